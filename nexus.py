@@ -11562,6 +11562,7 @@ class Call:
     def __init__(self, options: argparse.Namespace, environ: Mapping[str, str], out: TextIO, err: TextIO,
                  commands: Sequence[Command]) -> None:
         self.options, self.environ, self.out, self.err, self.commands = options, environ, out, err, commands
+        self.is_remote = bool(environ.get("NEXUS_URL"))
         self.paint = make_paint(out, environ)
 
     @functools.cached_property
@@ -11586,7 +11587,7 @@ class Call:
 
     def need_local(self, what: str) -> None:
         """Raises: usage, when NEXUS_URL names another machine's service."""
-        if what and self.environ.get("NEXUS_URL"):
+        if what and self.is_remote:
             refuse(f"NEXUS_URL is set, and {what} on the service's own machine", hint="ssh there; or unset NEXUS_URL")
 
     def say(self, text: str) -> None:
@@ -11712,7 +11713,7 @@ def cmd_status(call: Call) -> None:
     if call.options.detailed:
         return call.write(format_detailed(status, call.client.health(), call.paint))
     call.show(status, format_snapshot)
-    if status["hash"] != file_hash() and call.client.layout:
+    if status["hash"] != file_hash() and not call.is_remote:
         call.say(f"the service is nexus {status['version']} ({status['hash']}), this is {__version__} ({file_hash()}); "
                   "nexus restart brings them together")
 
@@ -11771,7 +11772,7 @@ def make_options(call: Call) -> dict[str, Any]:
     environ = {name: text for name, text in call.environ.items()
                if not is_job_variable(name) and name not in ("CUDA_VISIBLE_DEVICES", *misleading)}
     made: dict[str, Any] = {"env": dict(given.env)}
-    if not call.environ.get("NEXUS_URL"):
+    if not call.is_remote:
         is_there = given.node and not given.snapshot and (given.cwd or "").startswith("/")      # --cwd is on the node
         umask = os.umask(0o077)
         os.umask(umask)
@@ -11851,8 +11852,6 @@ def submit(call: Call, work: Json) -> dict[str, Any]:
     """Submit the jobs, or check them with --dry-run, and warn."""
     given = call.options
     body = {**make_options(call), **work, "dry_run": given.dry_run}
-    if given.conda and given.node is None and call.client.layout:
-        check_conda(call, given.conda, {**call.environ, **dict(given.env)})
     if given.snapshot:
         body["cwd"] = os.path.realpath(body["cwd"])
         if given.dry_run:
@@ -11866,22 +11865,10 @@ def submit(call: Call, work: Json) -> dict[str, Any]:
     answer = call.client.submit(body)
     for job_id in answer.get("known", ()):
         call.say(f"job {job_id} is the same and is there already: nothing was added for it")
-    if call.client.layout is None and not given.cwd:
+    if call.is_remote and not given.cwd:
         call.say(f"it runs in the home directory at {call.client.host}, with the environment there; "
                  "--cwd DIR names another")
     return answer
-
-
-def check_conda(call: Call, name: str, environ: Mapping[str, str]) -> None:
-    """Activate the environment as the job will.  Only warns when a node might have it.  Raises: usage."""
-    done = run(["bash", "-p", "-c", CONDA_SCRIPT, "nexus", name, "true"], 60, environ)
-    if done.exit_code:
-        *above, why = done.output.strip().split("\n")
-        said = next((line for line in above if line.strip()), "it printed nothing")
-        why = why.removeprefix("nexus: ").replace("stderr.log says why, and which there are", said)
-        if not call.client.status()["nodes"][1:]:
-            refuse(f"--conda {name}: {why}", hint="conda env list")
-        call.say(f"--conda {name} works on other machines only: {why}")
 
 
 def show_added(call: Call, answer: Json) -> None:
@@ -12038,17 +12025,15 @@ def cmd_end(call: Call) -> None:
     """kill, cancel and remove: end jobs, all or none; return when they have ended."""
     options, command = vars(call.options), call.options.subcommand
     targets, takes_all = options["ids"], options.get("all", False)
-    choice = {name: value for name in ("group", "status") if (value := options.get(name)) is not None}
+    choice = {name: options[name] for name in ("group", "status") if options.get(name) is not None}
     if choice.get("group") == "":               # perhaps a variable that is not set
         refuse("--group needs a name", hint="nexus jobs lists the groups")
     if bool(targets) == bool(choice):
         refuse(f"{command} takes jobs, or --group", hint=f"nexus {command} ID; nexus help {command} says what else")
-    if takes_all and not any(target.isdigit() or ":" in target for target in targets):
-        refuse("--all is for GPUs: all jobs that share one", hint="nexus kill 0 --all, or nexus kill --group NAME")
+    if command == "kill":
+        targets = [job_id for target in targets for job_id in find_targets(call, target, takes_all)]
     if targets:
-        ids = [job_id for target in targets for job_id in find_targets(call, target, takes_all)] if (
-            command == "kill") else targets
-        choice = {"ids": ids, "status": ENDED_STATUSES[command]}
+        choice = {"ids": targets, "status": ENDED_STATUSES[command]}
     if options.get("signal") is not None:
         choice["signal"] = options["signal"]
     jobs = call.client.ask("POST", "/jobs/cancel", choice)["jobs"]
@@ -12060,15 +12045,8 @@ def cmd_end(call: Call) -> None:
                      f"is back (Ctrl-C leaves it so; nexus node remove {job['node']} --force gives it up)")
         if job["status"] in FINAL:
             call.say(describe_end(job))
-    import threading
-    notice = threading.Timer(KILL_NOTICE_S, call.say, ["still ending; KILL follows after kill_grace_seconds"])
-    notice.daemon = True
-    notice.start()
-    try:
-        call.client.wait([job["id"] for job in jobs if job["status"] not in FINAL],
-                         lambda job: call.say(describe_end(job)))
-    finally:
-        notice.cancel()
+    call.client.wait([job["id"] for job in jobs if job["status"] not in FINAL],
+                     lambda job: call.say(describe_end(job)))
 
 
 def find_job(call: Call) -> dict[str, Any]:
@@ -12094,9 +12072,6 @@ def find_targets(call: Call, target: str, takes_all: bool = False) -> list[str]:
     return list(gpu["job_ids"])
 
 
-KILL_NOTICE_S = 2.0                     # a user who sees nothing for so long asks himself whether anything happens
-
-
 def cmd_move(call: Call) -> None:
     given, place = call.options, {"position": 0 if call.options.first else -1}
     before = call.client.edit(given.id, **place if given.priority is None else {"priority": given.priority})["position"]
@@ -12120,12 +12095,13 @@ def cmd_edit(call: Call) -> None:
 
 def cmd_retry(call: Call) -> None:
     given, ids = call.options, call.options.ids
-    if not ids and not given.failed and given.group is None:
-        refuse("name the jobs to run again", hint="nexus retry ID, nexus retry --failed, or nexus retry --group NAME")
-    if given.failed or given.group is not None:
-        named = [call.client.job(job_id)["id"] for job_id in given.ids]
-        ids = [job["id"] for job in ask_for_jobs(call) if (not named or job["id"] in named) and not job["retried_as"]
-               and (job["status"] == FAILED or job["cause"] == "dependency")]
+    takes_failed = given.failed or given.group is not None
+    if bool(ids) == takes_failed:
+        refuse("retry takes jobs, or --failed, or --group",
+               hint="nexus retry ID, nexus retry --failed, or nexus retry --group NAME")
+    if takes_failed:
+        ids = [job["id"] for job in ask_for_jobs(call) if not job["retried_as"] and (
+            job["status"] == FAILED or job["cause"] == "dependency")]
         if not ids:
             return call.say("no failed job is left to run again")
     change = read_change(call)
@@ -12149,9 +12125,6 @@ def cmd_logs(call: Call) -> None:
         sort="-started_at", limit=1, status=[status for status in STATUSES if status != PENDING])
     if not jobs:
         raise NexusError("not_found", "no job has started yet", hint="nexus queue says what waits, and why")
-    if given.follow and len(jobs) > 1:
-        refuse("--follow is for one job",
-               hint=f"nexus logs -f {jobs[0]['id']}; without -f the logs come one after the other")
     for job in jobs:
         if len(jobs) > 1 or not given.ids:
             call.say(f"job {job['id']}, {job['status']}: {name_or_command(job)}")
@@ -12166,12 +12139,8 @@ def cmd_logs(call: Call) -> None:
 
 
 def show_service_log(call: Call) -> None:
-    given = call.options
-    if given.stream != "both" or given.timestamps:
-        refuse("the service's log is one stream, with its times: --stream and --timestamps are for jobs",
-               hint="nexus logs service")
-    is_remote, rest = bool(call.environ.get("NEXUS_URL")), b""
-    pieces = call.client.logs("service", given.follow, tail=given.number) if is_remote else read_service_log(call)
+    given, rest = call.options, b""
+    pieces = call.client.logs("service", given.follow, tail=given.number) if call.is_remote else read_service_log(call)
     for piece in pieces:            # print() escapes control characters: other people's names and paths are in the log
         *lines, rest = (rest + piece).split(b"\n")
         call.print(*(line.decode("utf-8", "replace") for line in lines))
@@ -12196,7 +12165,8 @@ def read_service_log(call: Call) -> Iterator[bytes]:
 
 
 def cmd_attach(call: Call) -> int:
-    """Attach to a job's screen session, here or on its node."""
+    """Attach to a job's screen session, here or on its node; then say whether the job has ended, and how."""
+    import subprocess
     assert call.client.layout
     job = find_job(call)
     if job["status"] != RUNNING:
@@ -12208,27 +12178,18 @@ def cmd_attach(call: Call) -> int:
         refuse("attach needs a terminal", hint=f"nexus logs -f {job['id']}")
     own = job["session"].partition(".")[0] + "."     # its pid: screen names the session a moment after the start
     node = next((node for node in call.client.nodes()[1:] if node["name"] == job["node"]), None)
-    if node and not node["is_reachable"]:
-        raise NexusError("unavailable", f"{node['name']} cannot be reached now: {node['trouble']}",
-                         hint=node["hint"] or "nexus node list")
     if node:
-        call.say(f"on {node['name']}: Ctrl-A D leaves; Ctrl-C ends the job")
         ssh = Ssh(parse_node({key: node[key] for key in NodeConfig.FIELDS if node[key]}), call.environ)
         there = ["env", "TERM=xterm-256color", *node["screen"], "screen", "-x", own]
-        return show_attached(call, job["id"], ssh.list_words(" ".join(map(quote, there)), is_tty=True), ssh.environ)
-    screen = prepare_screen(call.client.layout)
-    call.say("Ctrl-A D leaves; Ctrl-C ends the job")
-    # screen's own TERM: with one that terminfo lacks here it would end at once, with exit code 0.
-    return show_attached(call, job["id"], ["screen", "-x", own], {**call.environ, **screen.environ()})
-
-
-def show_attached(call: Call, job_id: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run a program on this terminal; then say whether the job has ended, and how."""
-    import subprocess
-    code = subprocess.call(argv, env=dict(environ))
-    job = call.client.ask("GET", f"/jobs/{quote_path(job_id)}?wait=1")          # the service may not know its end yet
+        argv, environ = ssh.list_words(" ".join(map(quote, there)), is_tty=True), ssh.environ
+    else:
+        # screen's own TERM: with one that terminfo lacks here it would end at once, with exit code 0.
+        argv, environ = ["screen", "-x", own], {**call.environ, **prepare_screen(call.client.layout).environ()}
+    call.say(f"on {job['node']}: Ctrl-A D leaves; Ctrl-C ends the job")
+    code = subprocess.call(argv, env=environ)
+    job = call.client.ask("GET", f"/jobs/{quote_path(job['id'])}?wait=1")       # the service may not know its end yet
     call.say(describe_end(job) if job["status"] in FINAL else
-             f"job {job_id} goes on; nexus attach {job_id} comes back to it")
+             f"job {job['id']} goes on; nexus attach {job['id']} comes back to it")
     return code
 
 
@@ -12297,7 +12258,7 @@ def cmd_start(call: Call) -> None:
 
 def cmd_stop(call: Call) -> None:
     has_run = stop_service(call)
-    again = "nexus start on its own machine" if call.environ.get("NEXUS_URL") else "the next nexus command"
+    again = "nexus start on its own machine" if call.is_remote else "the next nexus command"
     call.say(f"the service has ended; running jobs go on, and {again} starts it again" if has_run else
              "the service does not run")
 
@@ -12305,7 +12266,7 @@ def cmd_stop(call: Call) -> None:
 def stop_service(call: Call) -> bool:
     """End the service; return whether there was one."""
     running = None
-    if not call.environ.get("NEXUS_URL"):
+    if not call.is_remote:
         mark_stopped(call.layout, True)         # the supervisor could start it again just now
         running = find_service(call.layout)
         if running is None:
@@ -12422,50 +12383,42 @@ def cmd_token_list(call: Call) -> None:
 
 def cmd_node_add(call: Call) -> None:
     """Have the service send jobs to another machine: it brings this nexus.py there."""
-    config = choose_node(call)
-    call.say(f"reaching {config.destination}")
-    is_new = all(node["name"] != config.name for node in call.client.nodes())
-    call.client.ask("POST", "/nodes", encode_value(config))
+    config = read_node(call)
 
     def look() -> dict[str, Any]:
         return next(node for node in call.client.nodes() if node["name"] == config.name)
 
-    def is_settled() -> bool:
-        node = look()
-        return node["is_reachable"] or (is_new and node["trouble"] != NOT_REACHED)
-
-    wait_until(is_settled, SSH_TIMEOUT_S, 0.05)
+    if config.name in [node["name"] for node in call.client.nodes()[1:]]:
+        raise NexusError("conflict", f"there is a node {config.name} already",
+                         hint=f"nexus node list; to change its address: nexus node remove {config.name}, then add it")
+    call.say(f"reaching {config.destination}")
+    call.client.ask("POST", "/nodes", encode_value(config))
+    wait_until(lambda: look()["trouble"] != NOT_REACHED, SSH_TIMEOUT_S, 0.05)
     node = look()
     if not node["is_reachable"]:
-        if is_new:
-            call.client.ask("DELETE", f"/nodes/{quote_path(config.name)}?force=true")
-            wait_until(lambda: config.name not in [each["name"] for each in call.client.nodes()], SSH_TIMEOUT_S, 0.05)
+        remove_node(call, config.name, is_forced=True)
         hint = node["hint"] or "nexus node list"
         if "Permission denied" in node["trouble"]:
             hint += ("; or the service has another ssh agent than this shell: nexus restart from here, "
                      "or --identity FILE without a passphrase")
         raise NexusError("unavailable", node["trouble"], hint)
-    gpus = [gpu for gpu in call.client.status()["gpu_status"] if gpu["node"] == config.name]
-    names = "; ".join(sorted({f"{format_line(gpu['name'])}, {gpu['memory_total']}" for gpu in gpus}))
-    count = format_count(len(gpus), "GPU")
-    call.print(f"{config.name}: {count}{f' ({names})' if names else ''}, Python {node['python']}")
+    models = f" ({', '.join(map(format_line, node['gpu_names']))})" if node["gpu_names"] else ""
+    call.print(f"{config.name}: {format_count(node['gpus'], 'GPU')}{models}, Python {node['python']}")
     if node["trouble"]:
         call.say(f"{config.name}: {node['trouble']}")
 
 
-def choose_node(call: Call) -> NodeConfig:
-    """The node to add: a known one by its name, or a new one.  Raises: usage."""
+def read_node(call: Call) -> NodeConfig:
+    """The node to add.  Raises: usage."""
     given = call.options
-    options = {"name": given.name, "jump": given.jump, "port": given.port, "identity_file": given.identity}
-    if given.identity:
-        options["identity_file"] = os.path.abspath(os.path.expanduser(given.identity))
-        if not os.path.isfile(options["identity_file"]):
-            refuse(f"there is no file {options['identity_file']} (--identity)",
-                   hint="name the private key's file, like ~/.ssh/id_ed25519")
+    identity = given.identity and os.path.abspath(os.path.expanduser(given.identity))
+    if identity and not os.path.isfile(identity):
+        refuse(f"there is no file {identity} (--identity)",
+               hint="name the private key's file, like ~/.ssh/id_ed25519")
     user, _, host = given.host.rpartition("@")
-    known = next((node for node in call.client.nodes()[1:] if node["name"] == given.host), None)
-    facts = known if known and not any(options.values()) else {"host": host, "user": user, **options}
-    return parse_node({key: facts[key] for key in NodeConfig.FIELDS if facts[key]})
+    facts = {"name": given.name, "host": host, "user": user, "jump": given.jump, "port": given.port,
+             "identity_file": identity}
+    return parse_node({key: fact for key, fact in facts.items() if fact})
 
 
 def cmd_node_list(call: Call) -> None:
@@ -12485,9 +12438,14 @@ def cmd_node_list(call: Call) -> None:
 
 
 def cmd_node_remove(call: Call) -> None:
-    """Remove a node; return when its last job has ended."""
     name = call.options.name
-    call.client.ask("DELETE", f"/nodes/{quote_path(name)}" + ("?force=true" if call.options.force else ""))
+    remove_node(call, name, call.options.force)
+    call.say(f"{name} is removed; its nexus and what it kept are still there")
+
+
+def remove_node(call: Call, name: str, is_forced: bool) -> None:
+    """Remove a node; return when its last job has ended."""
+    call.client.ask("DELETE", f"/nodes/{quote_path(name)}" + encode_query({"force": "true" if is_forced else None}))
     told = 0
     while node := next((node for node in call.client.nodes()[1:] if node["name"] == name), None):
         if node["running_jobs"] not in (0, told):
@@ -12495,7 +12453,6 @@ def cmd_node_remove(call: Call) -> None:
             call.say(f"{name} gets no more jobs; {format_count(told, 'job')} there still "
                      f"{'runs' if told == 1 else 'run'} (Ctrl-C leaves it to end by itself; --force gives them up)")
         time.sleep(0.1)
-    call.say(f"{name} is removed; its nexus and what it kept are still there")
 
 
 def cmd_token_revoke(call: Call) -> None:
@@ -12582,8 +12539,6 @@ def cmd_install(call: Call) -> None:
     program = os.path.join(binaries, "nexus")
     install_file(program, launcher, 0o755)
     install_file(os.path.join(base, "bash-completion", "completions", "nexus"), BASH_COMPLETION)
-    import py_compile
-    py_compile.compile(script, doraise=True)
     call.say(f"installed {program}, with completion for bash")
     if binaries not in call.environ.get("PATH", "").split(":"):
         line = f'export PATH="{binaries}:$PATH"'

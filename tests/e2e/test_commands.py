@@ -490,7 +490,8 @@ def test_retry_failed(own_home):
     add_and_wait(own_home, "true")
     child = add(own_home, "true", "--after", bad)
     assert own_home.job(child)["cause"] == "dependency"
-    assert own_home.main("retry", "--failed", bad).id not in (bad, other)
+    assert own_home.main("retry", "--failed", bad).code == 2
+    assert own_home.main("retry", bad).id not in (bad, other)
     flag.touch()
     done = own_home.main("retry", "--failed", "--group", "g")
     again = done.out.split()
@@ -590,8 +591,7 @@ def test_logs(home):
     other = add_and_wait(home, "echo three")
     done = home.main("logs", job_id, other)
     assert done.out == "one\ntwo\nthree\n" and done.err.index(job_id) < done.err.index("err\n") < done.err.index(other)
-    done = home.main("logs", "-f", job_id, other)
-    assert done.code == 2 and "--follow is for one job" in done.err
+    assert home.main("logs", "-f", job_id, other).out == done.out
     log = home.main("logs", "service", "-n", "2")
     assert log.code == 0 and len(log.out.splitlines()) == 2 and re.match(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] ", log.out)
 
@@ -670,13 +670,6 @@ def test_a_cancelled_sweep_pushes_out_nothing_that_ran():
         gone = [job_id for job_id in ids if job_id not in kept]
         done = home.main("wait", gone[0], ran[0], *kept)
         assert done.code == 3 and f"no job '{gone[0]}'" in done.err
-
-
-def test_a_kill_that_takes_long_says_so(own_home):
-    own_home.write_config("jobs.kill_grace_seconds = 4")
-    job_id = add(own_home, "trap '' TERM; touch ~/ready; while :; do sleep 0.1; done")
-    until(lambda: os.path.exists(os.path.join(own_home.top, "ready")), "the trap")
-    assert "still ending; KILL follows after kill_grace_seconds" in own_home.main("kill", job_id).err
 
 
 def test_run_leaves_what_is_piped_to_it_to_the_loop_around_it(own_home):
@@ -893,8 +886,7 @@ def test_a_service_is_started_on_its_own_machine(own_home, command):
 REFUSED_TOGETHER = [
     ("status --watch --json", "not allowed with argument"), ("status --json --detailed", "not allowed with argument"),
     ("kill --group x --all", "not allowed with argument"),
-    ("kill abc --all", "--all is for GPUs"), ("logs service --stream stderr", "are for jobs"),
-    ("logs service --timestamps", "are for jobs"), ("history -n -5", "whole number"), ("run --json true", "inside its quotes"),
+    ("history -n -5", "whole number"), ("run --json true", "inside its quotes"),
 ]
 
 
@@ -983,10 +975,10 @@ def test_install(installing):
     assert os.access(command, os.X_OK)
     data = os.path.join(installing.environ["HOME"], ".local", "share")
     assert read(os.path.join(data, "nexus", "nexus.py")) == read(SCRIPT)
-    assert any(name.endswith(".pyc") for name in os.listdir(os.path.join(data, "nexus", "__pycache__"))), "compiled once"
     path = f"{installing.binaries}:{installing.environ['PATH']}"
     ran = subprocess.run(["nexus", "run", "echo installed"], capture_output=True, timeout=60, env={**installing.environ, "PATH": path})
     assert (ran.returncode, ran.stdout) == (0, b"installed\n"), ran
+    assert any(name.endswith(".pyc") for name in os.listdir(os.path.join(data, "nexus", "__pycache__"))), "compiled once"
     again = subprocess.run(["nexus", "install"], capture_output=True, timeout=60, env={**installing.environ, "PATH": path})
     assert again.returncode == 0 and b"not on PATH" not in again.stderr, "from itself"
     version = subprocess.run(["nexus", "--version"], capture_output=True, env={**installing.environ, "PATH": path}).stdout.decode()
