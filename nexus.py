@@ -11203,6 +11203,16 @@ def read_chunks(reader: BufferedReader) -> Iterator[bytes]:
         reader.readline(MAX_HEAD_BYTES)
 
 
+def split_lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The lines of a stream, as they are complete, without their ends."""
+    rest = b""
+    for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from lines
+    if rest:
+        yield rest
+
+
 def read_answer(answer: Answer) -> Any:
     """The reply as JSON, text or None.  Raises: the service's error; OSError; ValueError, when it is no nexus."""
     content = b"".join(answer.pieces)
@@ -11450,15 +11460,13 @@ class Client:
             query = encode_query({"follow": "true" if is_followed else None, "stream": stream, **where})
             try:
                 headers, pieces = self.open_stream(f"/jobs/{quote_path(job_id)}/logs{query}", NDJSON)
-                places, rest = dict(zip(names, headers["log-offset"].split(","))), b""
-                where = {"offset": ",".join(places.values())}
-                for piece in pieces:
-                    *lines, rest = (rest + piece).split(b"\n")
-                    for line in lines:
-                        entry = json.loads(line)
-                        places[entry["stream"]] = str(entry["end"])
-                        where = {"offset": ",".join(places.values())}
-                        yield entry
+                where = {"offset": headers["log-offset"]}
+                offsets = dict(zip(names, headers["log-offset"].split(",")))
+                for line in split_lines(pieces):
+                    entry = json.loads(line)
+                    offsets[entry["stream"]] = str(entry["end"])
+                    where = {"offset": ",".join(offsets.values())}
+                    yield entry
                 return
             except NexusError as error:
                 if error.kind != "unavailable":
@@ -12139,12 +12147,10 @@ def cmd_logs(call: Call) -> None:
 
 
 def show_service_log(call: Call) -> None:
-    given, rest = call.options, b""
+    given = call.options
     pieces = call.client.logs("service", given.follow, tail=given.number) if call.is_remote else read_service_log(call)
-    for piece in pieces:            # print() escapes control characters: other people's names and paths are in the log
-        *lines, rest = (rest + piece).split(b"\n")
-        call.print(*(line.decode("utf-8", "replace") for line in lines))
-    call.print(*([rest.decode("utf-8", "replace")] if rest else []))
+    for line in split_lines(pieces):    # print() escapes control characters: other people's names are in the log
+        call.print(line.decode("utf-8", "replace"))
 
 
 def read_service_log(call: Call) -> Iterator[bytes]:
@@ -12456,12 +12462,8 @@ def remove_node(call: Call, name: str, is_forced: bool) -> None:
 
 
 def cmd_token_revoke(call: Call) -> None:
-    given, before = call.options.token, read_tokens(call.layout.tokens_file)
-    change_tokens(call.layout.tokens_file, lambda tokens: revoke_tokens(tokens, given))
-    kept = read_tokens(call.layout.tokens_file)
-    gone = [token for digest, token in before.items() if digest not in kept]
-    user = gone[0].user if gone else given
-    call.say(f"{format_count(len(gone), 'token')} of {user} revoked: refused from now on; jobs go on")
+    change_tokens(call.layout.tokens_file, lambda tokens: revoke_tokens(tokens, call.options.token))
+    call.say("it is refused from now on; jobs go on")
 
 
 def cmd_help(call: Call) -> None:
