@@ -11296,7 +11296,7 @@ class Client:
                           hint or usual)
 
     def connect(self) -> socket.socket:
-        """Raises: OSError; forbidden, for another user's program; usage."""
+        """Raises: OSError; forbidden, for another user's program; unavailable, when api.sock was deleted."""
         if self.layout:
             running = find_service(self.layout)
             if not running:
@@ -11328,25 +11328,19 @@ class Client:
     def check_owner(self, connection: socket.socket) -> None:
         """Check whose program has the other end, if that is on this machine.
 
-        Raises: forbidden, when it is no owner's; ConnectionError, when it cannot be known; usage.
+        Raises: forbidden, when it is no owner's; ConnectionError, when it cannot be known.
         """
         here, there = unmap(connection.getsockname()[:2]), unmap(connection.getpeername()[:2])
         if not is_loopback(there[0]) and there[0] != here[0]:
             return
-        owners = {os.geteuid(), 0}                      # one's own, as ssh -L is, and root's
-        if self.owner:
-            import pwd
-            try:
-                owners = {pwd.getpwnam(self.owner).pw_uid}
-            except KeyError:
-                raise NexusError("usage", f"NEXUS_URL names {self.owner}, and this machine has no such user") from None
         give_up_at = time.monotonic() + OWNER_TIMEOUT_S
         while (uid := find_socket_uid(there, here)) is None:        # it has not accepted the connection yet
             if time.monotonic() > give_up_at:
                 raise ConnectionError("it did not accept the connection")
             time.sleep(0.001)
-        if uid not in owners:
-            user = find_user(uid)
+        user = find_user(uid)
+        # Without a name in NEXUS_URL: one's own programs, as ssh -L is, and root's.
+        if user != self.owner if self.owner else uid not in (os.geteuid(), 0):
             raise NexusError("forbidden",
                              f"port {there[1]} on {there[0]} belongs to a program of {user}: nothing was sent to it",
                              hint=f"if you mean the nexus of {user}: NEXUS_URL="
@@ -11536,7 +11530,8 @@ def find_service(layout: Layout) -> dict[str, Any] | None:
     return running
 
 
-def start_service(layout: Layout, environ: Mapping[str, str], path: str, log_level: str | None = None) -> dict[str, Any]:
+def start_service(layout: Layout, environ: Mapping[str, str], path: str,
+                  log_level: str | None = None) -> dict[str, Any]:
     """Start the service with the config file at `path`; wait until it replies.  Raises: why it could not start."""
     config = load_config(path, environ)
     check_start(make_layout(layout.home, config), config)     # before any code of the home runs
@@ -11772,32 +11767,34 @@ def draw_top(call: Call, paint: Paint) -> str:
 
 def make_options(call: Call) -> dict[str, Any]:
     """The body of POST /queue from the options, the environment and the current directory.  Raises: usage."""
-    given = call.options
-    if given.snapshot:
+    options = call.options
+    if options.snapshot:
         call.need_local("--snapshot keeps a work tree")
     # A git hook that adds a job has these set; in the job they would point to another work tree.
-    misleading = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE") if given.snapshot else ()
+    misleading = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE") if options.snapshot else ()
     environ = {name: text for name, text in call.environ.items()
                if not is_job_variable(name) and name not in ("CUDA_VISIBLE_DEVICES", *misleading)}
-    made: dict[str, Any] = {"env": dict(given.env)}
+    body = {**read_fields(call, [name for name, row in ASKED.items() if row.flag]), "env": dict(options.env)}
     if not call.is_remote:
-        is_there = given.node and not given.snapshot and (given.cwd or "").startswith("/")      # --cwd is on the node
+        # With --node, an absolute --cwd is of that machine.
+        is_there = options.node and not options.snapshot and (options.cwd or "").startswith("/")
         umask = os.umask(0o077)
         os.umask(umask)
-        made.update(environment=environ, cwd=given.cwd if is_there else find_cwd(given.cwd), umask=umask)
-    said = {name: getattr(given, name) for name, row in ASKED.items() if row.flag}
-    said["begin"] = resolve_begin(given.begin)
-    return {**{name: fact for name, fact in said.items() if fact is not None and fact is not False}, **made}
+        body.update(environment=environ, cwd=options.cwd if is_there else find_cwd(options.cwd), umask=umask)
+    return body
 
 
-def resolve_begin(given: str | None) -> str | None:
-    """--begin as UTC: the service may be in another time zone."""
-    return given and format_time(parse_begin(given, time.time()))
+def read_fields(call: Call, names: Iterable[str]) -> dict[str, Any]:
+    """{field of a job: value} from those options that were given.  Raises: usage."""
+    values = {name: getattr(call.options, name) for name in names}
+    if values["begin"]:                         # as UTC: the service may be in another time zone
+        values["begin"] = format_time(parse_begin(values["begin"], time.time()))
+    return {name: value for name, value in values.items() if value is not None and value is not False}
 
 
-def find_cwd(given: str | None) -> str:
+def find_cwd(folder: str | None) -> str:
     try:
-        path = os.path.abspath(given) if given else os.getcwd()
+        path = os.path.abspath(folder) if folder else os.getcwd()
     except FileNotFoundError:
         refuse("the current directory has been deleted", hint="cd somewhere else, or use --cwd DIR")
     if not os.path.isdir(path):
@@ -11858,11 +11855,11 @@ def cmd_add(call: Call) -> None:
 
 def submit(call: Call, work: Json) -> dict[str, Any]:
     """Submit the jobs, or check them with --dry-run, and warn."""
-    given = call.options
-    body = {**make_options(call), **work, "dry_run": given.dry_run}
-    if given.snapshot:
+    options = call.options
+    body = {**make_options(call), **work, "dry_run": options.dry_run}
+    if options.snapshot:
         body["cwd"] = os.path.realpath(body["cwd"])
-        if given.dry_run:
+        if options.dry_run:
             find_work_tree(body["cwd"], call.environ)
         else:
             snapshot = take_snapshot(body["cwd"], call.environ)
@@ -11873,7 +11870,7 @@ def submit(call: Call, work: Json) -> dict[str, Any]:
     answer = call.client.submit(body)
     for job_id in answer.get("known", ()):
         call.say(f"job {job_id} is the same and is there already: nothing was added for it")
-    if call.is_remote and not given.cwd:
+    if call.is_remote and not options.cwd:
         call.say(f"it runs in the home directory at {call.client.host}, with the environment there; "
                  "--cwd DIR names another")
     return answer
@@ -11991,11 +11988,11 @@ def ask_for_jobs(call: Call) -> list[dict[str, Any]]:
 
 def list_part(call: Call, path: str, **query: Any) -> tuple[list[dict[str, Any]], int]:
     """(the jobs that the options choose, how many there are).  -n is the limit; default: the terminal's height."""
-    given = call.options
-    most = given.number
-    if most is None and call.paint.height and not given.json:
+    options = call.options
+    most = options.number
+    if most is None and call.paint.height and not options.json:
         most = max(10, call.paint.height - 6)
-    query.update(limit=most or None, user=given.user, group=given.group, name=given.name)
+    query.update(limit=most or None, user=options.user, group=options.group, name=options.name)
     return call.client.ask_list(path + encode_query(query))
 
 
@@ -12081,20 +12078,17 @@ def find_targets(call: Call, target: str, takes_all: bool = False) -> list[str]:
 
 
 def cmd_move(call: Call) -> None:
-    given, place = call.options, {"position": 0 if call.options.first else -1}
-    before = call.client.edit(given.id, **place if given.priority is None else {"priority": given.priority})["position"]
-    call.say(f"job {given.id} " + (f"now has {format_count(before, 'job')} before it" if before else "is now first"))
-
-
-def read_change(call: Call) -> dict[str, Any]:
-    """{field: new value} from the options of edit and retry."""
-    change = {name: getattr(call.options, name) for name in CHANGES}
-    change["begin"] = resolve_begin(change["begin"])
-    return {name: fact for name, fact in change.items() if fact is not None}
+    options = call.options
+    if options.priority is not None:
+        job = call.client.edit(options.id, priority=options.priority)
+    else:
+        job = call.client.edit(options.id, position=0 if options.first else -1)
+    before = job["position"]
+    call.say(f"job {options.id} " + (f"now has {format_count(before, 'job')} before it" if before else "is now first"))
 
 
 def cmd_edit(call: Call) -> None:
-    change = read_change(call)
+    change = read_fields(call, CHANGES)
     if not change:
         refuse("there is nothing to change", hint="name what, like --gpus 2; nexus help edit lists the options")
     call.client.edit(call.options.id, **change)
@@ -12102,8 +12096,8 @@ def cmd_edit(call: Call) -> None:
 
 
 def cmd_retry(call: Call) -> None:
-    given, ids = call.options, call.options.ids
-    takes_failed = given.failed or given.group is not None
+    options, ids = call.options, call.options.ids
+    takes_failed = options.failed or options.group is not None
     if bool(ids) == takes_failed:
         refuse("retry takes jobs, or --failed, or --group",
                hint="nexus retry ID, nexus retry --failed, or nexus retry --group NAME")
@@ -12112,8 +12106,8 @@ def cmd_retry(call: Call) -> None:
             job["status"] == FAILED or job["cause"] == "dependency")]
         if not ids:
             return call.say("no failed job is left to run again")
-    change = read_change(call)
-    if not given.dry_run:
+    change = read_fields(call, CHANGES)
+    if not options.dry_run:
         body = {"ids": ids, **({"change": change} if change else {})}
         return show_added(call, call.client.ask("POST", "/jobs/retry", body))
     call.write(format_jobs([{**call.client.job(job_id), **change} for job_id in ids], call.paint))
@@ -12126,15 +12120,15 @@ def cmd_metrics(call: Call) -> None:
 
 def cmd_logs(call: Call) -> None:
     """Print the logs of jobs, one after the other (default: the job that started last), or of the service."""
-    given = call.options
-    if given.ids == ["service"]:
+    options = call.options
+    if options.ids == ["service"]:
         return show_service_log(call)
-    jobs = [call.client.job(find_targets(call, target)[0]) for target in given.ids] or call.client.jobs(
+    jobs = [call.client.job(find_targets(call, target)[0]) for target in options.ids] or call.client.jobs(
         sort="-started_at", limit=1, status=[status for status in STATUSES if status != PENDING])
     if not jobs:
         raise NexusError("not_found", "no job has started yet", hint="nexus queue says what waits, and why")
     for job in jobs:
-        if len(jobs) > 1 or not given.ids:
+        if len(jobs) > 1 or not options.ids:
             call.say(f"job {job['id']}, {job['status']}: {name_or_command(job)}")
         if job["status"] == PENDING:
             call.say(f"job {job['id']} is pending: {job['waiting_for']}")
@@ -12143,12 +12137,12 @@ def cmd_logs(call: Call) -> None:
         if job["unknown_since"]:
             call.say(f"{job['node']} has not been heard since {job['unknown_since']}: what job {job['id']} prints "
                      "comes when it is back")
-        pass_on_logs(call, job["id"], given.follow, given.stream, given.number, given.timestamps)
+        pass_on_logs(call, job["id"], options.follow, options.stream, options.number, options.timestamps)
 
 
 def show_service_log(call: Call) -> None:
-    given = call.options
-    pieces = call.client.logs("service", given.follow, tail=given.number) if call.is_remote else read_service_log(call)
+    follow, number = call.options.follow, call.options.number
+    pieces = call.client.logs("service", follow, tail=number) if call.is_remote else read_service_log(call)
     for line in split_lines(pieces):    # print() escapes control characters: other people's names are in the log
         call.print(line.decode("utf-8", "replace"))
 
@@ -12222,12 +12216,12 @@ def cmd_screens(call: Call) -> None:
 
 
 def cmd_clear(call: Call) -> None:
-    given = call.options
-    if not (given.ids or given.all or given.status or given.group is not None):
+    options = call.options
+    if not (options.ids or options.all or options.status or options.group is not None):
         refuse("name the jobs to forget: their logs are deleted too",
                hint="nexus clear ID, --status failed, --group NAME, or --all")
-    status = given.status or (None if given.ids else list(FINAL))
-    choice = {"ids": given.ids or None, "group": given.group, "status": status}
+    status = options.status or (None if options.ids else list(FINAL))
+    choice = {"ids": options.ids or None, "group": options.group, "status": status}
     ids = call.client.clear(**{name: fact for name, fact in choice.items() if fact is not None})
     call.say(f"{format_count(len(ids), 'finished job')} forgotten, with {'its' if len(ids) == 1 else 'their'} logs")
 
@@ -12245,18 +12239,18 @@ def cmd_pause(call: Call) -> None:
 
 def find_config(call: Call) -> str:
     """The path of --config, else of the last start, else the default.  Raises: usage."""
-    given, layout = call.options.config, call.layout
-    if given and not os.path.isfile(given) and os.path.abspath(given) != layout.config_file:
-        refuse(f"there is no file {given}", hint="nexus config sample prints one")
-    return os.path.abspath(given) if given else choose_config(layout)
+    path, layout = call.options.config, call.layout
+    if path and not os.path.isfile(path) and os.path.abspath(path) != layout.config_file:
+        refuse(f"there is no file {path}", hint="nexus config sample prints one")
+    return os.path.abspath(path) if path else choose_config(layout)
 
 
 def cmd_start(call: Call) -> None:
-    given, path = call.options, find_config(call)
+    options, path = call.options, find_config(call)
     if find_service(call.layout) is None:
-        start_service(call.layout, call.environ, path, given.log_level)
+        start_service(call.layout, call.environ, path, options.log_level)
         return call.say(f"the service runs at {call.client.url}")
-    if given.config or given.log_level:
+    if options.config or options.log_level:
         refuse("the service runs already; these options take effect at its next start",
                hint="nexus restart takes them too; jobs go on")
     call.say(f"the service runs already, at {call.client.url}")
@@ -12362,12 +12356,12 @@ def cmd_health(call: Call) -> int:
 # Tokens are rows of a file: the first can be made before the service runs.
 
 def cmd_token_create(call: Call) -> None:
-    given, now = call.options, time.time()
-    user, text = given.user, given.token or Clock().new_token()
+    options, now = call.options, time.time()
+    user, text = options.user, options.token or Clock().new_token()
     if user == find_user(os.geteuid()):
         refuse(f"{user} owns this service, and a token in that name would be good for all of its jobs",
                hint=f"choose another name; the owner's own token is in {call.layout.token_file}")
-    expires_at = None if given.days is None else now + given.days * 86400
+    expires_at = None if options.days is None else now + options.days * 86400
     change_tokens(call.layout.tokens_file, lambda tokens: add_token(tokens, user, text, expires_at, now))
     call.print(text)
     end = format_time(expires_at) if expires_at else "it is revoked"
@@ -12416,13 +12410,13 @@ def cmd_node_add(call: Call) -> None:
 
 def read_node(call: Call) -> NodeConfig:
     """The node to add.  Raises: usage."""
-    given = call.options
-    identity = given.identity and os.path.abspath(os.path.expanduser(given.identity))
+    options = call.options
+    identity = options.identity and os.path.abspath(os.path.expanduser(options.identity))
     if identity and not os.path.isfile(identity):
         refuse(f"there is no file {identity} (--identity)",
                hint="name the private key's file, like ~/.ssh/id_ed25519")
-    user, _, host = given.host.rpartition("@")
-    facts = {"name": given.name, "host": host, "user": user, "jump": given.jump, "port": given.port,
+    user, _, host = options.host.rpartition("@")
+    facts = {"name": options.name, "host": host, "user": user, "jump": options.jump, "port": options.port,
              "identity_file": identity}
     return parse_node({key: fact for key, fact in facts.items() if fact})
 

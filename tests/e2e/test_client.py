@@ -374,7 +374,7 @@ def test_nexus_url_on_this_machine_sends_nothing_to_whom_it_does_not_name(home):
             for url in (f"http://127.0.0.1:{port}", f"http://localhost:{port}", f"http://root@127.0.0.1:{port}"):
                 done = home.main(*command, NEXUS_URL=url, NEXUS_TOKEN="secret-token")
                 assert done.code == 5 and f"belongs to a program of {user}: nothing was sent" in done.err and f"//{user}@" in done.err, done
-        assert home.main("status", NEXUS_URL=f"http://no-such-user@127.0.0.1:{port}").code == 2
+        assert home.main("status", NEXUS_URL=f"http://no-such-user@127.0.0.1:{port}").code == 5
         with contextlib.suppress(nexus.NexusError):             # but who is named gets it
             nexus.Client.find({"NEXUS_URL": f"http://{user}@127.0.0.1:{port}", "NEXUS_TOKEN": "secret-token"}).status()
         assert b"Bearer secret-token" in listener.stdout.readline()
