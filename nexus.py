@@ -6183,7 +6183,7 @@ class Worker:
     pause.  A failing step is logged and counted; the thread goes on.
     """
 
-    def __init__(self, service: Service, doing: str, step: Callable[[], float | None],
+    def __init__(self, service: Service | Agent, doing: str, step: Callable[[], float | None],
                  pause_s: float | None = 0.0) -> None:
         import threading
         self.service, self.doing, self.step, self.pause_s, self.is_ended = service, doing, step, pause_s, False
@@ -7096,6 +7096,7 @@ MAX_ANSWER_BYTES = 16 * 2**20
 MAX_LOGIN_LINES = 1000          # that a login may print before the agent begins
 LOG_BYTES = 2**20               # of all logs in one reply: a slow connection transfers it within ANSWER_S
 LOG_INTERVAL_S = (0.05, 0.5)    # how often logs are looked at: after new output, when silent
+HEAD_SILENCE_S = 180.0          # an agent without jobs ends when nobody has asked it for so long
 UNKNOWN_S = 0.2                 # a question about a job that an agent does not know is answered after this time
 FOLDERS_INTERVAL_S = 1.0        # how often an agent looks whether directories are there
 START_BACKOFF_S = 5.0           # a node that could not start a job gets none for so long
@@ -7105,6 +7106,14 @@ NODE_ALARM_S = 30.0             # health turns bad when a node has been silent f
 OWN_VARIABLES = (
     r"HOME|USER|LOGNAME|SHELL|PWD|OLDPWD|SHLVL|_|TMPDIR|TMP|TEMP|MAIL|HOSTNAME|DISPLAY|XAUTHORITY|WAYLAND_DISPLAY|"
     r"PATH|(XDG|SSH|DBUS|SYSTEMD|NEXUS|SLURM|TMUX|SCREEN)_?\w*|INVOCATION_ID|JOURNAL_STREAM|CUDA_VISIBLE_DEVICES")
+
+
+def mix_environments(submitted: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """The submitter's environment, but for what describes a machine: that is the node's own."""
+    paths = [*submitted.get("PATH", "").split(":"), *(own.get("PATH") or os.defpath).split(":")]
+    return {**{name: text for name, text in own.items() if re.fullmatch(OWN_VARIABLES, name)},
+            **{name: text for name, text in submitted.items() if not re.fullmatch(OWN_VARIABLES, name)},
+            "PATH": ":".join(dict.fromkeys(filter(None, paths)))}
 
 
 class Hello(Value):
@@ -7179,27 +7188,32 @@ class Agent:
         self.refused: dict[str, JobReport] = {}         # {find_key(): the attempt that could not be started}
         self.requests: collections.deque[bytes] = collections.deque()
         self.replies: queue.Queue[bytes] = queue.Queue()
-        self.is_connected = True
+        self.is_connected, self.is_stopping = True, False
         self.question: Question | None = None           # to be answered
         self.wanted: Mapping[str, Wanted] | None = None     # by the latest question
-        self.asked_at = 0.0                             # monotonic
+        self.asked_at = self.clock.monotonic()
         self.told: object = None                        # find_news() of the last reply
         self.shown: tuple[Gpu, ...] | None = None       # the GPUs in it
         self.folders: dict[str, bool] = {}
         self.log_pause_s = LOG_INTERVAL_S[0]
 
+    def fail(self, doing: str, error: BaseException) -> None:
+        self.log.error("Internal error while %s", doing, exc_info=error)
+
     def run_guarded(self, doing: str, act: Callable[..., object], *arguments: Any) -> None:
         try:
             act(*arguments)
         except Exception as error:
-            self.log.error("Internal error while %s", doing, exc_info=error)
+            self.fail(doing, error)
 
     def run(self) -> None:
         """Serve until the connection has ended, and no job is left."""
         import threading
         self.observer.probe(False)
-        for act in (self.observe, self.look_at_folders, self.read, self.write):
-            threading.Thread(target=act, daemon=True).start()
+        for thread in (Worker(self, "reading the GPUs", self.observe).thread,
+                       Worker(self, "looking at directories", self.look_at_folders).thread,
+                       *(threading.Thread(target=act, daemon=True) for act in (self.read, self.write))):
+            thread.start()
         folder = self.machine.screen.folder
         self.reply(Hello(
             f"{self.machine.boot_id} {read_machine()}", self.machine.boot_id, ".".join(map(str, sys.version_info[:3])),
@@ -7209,26 +7223,28 @@ class Agent:
                 job = decode_value(Job, read_json(os.path.join(self.layout.log_dir, name, "job.json")))
                 self.jobs[find_key(job)] = job
         self.look()
-        while self.is_connected or any(not (one.is_over or one.requeue) for one in self.host.hosted.values()):
+        while self.is_asked() or any(not (one.is_over or one.requeue) for one in self.host.hosted.values()):
             self.tick(self.events.wait(self.find_wait_s()))
 
-    def observe(self) -> None:
-        """In a thread: read the GPUs, and what jobs take, again and again."""
-        while True:
-            pause_s = self.observer.probe(False)
-            self.run_guarded("measuring jobs' memory", self.observer.measure_memory)
-            self.events.wake()
-            self.clock.sleep(pause_s)
+    def is_asked(self) -> bool:
+        """Whether a head is there.  That it has vanished without a word, the connection shows much later."""
+        return self.is_connected and self.clock.monotonic() - self.asked_at < HEAD_SILENCE_S
 
-    def look_at_folders(self) -> None:
-        """In a thread, as a file system may hang: see which of the head's directories are there."""
-        while True:
-            question = self.question
-            found = {path: os.path.isdir(path) for path in (question.folders if question else ())}
-            if question and found != self.folders:
-                self.folders = found
-                self.events.wake()
-            self.clock.sleep(FOLDERS_INTERVAL_S if found else 0.05)
+    def observe(self) -> float:
+        """Read the GPUs, and what jobs take; return the pause in seconds."""
+        pause_s = self.observer.probe(False)
+        self.events.wake()
+        self.observer.measure_memory()
+        return pause_s
+
+    def look_at_folders(self) -> float:
+        """See which of the head's directories are there, in a thread, as a file system may hang; return the pause."""
+        question = self.question
+        found = {path: os.path.isdir(path) for path in (question.folders if question else ())}
+        if question and found != self.folders:
+            self.folders = found
+            self.events.wake()
+        return FOLDERS_INTERVAL_S if found else 0.05
 
     def read(self) -> None:
         """In a thread: read the requests."""
@@ -7307,7 +7323,7 @@ class Agent:
         is_former_left = any(other.id == job.id and key != one.key for key, other in self.jobs.items())
         if is_former_left or (former and not (former.is_over or former.requeue)):
             return refuse(f"an earlier job {job.id} is still being ended")
-        environ = self.make_environment(order.environ)
+        environ = mix_environments(order.environ, self.environ)
         job = replace(job, log_dir=folder, cwd=job.cwd or os.path.expanduser("~"))
         if order.code is not None:
             program = "python" if find_program("python", environ["PATH"]) else "python3"
@@ -7330,13 +7346,6 @@ class Agent:
     def keep(self, job: Job) -> None:
         """Write what a later agent must know of a job.  Raises: unavailable."""
         write_atomic(os.path.join(job.log_dir or "", "job.json"), [encode_json(encode_value(job))], is_synced=False)
-
-    def make_environment(self, submitted: Mapping[str, str]) -> dict[str, str]:
-        """The submitter's environment, but for what describes a machine."""
-        own = {name: text for name, text in self.environ.items() if re.fullmatch(OWN_VARIABLES, name)}
-        others = {name: text for name, text in submitted.items() if not re.fullmatch(OWN_VARIABLES, name)}
-        paths = [*submitted.get("PATH", "").split(":"), *(self.environ.get("PATH") or os.defpath).split(":")]
-        return {**own, **others, "PATH": ":".join(dict.fromkeys(filter(None, paths)))}
 
     def stop(self, key: str, cause: str, line: str) -> None:
         """End a job that has reached a limit: the head may not be there."""
