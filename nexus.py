@@ -4359,6 +4359,14 @@ def measure_logs(folder: str | None) -> tuple[int, int]:
     return measure(os.path.join(folder, "stdout.log")), measure(os.path.join(folder, "stderr.log"))
 
 
+def measure_log(path: str) -> int | None:
+    """Bytes of a log; None when it cannot be read, or the job has put something else in its place."""
+    if os.path.isfile(path):
+        with contextlib.suppress(OSError), opened(path, os.O_RDONLY | os.O_NONBLOCK) as handle:
+            return os.fstat(handle).st_size
+    return None
+
+
 def append_log(path: str, piece: bytes, start: int) -> None:
     """Append an attempt's output from a node to a job's log, all or nothing.  Raises: OSError.
 
@@ -5945,8 +5953,10 @@ class Store:
         if found.source and state.running and not is_this_boot and is_elsewhere(state.host):
             raise describe_other_machine(
                 state.host, f"jobs of {state_file} run there", f"mv {self.layout.home} {self.layout.home}.old")
-        state.host = self.host
-        state.service_id = self.service_id = state.service_id or f"{os.geteuid()}-{self.clock.new_token()[:8]}"
+        if not state.service_id or (is_elsewhere(state.host) and not state.running and not list_submitted(state)):
+            # A copy of ~/.nexus for another machine is another service for the nodes, which would end the other's jobs.
+            state.service_id = f"{os.geteuid()}-{self.clock.new_token()[:8]}"
+        state.host, self.service_id = self.host, state.service_id
         self.state, self.saved_facts = state, found.saved_facts
         self.checkpoint_seq, self.journal.size = found.checkpoint_seq if is_good else -1, found.journal_size
         with disk("write", self.layout.journal_dir):
@@ -7344,8 +7354,9 @@ class Agent:
         return None
 
     def keep(self, job: Job) -> None:
-        """Write what a later agent must know of a job.  Raises: unavailable."""
-        write_atomic(os.path.join(job.log_dir or "", "job.json"), [encode_json(encode_value(job))], is_synced=False)
+        """Write what a later agent must know of a job, also after a power cut.  Raises: OSError, unavailable."""
+        write_atomic(os.path.join(job.log_dir or "", "job.json"), [encode_json(encode_value(job))])
+        sync_folder(self.layout.log_dir)
 
     def stop(self, key: str, cause: str, line: str) -> None:
         """End a job that has reached a limit: the head may not be there."""
@@ -7373,14 +7384,13 @@ class Agent:
         return JobReport(one.key, one.attempt, look, sizes, (out, err), usage.samples, usage.rss_mib)
 
     def measure_output(self, one: Wanted) -> tuple[int, int]:
-        """The sizes of an attempt's logs.  What cannot be read has none but what has arrived."""
-        sizes = list(one.log_sizes)
-        for number, name in enumerate(STREAM_FILES):
-            path = os.path.join(self.layout.job_folder(one.key), name)
-            if os.path.isfile(path):                    # the job may have put anything in its place
-                with contextlib.suppress(OSError), opened(path, os.O_RDONLY | os.O_NONBLOCK) as handle:
-                    sizes[number] = os.fstat(handle).st_size
-        return sizes[0], sizes[1]
+        """The sizes of an attempt's logs.  What was lost, or cannot be read, counts if it has arrived."""
+        job = self.jobs.get(one.key)
+        is_this_boot = job is not None and job.current.boot_id == self.machine.boot_id
+        out, err = [size if size is not None and (is_this_boot or size > have) else have for size, have in zip(
+            map(measure_log, (os.path.join(self.layout.job_folder(one.key), name) for name in STREAM_FILES)),
+            one.log_sizes)]
+        return out, err
 
     def find_news(self, looks: Mapping[str, JobLook]) -> object:
         """What makes a reply worth sending: it differs from what was last told."""

@@ -920,7 +920,7 @@ def test_another_machines_state(tmp_path, reason, runs, runs_later, is_refused):
         assert {name: pathlib.Path(box.path(name)).read_bytes() for name in box.names()} == before, "nothing was touched"
     else:
         other = Box(tmp_path / "home").open()
-        assert other.dump() == box.dump()
+        assert other.dump() == box.dump() and other.store.service_id != box.store.service_id, "nodes must tell them apart"
         other.add("xyz")
         other.store.save_checkpoint()
         assert json.loads(pathlib.Path(other.path("state.json")).read_text())["host"] == nexus.read_machine()
