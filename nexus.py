@@ -2006,9 +2006,12 @@ def parse_script(command: str) -> tuple[str, str, list[str]]:
     return interpreter, script, arguments
 
 
-OUT_OF_MEMORY = (         # PyTorch, the CUDA runtime and driver, cuBLAS, JAX and TensorFlow
-    r"CUDA out of memory|CUDA error: out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
-    r"|CUBLAS_STATUS_ALLOC_FAILED|cuda\.OutOfMemoryError|RESOURCE_EXHAUSTED: Out of memory|OOM when allocating tensor")
+OUT_OF_MEMORY = (         # PyTorch, CUDA's own libraries, CuPy, JAX, TensorFlow, NCCL, RAPIDS, llama.cpp, vLLM
+    r"CUDA out of memory|CUDA (driver |runtime )?error: ?out of memory|cudaErrorMemoryAllocation"
+    r"|CUDA_ERROR_OUT_OF_MEMORY|(CUBLAS|CUDNN)_STATUS_ALLOC_FAILED|cuda\.OutOfMemoryError"
+    r"|OutOfMemoryError: Out of memory allocating|RESOURCE_EXHAUSTED: Out of memory|OOM when allocating tensor"
+    r"|Cuda failure (\d+ )?'out of memory'|out_of_memory: (CUDA|RMM)|cudaMalloc failed: out of memory"
+    r"|No available memory for the cache blocks|less than desired GPU memory utilization")
 TRACEBACK = "Traceback (most recent call last)"
 SEVERAL_COUNT = (           # the last traceback is a launcher's, of a failed process, or follows from those before
     r"\b(ChildFailedError|ProcessExitedException|CalledProcessError)\b"

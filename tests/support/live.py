@@ -1,6 +1,7 @@
 """A real service in a home of its own: start it, call it, kill it, and leave nothing of it behind.
 
-    with live.Box(gpus=2) as box:                       # made-up GPUs; a list or dict: the fake nvidia-smi shows them
+    with live.Box(gpus=2) as box:                       # made-up GPUs; a list or dict: the fake nvidia-smi shows them;
+                                                        # None: this machine's own
         job = box.wait(box.add("exit 3"), "failed")
 
 Everything a box starts carries its folder's name in its environment or its arguments; close() finds it by that.
@@ -317,7 +318,7 @@ class Box:
             self.environ.setdefault("PYTHONPATH", str(user.folder))
         if isinstance(gpus, int):
             self.environ["NEXUS_MOCK_GPUS"] = str(gpus)
-        else:
+        elif gpus is not None:
             make_nvidia_smi(self.bin, self.folder, self.python, self.tests)
             self.show(gpus)
         settings = {"refresh_rate_seconds": 0.3, "kill_grace_seconds": 5, "launcher": launcher, "lease_dir": str(self.folder / "leases")}

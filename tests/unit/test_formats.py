@@ -196,6 +196,9 @@ GPUS = [  # case, what is concluded, {index: (uuid, name, total, used, utilizati
           "is in use: 31.6GB held by processes that cannot be seen")}, 0),
     ("h100_idle_noheader", "the first line is a GPU here, units in its cells",
      {0: ("GPU-09208a65-7bdf-0f66-ed88-e18d5387f613", "H100 80GB HBM3", 81559, 0, 0, None)}, 0),
+    ("h100_two_shares", "two programs that compute nothing now",
+     {0: ("GPU-5d0e1c42-9a37-4f6b-8b21-73c0a4e6f915", "H100 80GB HBM3", 81559, 41051, 0,
+          "is in use: 40.1GB held by processes that cannot be seen")}, 0),
     ("l40s_idle_reads_100pct", "idle: 100 % is the query itself, no memory and no process decide",
      {0: ("GPU-4b4d8474-025a-2b83-ea27-8e6ba7a11490", "L40S", 46068, 0, 100, None)}, 0),
     ("rtx2080s_desktop_idle", "free for a job, although the desktop has 214 MiB",
@@ -307,6 +310,7 @@ def test_gpus_that_are_listed(case, reason, expected):
 APPS = [  # case, what is concluded, {uuid: [(pid, MiB)]}
     ("h200_apps_load", "three on one GPU, a relative name among them",
      {"GPU-e94ae4a7-51f0-cfaf-4434-a8eae583fa5d": [(10291, 2646), (10293, 1575), (10309, 28280)]}),
+    ("h100_apps_two_shares", "two on one GPU", {"GPU-5d0e1c42-9a37-4f6b-8b21-73c0a4e6f915": [(619, 20518), (630, 20518)]}),
     ("apps_none", "a heading only: nothing runs", {}),
     ("apps_two", "a pid may be on several GPUs",
      {U(0): [(3000, 1234), (3001, 1234)], U(1): [(3000, 1234), (3001, 1234)]}),
@@ -818,6 +822,15 @@ OOMS = [  # reason, the end of stderr, the line that says it
     ("cuBLAS", "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
      "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     ("TensorFlow", "x\nOOM when allocating tensor with shape[1,2]\ny", "OOM when allocating tensor with shape[1,2]"),
+    *[(words, f"x\n{words}\ny", words) for words in (
+        "RuntimeError: CUDA driver error: out of memory",
+        "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 1,073,741,824 bytes (allocated so far: 149,250,113,536 bytes).",
+        "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1073741824 bytes.",
+        "MemoryError: std::bad_alloc: out_of_memory: CUDA error at: /rmm/cuda_memory_resource.hpp",
+        "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 800.00 MiB on device 0: cudaMalloc failed: out of memory",
+        "ncclUnhandledCudaError: Call to CUDA function failed. Cuda failure 2 'out of memory'",
+        "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine.",
+        "ValueError: Free memory on device (3.1/79.1 GiB) on startup is less than desired GPU memory utilization (0.9, 71.2 GiB).")],
     ("harmless", "\x1b[31mCUDA out of memory\x1b[0m", "[31mCUDA out of memory [0m"),
     ("it was only logged", "WARNING:root:batch 0: CUDA out of memory, skipped\nTraceback (most recent call last):\n"
      "  File \"a.py\", line 3, in <module>\n    lr = config['lr']\nKeyError: 'lr'\n", None),
