@@ -12294,13 +12294,13 @@ def stop_service(call: Call) -> bool:
         if running is None:
             return False
     client = Client.find(call.environ, is_starting=False)
-    pid = client.ask("GET", "/")["pid"]
+    pid = client.ask("GET", "/").get("pid")         # who may not stop it is not told
 
     def has_ended() -> bool:
         if running:
             return not is_alive(running)
         try:                                    # a tunnel accepts connections although nothing listens behind it
-            return bool(Client.find(call.environ).ask("GET", "/")["pid"] != pid)
+            return bool(Client.find(call.environ).ask("GET", "/").get("pid") != pid)
         except NexusError:
             return True
 
