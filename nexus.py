@@ -3253,12 +3253,18 @@ def local_time(stamp: str | None, pattern: str = "%H:%M") -> str:
     return "-" if stamp is None else time.strftime(pattern, time.localtime(parse_time(stamp)))
 
 
+def format_history(status: Json) -> str:
+    """`History: 61 jobs completed, 7 failed, 2 cancelled`."""
+    others = [f", {status[f'{word}_jobs']} {word}" for word in (FAILED, CANCELLED) if status[f"{word}_jobs"]]
+    return f"History: {format_count(status['completed_jobs'], 'job')} completed{''.join(others)}"
+
+
 def format_snapshot(status: Json, paint: Paint) -> str:
     """The output of `nexus`."""
     paused = "[PAUSED]" if status["is_paused"] else "[RUNNING]"
     queued = f"Queue: {format_count(status['queued_jobs'], 'job')} pending"
     lines = [f"{paint('blue', queued)} {paint('yellow', paused)}",
-             paint("white", f"History: {format_count(status['completed_jobs'], 'job')} completed"), ""]
+             paint("white", format_history(status)), ""]
     slurm = status.get("slurm")
     if slurm:                               # sinfo shows the rest of the cluster
         submitted = format_count(slurm["handed_jobs"] + slurm["running_jobs"], "job")
@@ -3368,7 +3374,7 @@ def format_detailed(status: Json, health: Json, paint: Paint) -> str:
     lines = [
         paint("white", "nexus status"), "=" * 50, f"Version: {status['version']}",
         f"Status: {'paused' if status['is_paused'] else 'running'}", f"Uptime: {status['uptime_seconds']:.0f} seconds",
-        f"Jobs Processed: {status['completed_jobs']}", "",
+        f"Jobs Processed: {status['completed_jobs'] + status['failed_jobs']}", "",
         paint("white", "Queue Status:"), f"  Total Jobs: {status['queued_jobs']}",
         *(f"  {band.title()} Priority: {bands[band]}" for band in PRIORITIES), "",
         paint("white", "GPU Resources:"), *("  " + paint("red", why) for why in [status["gpu_trouble"]] if why),
@@ -3547,7 +3553,7 @@ def format_top(status: Json, waiting: Sequence[Json], groups: Sequence[Json], pa
     lines = [paint("white", f"{host['name']}  {describe_host(host)}"),
              paint("blue", f"Queue: {format_count(status['queued_jobs'], 'job')} pending ")
              + paint("yellow", "[PAUSED]" if status["is_paused"] else "[RUNNING]")
-             + f"  History: {format_count(status['completed_jobs'], 'job')} completed",
+             + f"  {format_history(status)}",
              *(paint("red", f"{name} is not well: nexus health") for name in status["bad_checks"][:1]), ""]
     jobs = {job["id"]: job for job in status["running_jobs"]}
     rows = [(gpu, job) for gpu in status["gpu_status"]
@@ -9282,12 +9288,14 @@ class Views(Part):
         """GET /status."""
         version, state = self.store.version, self.store.state       # in this order: a version is never too new
         watch, cluster = self.service.gpu_watch, self.service.cluster
+        statuses = [job.status for job in state.jobs.values()]
         bands = dict.fromkeys(PRIORITIES, 0)
         for (_, priority, _), _ in state.pending:
             bands["high" if priority < 1 else "normal" if priority == 1 else "low"] += 1
         return {
             "state_version": version, "gpu_status": self.list_gpus(state), "is_paused": state.paused,
-            "queued_jobs": len(state.pending), "queued_by_priority": bands, "completed_jobs": count_finished(state),
+            "queued_jobs": len(state.pending), "queued_by_priority": bands,
+            **{f"{word}_jobs": statuses.count(word) for word in FINAL},
             "running_jobs": self.describe_jobs(list(state.running.values()), RUNNING_JOB_KEYS), **self.info(),
             "gpu_trouble": self.service.observer.find_smi_error(), "slurm": cluster.describe() if cluster else None,
             "hints": [*self.service.health.list_hints(), *list(list_holds(state).values())[:3]],

@@ -387,7 +387,8 @@ def make_told(**facts):
 
 
 def make_status(**facts):
-    return make_told(**{"queued_jobs": 3, "completed_jobs": 25, "running_jobs": [], "gpu_status": [], "nodes": [], "hints": [], **facts})
+    return make_told(**{"queued_jobs": 3, "completed_jobs": 25, "failed_jobs": 0, "cancelled_jobs": 0,
+                        "running_jobs": [], "gpu_status": [], "nodes": [], "hints": [], **facts})
 
 
 def make_running(**facts):

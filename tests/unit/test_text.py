@@ -53,6 +53,7 @@ def test_format_memory(reason, mib, in_api, in_sentence):
 def test_amounts_that_are_compared_look_different_and_what_is_unknown_is_not_zero():
     assert (nexus.format_memory(12250, 2), nexus.format_memory(12288, 2)) == ("11.96GB", "12GB")
     assert nexus.format_gb(None) is None and nexus.format_known(None, "GB") == "unknown"
+    assert [nexus.format_known(percent, "%", 0) for percent in (30, 100.0)] == ["30%", "100%"]
     assert (nexus.format_known(0.1 + 0.2, "", 2), nexus.format_known(1234567.5, "")) == ("0.3", "1234567.5")
     assert (nexus.format_count(1, "job"), nexus.format_count(2, "job")) == ("1 job", "2 jobs")
 

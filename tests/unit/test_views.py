@@ -137,7 +137,8 @@ def status(jobs=(), gpus=None, trouble=None, **facts):
     """What GET /status answers; of one idle GPU, if not said otherwise."""
     made, gpus = state(*jobs), [gpu(0)] if gpus is None else gpus
     return {
-        "is_paused": False, "queued_jobs": len(made.pending), "completed_jobs": nexus.count_finished(made),
+        "is_paused": False, "queued_jobs": len(made.pending),
+        **{f"{word}_jobs": sum(one.status == word for one in made.jobs.values()) for word in nexus.FINAL},
         "gpu_trouble": trouble,
         "gpu_status": [nexus.gpu_json(one, made, config().gpu, trouble) for one in gpus],
         "running_jobs": [{**nexus.job_json(one, NOW, "here"), "rss_mib": 2048.0, "cpu_percent": 99.5}
@@ -170,6 +171,9 @@ GPU 2 (RTX 3090, 24GB): In use by bob (pid 4242 python, 16GB)
 
 SNAPSHOTS = [  # reason, status, part
     ("one job, not 1 jobs", status([job()]), "Queue: 1 job pending [RUNNING]\nHistory: 0 jobs completed\n"),
+    ("who failed has not completed", status([finished("abc"), finished("abd", status="failed"), finished("abe", status="cancelled")]),
+     "History: 1 job completed, 1 failed, 1 cancelled\n"),
+    ("nobody was cancelled", status([finished("abd", status="failed")]), "History: 0 jobs completed, 1 failed\n"),
     ("no GPU", status(gpus=()), "GPUs:\nnone\n"),
     ("the driver does not answer", status(gpus=(), trouble="nvidia-smi is silent"), "GPUs:\nnvidia-smi is silent\n"),
     ("CPU jobs have a place of their own", status([running("abc", ())], ()), "\nCPU:\n  Job ID: abc\n"),
