@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 
@@ -180,14 +179,6 @@ def test_a_command_runs_to_its_end_under_screen(box, reason, command, code, out,
     assert [saying.verb for saying in box.hear("end")] == ["start", "end"]
 
 
-def test_attempts_write_one_after_the_other(box):
-    box.run("echo one; echo ONE >&2; exit 1")
-    box.run("echo two; echo TWO >&2", attempt=2)
-    assert box.text("stdout.log") == "one\ntwo\n" and box.text("stderr.log") == "ONE\nTWO\n"
-    folder = box.layout.job_folder("abc")
-    assert (nexus.read_result(folder, 1).exit_code, nexus.read_result(folder, 2).exit_code) == (1, 0)
-
-
 @pytest.mark.parametrize("events", ["no FIFO", "a plain file", "a FIFO that nobody reads"])
 def test_nothing_depends_on_being_heard(box, events):
     os.close(box.fifo)
@@ -235,20 +226,6 @@ def test_runner_and_service_race_for_the_claim(box):
         assert taken == (box.result(job) is None), "either or"
         outcomes.add(taken)
     assert outcomes, "both ways are seen on most days, but need not be"
-
-
-CLAIMS = [  # reason, content (None: no file), the claim
-    ("nobody's", None, None), ("a service's", "", nexus.Claim(0, 0)), ("torn", "77", nexus.Claim(0, 0)),
-    ("no numbers", "a b", nexus.Claim(0, 0)), ("a runner's", "77 123\n", nexus.Claim(77, 123)),
-    ("it said when it began", "77 123\n124\n", nexus.Claim(77, 123, 124)),
-]
-
-
-@pytest.mark.parametrize("reason, content, claim", CLAIMS, ids=[case[0] for case in CLAIMS])
-def test_read_claim(tmp_path, reason, content, claim):
-    if content is not None:
-        (tmp_path / "attempt-2").write_text(content)
-    assert nexus.read_claim(str(tmp_path), 2) == claim and nexus.read_claim(str(tmp_path), 1) is None
 
 
 # What cannot be launched
@@ -299,62 +276,6 @@ def test_a_log_folder_that_is_gone(box):
     assert "cannot be written" in " ".join(said.words) and process.wait(60) == 0 and box.result(job) is None
 
 
-def test_a_log_folder_that_is_removed_while_it_runs(box):
-    job = box.prepare("read x < go; echo ran > proof")
-    os.mkfifo(f"{box.home}/go")
-    process = box.start(job)
-    box.hear("start")
-    until(lambda: os.path.exists(box.path("stderr.log")))
-    with open(f"{box.home}/go", "w") as file:
-        until(lambda: not shutil.rmtree(box.layout.job_folder("abc"), ignore_errors=True) and
-                   not os.path.exists(box.layout.job_folder("abc")))
-        file.write("go\n")
-    assert box.hear("end")[-1].words[0] == "0"
-    assert process.wait(60) == 0, "there is nowhere to write to, ever: it ends"
-    assert os.path.exists(f"{box.home}/proof")
-
-
-@contextlib.contextmanager
-def mounted(path, options):
-    os.makedirs(path, exist_ok=True)
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", path], capture_output=True, text=True)
-    if made.returncode:
-        pytest.skip(f"cannot mount: {made.stderr}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", path], check=True)
-
-
-@needs_root
-def test_a_disk_full_before_it_starts(box):
-    with mounted(box.layout.log_dir, "size=256k"):
-        job = box.prepare("echo ran")
-        with contextlib.suppress(OSError), open(f"{box.layout.log_dir}/big", "wb", buffering=0) as file:
-            while True:
-                file.write(b"x" * 4096)
-        process = box.start(job)
-        said = box.hear("fail")[-1]
-        assert "cannot be written" in " ".join(said.words) and process.wait(60) == 0
-        assert nexus.read_claim(box.layout.job_folder("abc"), 1) is None, "the attempt is nobody's"
-        assert os.listdir(box.layout.job_folder("abc")) == ["job.sh"], "no litter"
-
-
-@needs_root
-def test_a_disk_that_the_job_fills(box):
-    """Its result is not lost: it is written as soon as there is room."""
-    with mounted(box.layout.log_dir, "size=256k"):
-        job = box.prepare(f"cat /dev/zero > {box.layout.log_dir}/big; exit 5")
-        process = box.start(job)
-        assert box.hear("end")[-1].words[0] == "5", "the service hears of it at once"
-        assert box.result(job) is None and process.poll() is None
-        os.unlink(f"{box.layout.log_dir}/big")
-        result = until(lambda: box.result(job))
-        assert result.exit_code == 5 and process.wait(60) == 0
-        assert "No space left" in box.text("stderr.log") or box.text("stderr.log") == ""
-        assert not [name for name in os.listdir(box.layout.job_folder("abc")) if name.endswith(".tmp") or name.startswith("claim")]
-
-
 # What the command is given
 
 
@@ -399,17 +320,6 @@ def test_the_path_of_the_job_finds_its_bash(box):
     assert box.text("stdout.log") == "my own bash: -c hello\n"
 
 
-UMASKS = [("as submitted", 0o027, "0027"), ("open", 0, "0000"), ("the service's", None, None)]
-
-
-@pytest.mark.parametrize("reason, umask, expected", UMASKS, ids=[case[0] for case in UMASKS])
-def test_umask(box, reason, umask, expected):
-    own = os.umask(0o022)
-    os.umask(own)
-    box.run("umask", umask=umask)
-    assert box.text("stdout.log") == (expected or f"{own:04o}") + "\n"
-
-
 def test_no_descriptor_but_the_three_in_its_directory(box):
     folder = pathlib.Path(f"{box.home}/{ODD}\n\udcff")
     folder.mkdir()
@@ -426,20 +336,6 @@ def test_no_signal_is_ignored(box):
     box.start(job, preexec_fn=reset)
     until(lambda: box.result(job))
     assert int(box.text("stdout.log").split()[1], 16) & 0x7fffffff == 0, "1 to 31; the C library has 32 for itself"
-
-
-def test_the_whole_runs_in_a_home_with_an_odd_name():
-    top = tempfile.mkdtemp(prefix="nx", dir="/tmp")
-    box = Box(f"{top}/{ODD}\n")
-    try:
-        leases = nexus.Leases(f"{box.home}/leases {ODD}", "0-aaaaaaaa")
-        leases.take("abc", ["GPU-1"])
-        assert box.run("echo ran", leases=leases.paths("abc"), gpu_uuids=("GPU-1",), user="a b'$(c)").exit_code == 0
-        assert box.text("stdout.log") == "ran\n"
-        assert [saying.verb for saying in box.hear("end")] == ["start", "end"]
-    finally:
-        box.close()
-    shutil.rmtree(top)
 
 
 # The environment that nexus makes
@@ -482,79 +378,6 @@ def test_job_sh_outlives_signals_of_the_terminal(box, name):
     with open(f"{box.home}/go", "w") as file:
         file.write("go\n")
     assert until(lambda: box.result(job)).exit_code == 7
-
-
-@needs_screen
-def test_it_outlives_its_screen(box):
-    box.use_screen()
-    os.mkfifo(f"{box.home}/go")
-    job = box.prepare("echo begun; read x < go; echo ended; exit 7")
-    process = box.start(job)
-    box.hear("start")
-    until(lambda: os.path.exists(box.path("stdout.log")) and box.text("stdout.log"))
-    process.kill()
-    process.wait()
-    with open(f"{box.home}/go", "w") as file:
-        file.write("go\n")
-    assert until(lambda: box.result(job)).exit_code == 7
-    assert box.text("stdout.log") == "begun\nended\n" and box.hear("end")[-1].words[0] == "7"
-
-
-@needs_screen
-def test_ctrl_c_in_its_window_ends_the_command(box):
-    box.use_screen()
-    job = box.prepare("echo begun; exec sleep 600")
-    process = box.start(job)
-    until(lambda: os.path.exists(box.path("stdout.log")) and box.text("stdout.log"))
-    until(lambda: is_child_named(int(nexus.read_claim(box.layout.job_folder("abc"), 1).pid), "sleep"))
-    nexus.run(["screen", "-S", f"{process.pid}.nexus_job_abc", "-p", "0", "-X", "stuff", "\x03"], 10, box.screen.environ())
-    assert until(lambda: box.result(job)).exit_code == 130
-
-
-def is_child_named(parent, name):
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            text = file.read()
-            if f"({name})" in text and nexus.parse_proc_stat(text).parent == parent:
-                return True
-    return False
-
-
-@needs_screen
-def test_its_window_shows_its_logs_and_takes_input(box):
-    box.use_screen()
-    job = box.prepare("test -t 0 && echo terminal; read -r line; echo got $line; read -r line")
-    process = box.start(job)
-    until(lambda: os.path.exists(box.path("stdout.log")) and box.text("stdout.log") == "terminal\n")
-
-    def tell(*words):
-        return nexus.run(["screen", "-S", f"{process.pid}.nexus_job_abc", "-p", "0", "-X", *words], 10, box.screen.environ())
-
-    def window():
-        tell("hardcopy", f"{box.home}/window")
-        with contextlib.suppress(OSError), open(f"{box.home}/window", errors="replace") as file:
-            return file.read()
-        return ""
-
-    tell("stuff", "hello\r")
-    until(lambda: box.text("stdout.log") == "terminal\ngot hello\n")
-    until(lambda: "got hello" in window())
-    viewers = [pid for pid in filter(str.isdigit, os.listdir("/proc")) if shows(pid, box.path("stdout.log"))]
-    assert len(viewers) == 1
-    assert os.readlink(f"/proc/{viewers[0]}/fd/0") == "/dev/null", "it does not take the input"
-    with open(f"/proc/{viewers[0]}/environ", "rb") as file:
-        assert b"NEXUS_ROLE=viewer\0" in file.read()
-    tell("stuff", "\r")
-    until(lambda: box.result(job))
-    process.wait(60)
-    assert box.screen.list_sessions() == {}
-
-
-def shows(pid, path):
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
-        words = file.read().split(b"\0")
-        return words[0].endswith(b"tail") and os.fsencode(path) in words
-    return False
 
 
 # A terminal for stdout
@@ -753,31 +576,3 @@ SUPERVISED = [  # reason, exit codes of the service in turn, delays between them
 def test_the_supervisor(supervise, reason, codes, delays):
     starts, waited = supervise(codes)
     assert starts == ["serve --x y"] * len(codes) and waited == delays
-
-
-@pytest.mark.parametrize("place", ["direct", "screen"])
-def test_start_supervisor(box, monkeypatch, place):
-    """What it starts is detached from everything, and knows nothing of the job that it may have been started from."""
-    if place == "screen":
-        if not shutil.which("screen"):
-            pytest.skip("screen is not installed")
-        box.use_screen()
-    home = box.home
-    fake = f"{home}/python"
-    with open(fake, "w") as file:
-        file.write(f'#!/bin/sh\ntr "\\0" "\\n" < /proc/$$/environ > {home}/environ\nfds=$(ls -l /proc/$$/fd); echo "$fds" > {home}/fds\n'
-                   f'echo "$*" > {home}/said.tmp; mv {home}/said.tmp {home}/said\n')
-    os.chmod(fake, 0o755)
-    monkeypatch.setattr(sys, "executable", fake)
-    given = {**os.environ, "NEXUS_MOCK_GPUS": "2", "NEXUS_JOB_ID": "abc", "NEXUS_JOB_NONCE": "x", "NEXUS_GPU_ID": "1",
-             "NEXUS_ROLE": "viewer", "CUDA_VISIBLE_DEVICES": "1", "STY": "1.x", "WINDOW": "0"}
-    nexus.start_supervisor(box.layout, box.screen, given, ["--log-level", "DEBUG"])
-    until(lambda: os.path.exists(f"{home}/said"))
-    assert pathlib.Path(f"{home}/said").read_text().split()[-5:] == [
-        box.layout.cache_dir, os.path.abspath(nexus.__file__), "serve", "--log-level", "DEBUG"]
-    environ = pathlib.Path(f"{home}/environ").read_text().splitlines()
-    assert {"NEXUS_ROLE=service", f"NEXUS_HOME={home}", "NEXUS_MOCK_GPUS=2"} <= set(environ)
-    names = ("NEXUS_JOB", "NEXUS_GPU_ID", "CUDA_VISIBLE", *(("STY", "WINDOW") if place == "direct" else ()))
-    assert "STY=1.x" not in environ and not [line for line in environ if line.startswith(names)]
-    fds = dict(re.findall(r"(\d+) -> (.*)", pathlib.Path(f"{home}/fds").read_text()))
-    assert fds["0"] == fds["1"] == "/dev/null" and fds["2"] == box.layout.service_log, "it never writes to a terminal"

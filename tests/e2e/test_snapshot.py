@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 from live import until
-from test_runner import box, mounted, needs_root
+from test_runner import box, needs_root
 
 import nexus
 
@@ -330,6 +330,18 @@ def test_inside_the_git_folder(repo):
 
 
 # job.sh
+
+
+@contextlib.contextmanager
+def mounted(path, options):
+    os.makedirs(path, exist_ok=True)
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", path], capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"cannot mount: {made.stderr}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", path], check=True)
 
 
 def of(made, **fields):

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import re
 import time
 
@@ -15,18 +14,12 @@ from makers import (
     changes,
     config,
     environments,
-    find_faults,
     groups,
-    ids,
     job,
     jobs,
-    json_values,
-    maybe,
     nodes,
     state_facts,
     texts,
-    times,
-    tuples,
 )
 
 import nexus
@@ -56,14 +49,6 @@ WRONG_ROWS = [  # reason, table, key, row
 @pytest.mark.parametrize("reason, table, key, given", WRONG_ROWS, ids=[case[0] for case in WRONG_ROWS])
 def test_decode_row_refuses(reason, table, key, given):
     with pytest.raises((KeyError, TypeError, ValueError)):
-        nexus.decode_row(table, key, given)
-
-
-@given(st.sampled_from([*nexus.ROWS, "facts", "x"]), st.sampled_from(["abc", "paused", "pause_reasons"]), json_values | st.dictionaries(
-    st.sampled_from(nexus.Job.NAMES), json_values, max_size=4).map(
-        lambda fields: {**json.loads(nexus.encode_json(job())), **fields}))
-def test_decode_row_raises_nothing_else(table, key, given):
-    with contextlib.suppress(KeyError, TypeError, ValueError):
         nexus.decode_row(table, key, given)
 
 
@@ -134,28 +119,6 @@ def test_a_torn_state_json_is_seen(head, tables, data):
         [match.end() for match in re.finditer("\n", text[:-1])]))       # most likely at a line's end
     with pytest.raises((KeyError, TypeError, ValueError)):
         decode(text[:cut])
-
-
-WRONG_STATES = [  # reason, text
-    ("nothing", ""), ("a list", "[]"), ("a text", '"x"'), ("nothing in it", "{}"),
-    ("no version", '{"version": "1"}'),
-    ("jobs that are no object", '{"version": 2, "seq": 1, "jobs": []}'),
-]
-
-
-@pytest.mark.parametrize("reason, text", WRONG_STATES, ids=[case[0] for case in WRONG_STATES])
-def test_read_state_refuses(reason, text):
-    with pytest.raises((KeyError, TypeError, ValueError)):
-        nexus.read_state(text)
-
-
-@given(json_values | st.fixed_dictionaries({}, optional={
-    "version": st.sampled_from([0, 1, 2]), "seq": st.integers(), "host": texts, "service_id": texts,
-    "next_number": st.integers(), "paused": st.booleans(), "paused_gpus": json_values, "pause_reasons": json_values,
-    "environments": json_values, "jobs": json_values, "groups": json_values, "seen": json_values, "nodes": json_values}))
-def test_read_state_raises_nothing_else(body):
-    with contextlib.suppress(KeyError, TypeError, ValueError):
-        nexus.list_tables(nexus.read_state(json.dumps(body)))
 
 
 # nvidia-smi.  samples/nvidia_smi/index.md says of each recorded answer what a correct parser concludes.
@@ -390,13 +353,6 @@ def test_no_text_makes_parse_compute_apps_fail(text):
         assert uuid in text and all(str(one.pid) in text or not text.isascii() for one in processes)
 
 
-@given(smi_texts | st.lists(st.sampled_from(sample("one_lost_list").splitlines()) | texts, max_size=6).map("\n".join))
-@example(f"GPU {'9' * 5000}: NVIDIA H200 (UUID: GPU-1)")
-@example("GPU 0: NVIDIA H200 (UUID: GPU-1)\nGPU ²: x (UUID: y)")
-def test_what_is_listed_has_an_index(text):
-    assert all(0 <= int(index) < 10000 for index in re.findall(nexus.GPU_LISTED, text))
-
-
 # /proc, screen, the runner's files
 
 PROC_STATS = [  # reason, text, process
@@ -444,44 +400,6 @@ SCREENS = [  # reason, text, sessions
 @pytest.mark.parametrize("reason, text, sessions", SCREENS, ids=[case[0] for case in SCREENS])
 def test_screen_sessions(reason, text, sessions):
     assert dict(re.findall(nexus.SCREEN_SESSION, text)) == sessions, reason
-
-
-@given(texts)
-@example("\t" + "9" * 5000 + ".nexus\t(Detached)")
-def test_every_session_has_a_pid_and_a_name(text):
-    assert all(re.fullmatch(r"(?s)\d{1,10}\..+", session) for session, _ in re.findall(nexus.SCREEN_SESSION, text))
-
-
-RESULTS = [  # reason, text, result
-    ("done", '{"exit_code": 0, "finished_at": 1729783815.25, "runtime_seconds": 60.5}',
-     nexus.Result(0, 1729783815.25, 60.5)),
-    ("a whole second", '{"exit_code": 137, "finished_at": 1729783815, "runtime_seconds": 0}',
-     nexus.Result(137, NOW, 0.0)),
-    ("it could not be started",
-     '{"exit_code": null, "finished_at": 1, "runtime_seconds": 0, "cause": "launch", "cause_line": "cd: no"}',
-     nexus.Result(None, 1.0, 0.0, "launch", "cd: no")),
-]
-
-
-@pytest.mark.parametrize("reason, text, result", RESULTS, ids=[case[0] for case in RESULTS])
-def test_read_result(tmp_path, reason, text, result):
-    (tmp_path / "result-1.json").write_text(text)
-    os.utime(tmp_path / "result-1.json", (0, result.finished_at))
-    assert nexus.read_result(str(tmp_path), 1) == result, reason
-
-
-NO_RESULTS = [  # reason, text
-    ("empty, as a full disk leaves it", ""), ("cut off", '{"exit_code": 0, "fini'), ("no object", "0"),
-    ("a list", "[0]"), ("nothing in it", "{}"), ("no time", '{"exit_code": 0}'),
-    ("a code no process has", '{"exit_code": 256, "finished_at": 1, "runtime_seconds": 1}'),
-    ("a code as a text", '{"exit_code": "0", "finished_at": 1, "runtime_seconds": 1}'),
-]
-
-
-@pytest.mark.parametrize("reason, text", NO_RESULTS, ids=[case[0] for case in NO_RESULTS])
-def test_what_is_no_result(tmp_path, reason, text):
-    (tmp_path / "result-1.json").write_text(text)
-    assert nexus.read_result(str(tmp_path), 1) is None, reason
 
 
 SAYINGS = [  # reason, line, saying
@@ -547,19 +465,6 @@ def test_what_is_piped_into_tee(is_so, commands):
 
 # What a command says of models and GPUs
 
-MODELS = [  # reason, command, model
-    ("as seed 003 writes it", "python train.py --llm qwen2.5-7b-inst --mode train", "qwen2.5-7b-inst"),
-    ("with an equals sign", "python train.py --llm=q3", "q3"), ("in quotes", 'python train.py --llm "q3" --x', "q3"),
-    ("within quotes", "bash -c 'python train.py --llm q3'", "q3"), ("before a separator", "python a.py --llm q3; ls", "q3"),
-    ("none", "python train.py", None), ("no value", "python train.py --llm", None), ("another option", "a --llmx q --my--llm q", None),
-]
-
-
-@pytest.mark.parametrize("reason, command, model", MODELS, ids=[case[0] for case in MODELS])
-def test_find_llm(reason, command, model):
-    match = re.search(nexus.LLM_OPTION, command)
-    assert (match and match[1]) == model, reason
-
 
 CUDAS = [  # reason, command, the same on GPUs 2 and 5
     ("it is added where there is none", "python a.py", "python a.py --cuda 2,5"),
@@ -589,37 +494,6 @@ def test_fill_cuda_option(reason, command, filled):
 
 
 # llm_config.json
-
-SEED_MODELS = {"default_requirement": 1.0, "models": {"qwen2.5-3b-inst": 0.5, "qwen2.5-7b-inst": 1.0, "qwen2.5-32b-inst": 2.0}}
-TABLES = [  # reason, object, {model: GPUs}
-    ("the seeds' own", SEED_MODELS, {None: 1, "qwen2.5-3b-inst": 0.5, "qwen2.5-7b-inst": 1, "qwen2.5-32b-inst": 2}),
-    ("empty", {}, {None: 1}), ("a default alone", {"default_requirement": 0.25}, {None: 0.25}),
-    ("models alone", {"models": {"a": 1.5}}, {None: 1, "a": 1.5}), ("on the CPU", {"models": {"a": 0}}, {None: 1, "a": 0}),
-]
-
-
-@pytest.mark.parametrize("reason, data, expected", TABLES, ids=[case[0] for case in TABLES])
-def test_the_share_of_a_model(tmp_path, reason, data, expected):
-    (tmp_path / "llm_config.json").write_text(json.dumps(data))
-    found = {model: nexus.find_llm_share(str(tmp_path / "llm_config.json"), model or "another") for model in expected}
-    assert found == expected, reason
-
-
-WRONG_TABLES = [  # reason, object, what the message names
-    ("a list", [], "default_requirement"), ("another key", {"model": {}}, "models"),
-    ("a share as a text", {"models": {"a": "0.5"}}, "models.a must be a number"),
-    ("a third decimal", {"models": {"a": 0.333}}, "models.a must be"),
-]
-
-
-@pytest.mark.parametrize("reason, data, part", WRONG_TABLES, ids=[case[0] for case in WRONG_TABLES])
-def test_a_wrong_table_of_models_is_refused(tmp_path, reason, data, part):
-    path = tmp_path / "llm_config.json"
-    path.write_text(json.dumps(data))
-    with pytest.raises(nexus.NexusError) as caught:
-        nexus.find_llm_share(str(path), "a")
-    assert caught.value.kind == "usage" and caught.value.message.startswith(f"{path}: "), reason
-    assert part in caught.value.message + caught.value.hint, reason
 
 
 # The jobs file
@@ -1057,17 +931,6 @@ def test_tokens_are_written_and_read(tmp_path):
     assert holders(TOKENS, NOW + DAY) == {"secret-of-ann": "ann", "second-of-bob": "bob"}
 
 
-@given(st.one_of(st.text(max_size=60), json_values.map(json.dumps)))
-def test_tokens_that_are_none_are_an_error(tmp_path_factory, text):
-    home = tmp_path_factory.getbasetemp() / "tokens"
-    home.mkdir(exist_ok=True)
-    (home / "tokens.json").write_text(text, errors="surrogatepass")
-    try:
-        nexus.read_tokens(str(home / "tokens.json"))
-    except nexus.NexusError as error:
-        assert error.kind == "unavailable"
-
-
 @pytest.mark.parametrize("user, text, kind, words", [
     ("bob", "short", "usage", "12 to 256"), ("bob", "x" * 257, "usage", "12 to 256"),
     ("bob", "with a blank in", "usage", "without blanks"), ("bob", "with-\u00fcmlaut-in", "usage", "ASCII"),
@@ -1192,49 +1055,7 @@ def test_build_sbatch():
                         "--wrap", "exec bash /h/job_abc/job.sh 1"]
 
 
-SLURM_LOGS = [  # reason, slurm-1.log, the line that is told
-    ("nothing", "", ""),
-    ("the time is up", "slurmstepd-n1: error: *** JOB 17 ON n1 CANCELLED AT 2026-11-21T16:42:39 DUE TO TIME LIMIT ***\nTerminated\n",
-     "JOB 17 ON n1 CANCELLED AT 2026-11-21T16:42:39 DUE TO TIME LIMIT"),
-    ("out of memory", "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=12.batch. Some of your processes may have been killed.\n",
-     "Detected 1 oom-kill event(s) in StepId=12.batch. Some of your processes may have been killed."),
-    ("no job.sh", "/bin/sh: 0: cannot open /h/job_abc/job.sh: No such file\n", "/bin/sh: 0: cannot open /h/job_abc/job.sh: No such file"),
-]
-
-
-@pytest.mark.parametrize("reason, text, line", SLURM_LOGS, ids=[case[0] for case in SLURM_LOGS])
-def test_find_slurm_line(reason, text, line):
-    assert nexus.find_slurm_line(text) == line
-
-
-SUBMITTED = [  # reason, Slurm's id, what Slurm says, trouble, what is told
-    ("on its way", None, None, None, "it is being submitted to Slurm"),
-    ("on its way, and Slurm is down", None, None, "Slurm does not answer", "it is being submitted to Slurm; Slurm does not answer"),
-    ("not seen yet", "12", None, None, "Slurm has it as 12"),
-    ("waits", "12", nexus.SlurmJob("12", "PENDING", "(Resources)"), None, "Slurm has it as 12: Resources"),
-    ("about to be looked at", "12", nexus.SlurmJob("12", "PENDING"), None, "Slurm has it as 12: None"),
-    ("comes to an end", "12", nexus.SlurmJob("12", "COMPLETING"), None, "Slurm has it as 12: COMPLETING"),
-    ("Slurm is down", "12", nexus.SlurmJob("12", "PENDING"), "Slurm does not answer", "Slurm has it as 12; Slurm does not answer"),
-]
-
-
-@pytest.mark.parametrize("reason, slurm_id, seen, trouble, wanted", SUBMITTED, ids=[case[0] for case in SUBMITTED])
-def test_describe_submitted(reason, slurm_id, seen, trouble, wanted):
-    assert nexus.describe_submitted(job(slurm_key="k", slurm_id=slurm_id), seen, trouble) == wanted
-
-
 # What an agent tells its head
-
-told_texts = texts.filter(lambda text: not find_faults(nexus.TEXT, text))
-gpus = st.builds(
-    nexus.Gpu, st.integers(0, 99), ids, told_texts, maybe(times), maybe(times), maybe(times),
-    is_mig=st.booleans(), fault=maybe(told_texts), is_paused=st.booleans(),
-    processes=tuples(st.builds(nexus.GpuProcess, st.integers(1, 2**22), maybe(times), maybe(ids), maybe(told_texts), maybe(told_texts))))
-
-
-@given(gpus)
-def test_a_gpu_survives_the_way_to_another_nexus(gpu):
-    assert nexus.decode("Gpu", json.loads(nexus.encode_json(gpu))) == gpu
 
 
 @pytest.mark.parametrize("depth", [10, 900, 985, 990, 995, 2000, 100000])

@@ -109,16 +109,6 @@ def box(tmp_path):
 # Changing and reading
 
 
-
-def test_each_change_is_in_state_before_the_next(box):
-    def decide(state):
-        yield add("abc")
-        yield nexus.change_job(state.jobs["abc"], name=state.jobs["abc"].id + "!")
-        return state.jobs["abc"].name
-
-    assert box.store.update(decide) == "abc!"
-
-
 @pytest.mark.parametrize("has_snapshot", [False, True])
 def test_groups_rows_dependents_and_delays_come_back(box, tmp_path, has_snapshot):
     box.add("abc", group="g").add("xyz", after=("abc",), pending_dependencies=("abc",), group="g").add("bcd", retry_at=NOW + 60)
@@ -132,38 +122,6 @@ def test_groups_rows_dependents_and_delays_come_back(box, tmp_path, has_snapshot
         box.store.save_checkpoint()
         assert "gone" not in box.store.state.groups, "nobody is in it any more"
     assert box.crash(tmp_path / "copy").open().dump() == before
-
-
-READS = [  # reason, what is written into state.json (None: it is removed), what is read as edited
-    ("nothing", "same", None), ("touched", lambda body: body, {}), ("removed", None, {}),
-    ("paused", lambda body: {**body, "paused": True}, {"paused": True}),
-    ("a list", lambda body: {**body, "paused_gpus": [1, "GPU-0"]}, {"paused_gpus": (1, "GPU-0")}),
-    ("others", lambda body: {**body, "seq": 0, "jobs": {}, "next_number": [1]}, {}), ("an empty object", lambda body: {}, {}),
-    ("cut short", lambda body: json.dumps(body)[:30], ValueError), ("no object", lambda body: "[]", ValueError),
-    ("nothing in it", lambda body: "", ValueError),
-    ("garbage", lambda body: "\0\0", ValueError),
-]
-
-
-@pytest.mark.parametrize("reason, act, found", READS, ids=[case[0] for case in READS])
-def test_what_others_edit_in_state_json(box, reason, act, found):
-    box.add("abc")
-    assert box.read_edit() is None
-    box.store.save_checkpoint()
-    path = pathlib.Path(box.path("state.json"))
-    if act is None:
-        path.unlink()
-    elif act != "same":
-        made = act(json.loads(path.read_text()))
-        path.write_text(made if isinstance(made, str) else json.dumps(made))
-    if found is ValueError:
-        assert [box.read_edit() for _ in range(3)] == [None, None, {}] and any("is no JSON" in line for line in box.said)
-    else:
-        assert box.read_edit() == found
-    box.store.save_checkpoint()
-    assert box.read_edit() is None and list(json.loads(path.read_text())["jobs"]) == ["abc"]
-    if act != "same":
-        assert pathlib.Path(box.path("state.json.prev")).read_text() == path.read_text(), "what others wrote never becomes .prev"
 
 
 FAULTS = [  # reason, what the decision does
@@ -199,11 +157,9 @@ def test_a_decision_that_fails_changes_nothing(box, tmp_path, reason, act):
     assert box.crash(tmp_path / "copy2").open().dump() == box.dump()
 
 
-
 def test_who_only_looks_costs_no_sync(box, monkeypatch):
     monkeypatch.setattr(os, "fdatasync", lambda _: pytest.fail("synced"))
     assert box.update(answer=5) == 5
-
 
 
 def test_who_reads_waits_for_no_disk_and_sees_what_is_on_it(box, monkeypatch):
@@ -404,7 +360,6 @@ HARMLESS = [  # reason, what happens to the files: nothing of what was acknowled
 ]
 
 
-
 @pytest.fixture(scope="module")
 def history(tmp_path_factory):
     return make_history(tmp_path_factory.mktemp("history") / "home")
@@ -474,20 +429,6 @@ def test_damage_is_told_and_the_rest_is_brought_back(history, tmp_path, reason, 
     kept, = box.store.list_damaged()
     assert ("garbage" in pathlib.Path(kept).read_text()) == ("is garbage" in reason and "first" not in reason)
     live_on(box, tmp_path)
-
-
-@pytest.mark.parametrize("name", ["state.json", "state.json.prev"])
-def test_a_newer_nexus_has_it(history, tmp_path, name):
-    """This one does not understand it, and leaves all as it is."""
-    box = history.crash(tmp_path / "copy")
-    rewrite("state.json", lambda _: GARBAGE)(box)
-    pathlib.Path(box.path(name)).write_text('{"version": 3, "tables": {}}')
-    pathlib.Path(box.path("state.json.new")).touch()
-    before = {name: (pathlib.Path(box.path(name)).read_bytes(), os.stat(box.path(name)).st_mtime_ns) for name in box.names()}
-    with pytest.raises(nexus.NexusError) as caught:
-        box.open()
-    assert caught.value.kind == "conflict" and "newer nexus" in caught.value.message and "NEXUS_HOME" in caught.value.hint
-    assert {name: (pathlib.Path(box.path(name)).read_bytes(), os.stat(box.path(name)).st_mtime_ns) for name in box.names()} == before
 
 
 def damage_job(old, new):
@@ -771,8 +712,6 @@ def test_what_the_disk_refuses_has_not_happened(box, tmp_path, monkeypatch, reas
     live_on(again, tmp_path)
 
 
-
-
 SNAPSHOT_REFUSALS = ["fsync", "replace", "open", "link"]
 
 
@@ -859,7 +798,6 @@ def test_a_snapshot_is_wanted_when_the_journal_has_grown(box):
     box.store.checkpoint_wanted.clear()
     box.add("xyz")
     assert not box.store.checkpoint_wanted.is_set()
-
 
 
 def test_environments_go_with_their_last_job(box, tmp_path):
