@@ -1152,15 +1152,17 @@ def list_holds(state: State) -> dict[str, str]:
     return {one.name: f"group {one.name} is held: {one.hold}" for one in state.groups.values() if one.hold}
 
 
-def requeue(state: State, job: Job, why: str, now: float, **facts: Any) -> Changes:
+def requeue(state: State, job: Job, why: str, now: float, has_run: bool, **facts: Any) -> Changes:
     """The changes that requeue a job whose attempt ended without its fault, at its former place."""
     facts["processes_left"] = None
-    if job.current.pid is None:
-        facts["started_at"] = None              # it never ran
+    if not has_run:
+        facts["started_at"] = None
     if job.current.stop_cause:                  # do not start it again only to stop it
         yield from end_job(state, job, CANCELLED, now, cause=job.current.stop_cause, **facts)
         return
-    history = job.status_history[:-1] if job.status == RUNNING else job.status_history
+    history = job.status_history
+    if job.status == RUNNING:
+        history = (*history, (PENDING, now)) if has_run else history[:-1]
     yield change_job(job, **facts, status=PENDING, status_history=history, finished_at=now, cause=REQUEUED,
                      cause_line=why)
 
@@ -1820,8 +1822,9 @@ class Result(Value):
 
 
 class Requeue(Value):
-    """An attempt ended before its command began, through no fault of the job."""
+    """An attempt ended through no fault of the job, and another is to follow."""
     why: str
+    has_run: bool = False                       # its command had begun
     facts: Mapping[str, Any] | None = None      # new fields of the job
 
 
@@ -6129,6 +6132,7 @@ HOLD_S = (5.0, 300.0)           # backoff after the machine could not start a jo
 RUNNER_TIMEOUT_S = 2.0          # for job.sh to write the result of a killed job
 LEASE_BACKOFF_S = (5.0, 60.0)   # first and longest time without new GPUs after a lease failed
 MACHINE_DOWN = "the machine went down while it ran"
+MACHINE_DOWN_EARLY = "the machine went down before it began"
 PROBE_BACKOFF_FACTOR = 10       # pause after nvidia-smi or squeue, as a multiple of its run time
 TAIL_BYTES = 65536              # the end of stderr that is searched for the cause of a failure
 
@@ -7034,7 +7038,7 @@ class JobHost:
 def list_news(job: Job, look: JobLook) -> Iterator[News]:
     """What a look says of a job that is not recorded yet."""
     if look.requeue:
-        yield Requeue(look.requeue, {"pid": None, "pid_started": None})
+        yield Requeue(look.requeue, facts={"pid": None, "pid_started": None})
         return
     if look.stop and not job.current.stop_cause:
         yield {"stop_cause": look.stop[0], "stop_line": look.stop[1]}
@@ -7069,7 +7073,10 @@ class MachineBackend(Backend):
         """What the end of an attempt there means for the job."""
         is_reboot = isinstance(news, Result) and news.cause == "reboot"
         is_wanted = self.config.jobs.on_reboot == "requeue" and not job.current.stop_cause
-        return Requeue(MACHINE_DOWN) if is_reboot and is_wanted else news
+        if not (is_reboot and is_wanted):
+            return news
+        has_run = job.current.pid is not None
+        return Requeue(MACHINE_DOWN if has_run else MACHINE_DOWN_EARLY, has_run)
 
 
 class Local(MachineBackend):
@@ -7811,7 +7818,7 @@ class Node(MachineBackend):
             return self.judge_launch(job, news.cause_line or "it could not be started")
         if isinstance(news, Requeue):
             self.start_backoff.fail(self.clock.monotonic(), news.why)
-            return Requeue(f"{self.name}: {news.why}", news.facts)
+            return Requeue(f"{self.name}: {news.why}", facts=news.facts)
         return news
 
     def judge_launch(self, job: Job, why: str) -> Requeue | Result:
@@ -7820,7 +7827,7 @@ class Node(MachineBackend):
         gpus = self.service.gpu_watch.see_gpus(self.store.state)
         if any(may_run_on(elsewhere, name) and sum(gpu.node == name for gpu in gpus) >= len(list_shares(job))
                for name in ("", *self.service.pool.nodes)):
-            return Requeue(f"{self.name}: {why}", {"excluded_nodes": elsewhere.excluded_nodes})
+            return Requeue(f"{self.name}: {why}", facts={"excluded_nodes": elsewhere.excluded_nodes})
         return Result(None, None, 0.0, "launch", f"{self.name}: {why}")
 
     def end_unwanted(self) -> None:
@@ -7894,20 +7901,25 @@ class Runners(Part):
                 self.log.info("Job %s is stopped: %s", job.id, news["stop_line"])
                 self.service.wake()
         else:
-            why, facts = news.why, {**(news.facts or {}), "log_base": measure_logs(find_job_folder(self.layout, job))}
-            self.store.update(lambda state: requeue(state, state.jobs[job.id], why, now, **facts))
+            why, has_run = news.why, news.has_run
+            facts = {**(news.facts or {}), "log_base": measure_logs(find_job_folder(self.layout, job))}
+            if has_run:
+                facts["runtime_seconds"] = self.find_runtime_s(job, now)
+            self.store.update(lambda state: requeue(state, state.jobs[job.id], why, now, has_run, **facts))
             self.forget(job)
             self.service.observer.annotate(self.service.local.list_jobs())      # shows who holds the GPU
             self.service.gpu_watch.show_gpus()
+            what = "has ended" if has_run else "could not start"
             after = "" if job.current.stop_cause else " and goes back to the queue"
-            self.log.warning("Job %s could not start%s: %s", job.id, after, why)
+            self.log.warning("Job %s %s%s: %s", job.id, what, after, why)
 
     def end_attempt(self, state: State, job: Job, result: Result, evidence: Evidence, now: float) -> Changes:
         """The changes at a running job's end: of the job, of its dependents, of its group."""
         runtime_s = self.find_runtime_s(job, now) if result.runtime_seconds is None else result.runtime_seconds
         if job.current.stop_cause == "reboot" and self.config.jobs.on_reboot == "requeue":
             yield change_job(job, stop_cause=None, log_base=evidence.log_sizes)
-            yield from requeue(state, state.jobs[job.id], MACHINE_DOWN, now)
+            yield from requeue(
+                state, state.jobs[job.id], MACHINE_DOWN, now, job.current.pid is not None, runtime_seconds=runtime_s)
             return
         status, facts = judge(job, result, evidence, runtime_s, self.config.jobs, now)
         if status == PENDING:

@@ -479,13 +479,22 @@ def test_other_boot(world, reason, on_reboot, has_result, is_stopped, wanted):
     assert not w.machine.processes.signals              # nothing of this boot is the job's
 
 
-def test_reboot_between_spawn_and_claim(world):
+@pytest.mark.parametrize("pid, statuses, earlier, words", [
+    (100, ["pending", "running", "pending", "running"], [60], "has ended and goes back to the queue: the machine went down while it ran"),
+    (None, ["pending", "running"], [], "could not start and goes back to the queue: the machine went down before it began")])
+def test_what_is_known_of_an_attempt_that_a_reboot_ended(world, pid, statuses, earlier, words):
     w = world(on_reboot="requeue")
     job_id = w.add()
     w.turn()
+    if pid:
+        w.claim(job_id, pid)
+        w.turn()
+    w.clock.pass_(60)
     w.crash(is_reboot=True)
     w.turn()
-    assert (w.job(job_id).status, w.job(job_id).attempt) == ("running", 2)
+    job = w.job(job_id)
+    assert (job.status, job.attempt) == ("running", 2) and [status for status, _ in job.status_history] == statuses
+    assert [attempt.runtime_seconds for attempt in job.attempts[:-1]] == earlier and f"Job {job_id} {words}" in w.lines
 
 
 # History
