@@ -12883,7 +12883,7 @@ button.primary.danger { background: var(--bad); border-color: var(--bad); }
 button.link { border: 0; background: none; color: var(--accent); padding: 0 .2rem; }
 button[aria-pressed=true] { background: var(--accent-soft); border-color: var(--accent); color: var(--accent); }
 input, select, textarea { min-height: 32px; width: 100%; padding: .2rem .6rem; border: 1px solid var(--edge); }
-input[type=checkbox] { width: 18px; }
+input[type=checkbox] { width: 18px; min-height: 18px; vertical-align: middle; }
 textarea { font-family: var(--mono); }
 .actions select { width: auto; min-height: 28px; }
 label { font-weight: 600; font-size: .9em; }
@@ -12939,16 +12939,14 @@ section { margin-bottom: 1rem; }
 
 .log { overflow: hidden; background: var(--paper); color: var(--print); position: relative; }
 .log .head { margin: 0; padding: .3rem .6rem; background: var(--panel); color: var(--ink); }
-.log input { width: 12rem; min-height: 28px; }
 .lines { height: max(16rem, 100dvh - 20rem); overflow: auto; padding: .5rem .8rem; font: 12.5px/1.5 var(--mono);
   white-space: pre-wrap; overflow-anchor: none; contain: layout paint; }
 .lines.over { height: auto; max-height: max(16rem, 100dvh - 20rem); min-height: 4rem; }
-.lines.long { white-space: pre; overflow-wrap: normal; }
+.log:not(:has(:checked)) .lines { white-space: pre; overflow-wrap: normal; }
 .lines:focus-visible { outline-offset: -3px; }
 .lines div { min-height: 1.5em; padding-left: 2ch; text-indent: -2ch; border-left: 2px solid transparent; }
 .lines .err { border-left-color: #8e3b36; }
 .lines .attempt { color: #f5d067; }
-.lines .hit { background: #2b2f16; }
 .lines .marked { background: #3b3108; }
 .lines a { color: #79b0ff; text-decoration: underline; }
 .newer { position: absolute; right: 1.2rem; bottom: .8rem; color: var(--ink); }
@@ -13041,11 +13039,12 @@ summary { cursor: pointer; padding: .3rem 0; }
 'use strict';
 const PAGE = 50;                                // rows of a list that are asked for and shown at first
 const NEWS_PAUSE_MS = 1500;                     // between an answer with news and the next question
-const ANSWER_MS = 20000, SILENCE_MS = 45000;    // timeouts of an answer, and of news
-const HIDDEN_PAUSE_MS = 20000, HIDDEN_MS = 2000;                 // a hidden tab asks now and then, and briefly
+const HIDDEN_PAUSE_MS = 20000;                  // the same for a tab that nobody sees
+const ANSWER_MS = 20000, SILENCE_MS = 45000, TRIAL_MS = 60000, DOWNLOAD_MS = 3600000;      // timeouts
 const LOG_TAIL = 2000, LOG_MOST = 20000;        // lines of a log at first; with earlier ones
 const LINE_LENGTH = 20000;                      // characters of a line that are shown
 const LOG_PAUSE_MS = 700, LOG_LONG_PAUSE_MS = 5000;
+const ANSWER_LENGTH = 200000;                   // characters of an answer that /docs shows
 const FINAL = ['completed', 'failed', 'cancelled'];
 const PRIORITIES = ['high', 'normal', 'low'];
 const KINDS = {completed: 'ok', failed: 'bad', cancelled: 'warn', running: 'busy', pending: '', Available: 'ok',
@@ -13117,17 +13116,6 @@ function update(node, fresh) {
   if (node.tagName === 'SELECT' && node !== document.activeElement) node.value = fresh.value;   // else it may be open
 }
 
-function onFrame(act) {                         // calls act() once before the next paint, however often it is called
-  let frame = null;
-  return () => {
-    frame ??= document.hidden ? setTimeout(run) : requestAnimationFrame(run);       // hidden tabs paint nothing
-  };
-  function run() {
-    frame = null;
-    act();
-  }
-}
-
 // ---- Words
 
 function duration(seconds) {                    // 2h 15m: the two largest units
@@ -13163,52 +13151,41 @@ const groupAddress = (group, status) => `#/?${new URLSearchParams({group, ...sta
 // ---- Asking the service
 
 let clockOffset = 0;
-const failure = (message, hint, status, answer) =>              // status 0: no answer has come
-  Object.assign(new Error(message), {hint, status, answer});
+const failure = (message, hint, status, content) =>             // status 0: no answer has come
+  Object.assign(new Error(message), {hint, status, content});
 
-// An error without a status is an error in this page, which may be half drawn then: say so.
-addEventListener('error', ({error}) => error && tellBroken(error));
-addEventListener('unhandledrejection', ({reason}) => tellBroken(reason));
-
-function tellBroken(error) {
-  complain({message: `An error in this page: it may not show everything (${error?.message ?? error}).`,
-    hint: button('Reload', () => location.reload())});
-}
-
-async function request(method, path, {headers, ...options} = {}) {
-  const token = getToken(), signed = token ? {...headers, Authorization: `Bearer ${token}`} : headers;
-  let answer;
+// Returns the answer, and its content as text or as what `as` says.
+async function request(method, path, {headers, body, signal, timeout = ANSWER_MS, as = 'text'} = {}) {
+  const token = getToken(), late = AbortSignal.timeout(timeout);
+  let answer, content;
   try {
-    answer = await fetch(path, {method, headers: signed, cache: 'no-store', credentials: 'omit', ...options});
+    answer = await fetch(path, {method, body, cache: 'no-store', credentials: 'omit',
+      headers: token ? {...headers, Authorization: `Bearer ${token}`} : headers,
+      signal: signal ? AbortSignal.any([signal, late]) : late});
+    content = await (answer.ok ? answer[as]() : answer.text());
   } catch (error) {
-    if (options.signal?.aborted) throw error;
-    throw failure('The service cannot be reached.', 'Is it running? On its machine: nexus start', 0);
+    if (signal?.aborted) throw error;
+    throw late.aborted ? failure(`The service has not answered for ${timeout / 1000} seconds.`,
+      'It may do what was asked all the same.', 0)
+      : failure('The service cannot be reached.', 'Is it running? On its machine: nexus start', 0);
   }
   const date = Date.parse(answer.headers.get('Date') ?? '');
   if (date && Math.abs(date - Date.now() - clockOffset) > 2000) clockOffset = date - Date.now();
   if (answer.ok) {
     document.body.classList.remove('opening');
-    return answer;
+    return {answer, content};
   }
-  const {message = `The service answered ${answer.status}.`, hint = ''} = await answer.clone().json().catch(() => ({}));
-  const refusal = failure(message, hint, answer.status, answer);
+  const isJson = answer.headers.get('Content-Type')?.startsWith('application/json');
+  const {message = `The service answered ${answer.status}.`, hint = ''} = isJson ? JSON.parse(content) : {};
+  const refusal = failure(message, hint, answer.status, content);
   if (answer.status === 401 && token === getToken()) tokenDialog ??= askForToken(refusal);
   throw refusal;
 }
 
-async function ask(method, path, {body, headers = {}, timeout = ANSWER_MS, signal = null} = {}) {
-  const late = AbortSignal.timeout(timeout);
-  if (body !== undefined) headers['Content-Type'] = 'application/json';
-  try {
-    const options = {headers, body: JSON.stringify(body), signal: signal ? AbortSignal.any([signal, late]) : late};
-    const answer = await request(method, path, options);
-    return answer.status === 204 ? null : await answer.json();
-  } catch (error) {
-    if (known(error.status) || signal?.aborted) throw error;
-    throw Object.assign(failure(late.aborted ? `The service has not answered for ${timeout / 1000} seconds.`
-      : 'The connection broke off within an answer.', 'What was asked of it may be done all the same.', 0),
-    {isLate: late.aborted});
-  }
+async function ask(method, path, {body, headers, ...options} = {}) {
+  const json = body && {body: JSON.stringify(body), headers: {...headers, 'Content-Type': 'application/json'}};
+  const {content} = await request(method, path, {...options, ...json});
+  return content ? JSON.parse(content) : null;
 }
 
 // Does a button's work; says when it is done, or why it failed.
@@ -13231,12 +13208,17 @@ function tell(text) {
 
 function complain({message, hint, status}) {    // it stays until it is closed
   if (status === 401) return;                   // the token dialog says it
+  const text = known(status) ? message : `An error in this page: it may not show everything (${message}).`;
+  const advice = known(status) ? hint : button('Reload', () => location.reload());
   const notice = el('div', {class: 'notice bad', role: 'alert'},
-    el('div', {class: 'grow'}, el('strong', {}, message), el('div', {}, hint)),
+    el('div', {class: 'grow'}, el('strong', {}, text), el('div', {}, advice)),
     button('Close', () => notice.remove(), {class: 'link'}));
   for (const old of [...byId('notices').children]) if (old.textContent === notice.textContent) old.remove();
   byId('notices').append(notice);
 }
+
+addEventListener('error', ({error}) => error && complain(error));
+addEventListener('unhandledrejection', ({reason}) => complain(reason));
 
 // ---- The token, kept for this tab only
 
@@ -13278,15 +13260,12 @@ let view = null, version = 0;                   // what is shown, as the service
 let filter = {}, limit = PAGE;                  // {text, status, group, user} of the lists, and their length
 let following = null, wake = () => {};
 const isFiltered = () => Object.keys(filter).length > 0;
-
-const pause = (milliseconds) => new Promise((resolve) => {
-  const timer = setTimeout(resolve, milliseconds);
-  wake = () => { clearTimeout(timer); resolve(); };
-});
+const pause = (milliseconds) => new Promise((resolve) => { setTimeout(resolve, milliseconds); wake = resolve; });
 
 function merge(former, changes) {               // a JSON merge patch: RFC 7396
-  if (changes === null || typeof changes !== 'object' || Array.isArray(changes)) return changes;
-  const merged = former !== null && typeof former === 'object' && !Array.isArray(former) ? {...former} : {};
+  const isObject = (each) => each !== null && typeof each === 'object' && !Array.isArray(each);
+  if (!isObject(changes)) return changes;
+  const merged = isObject(former) ? {...former} : {};
   for (const [name, change] of Object.entries(changes)) {
     if (change === null) delete merged[name];
     else merged[name] = merge(merged[name], change);
@@ -13294,14 +13273,16 @@ function merge(former, changes) {               // a JSON merge patch: RFC 7396
   return merged;
 }
 
+// A browser has six connections to a service, for all its tabs: a hidden one asks for everything now and then, and
+// holds none.
 async function follow() {
   for (let delay = 500;;) {
     await tokenDialog;
     following = new AbortController();
-    const {signal} = following, query = new URLSearchParams({...filter, limit, after: version});
-    const isBrief = document.hidden;
+    const {signal} = following;
+    const query = new URLSearchParams({...filter, limit, after: document.hidden ? 0 : version});
     try {
-      const changes = await ask('GET', `status?${query}`, {signal, timeout: isBrief ? HIDDEN_MS : SILENCE_MS});
+      const changes = await ask('GET', `status?${query}`, {signal, timeout: SILENCE_MS});
       view = merge(changes.is_whole ? {} : view, changes);
       version = view.state_version;
       delay = 500;
@@ -13311,13 +13292,9 @@ async function follow() {
       jobPage?.refresh(changes);
       await pause(document.hidden ? HIDDEN_PAUSE_MS : NEWS_PAUSE_MS);
     } catch (error) {
-      if (signal.aborted || tokenDialog || (isBrief && error.isLate)) {         // late: nothing has changed
-        if (error.isLate && document.hidden) await pause(HIDDEN_PAUSE_MS);
-        continue;
-      }
-      if (!known(error.status)) tellBroken(error);
-      else if (error.status) complain(error);
-      showConnection('lost', 'reconnecting');
+      if (signal.aborted || tokenDialog) continue;
+      if (known(error.status)) showConnection('lost', 'reconnecting');
+      if (error.status !== 0) complain(error);
       await pause(delay * (0.75 + Math.random() / 2));
       delay = Math.min(15000, delay * 1.7);
     }
@@ -13330,8 +13307,6 @@ function restart() {                            // with another filter or length
   wake();
 }
 
-const whenVisible = () => document.hidden && new Promise((done) => document.addEventListener('visibilitychange', done,
-  {once: true}));
 document.addEventListener('visibilitychange', () => document.hidden || wake());
 
 function showConnection(kind, text) {
@@ -13352,7 +13327,7 @@ setInterval(() => {
 
 // ---- The overview
 
-const draw = onFrame(() => {
+function draw() {
   if (!view) return;
   drawHeader();
   if (jobPage) return jobPage.draw();
@@ -13367,7 +13342,7 @@ const draw = onFrame(() => {
   drawFailures();
   drawGpus();
   drawLists();
-});
+}
 
 function drawHeader() {
   const {counts, host, is_paused: isPaused} = view, failures = listFailures(), own = jobPage?.job;
@@ -13738,11 +13713,11 @@ byId('add').addEventListener('click', () => openAddForm());
 
 // ---- Logs.  16 colours; of a progress bar what it shows last.  Other escapes are dropped.
 
-// colours and the like; OSC; DCS and the like; other escapes; an escape that is incomplete; control characters; text
+// colours and the like; OSC; DCS and the like; other escapes; an escape that is incomplete; text
 const TOKENS = new RegExp([/\x1b\[([0-?]*)[ -/]*([@-~])/, /\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)/,
-  /\x1b[PX^_][^\x1b]*\x1b\\/, /\x1b[ -/]*[0-OQ-WYZ`-~]/, /\x1b[^\x07]*$/, /[\x00-\x08\x0a-\x1f\x7f]/,
-  /[^\x00-\x08\x0a-\x1f\x7f]+/].map((part) => part.source).join('|'), 'g');
-const STYLES = [/^(1|2|22)$/, /^2?3$/, /^2?4$/, /^2?7$/, /^2?9$/, /^[39]\d$/];   // one code of each is in force
+  /\x1b[PX^_][^\x1b]*\x1b\\/, /\x1b[ -/]*[0-OQ-WYZ`-~]/, /\x1b[^\x07]*$/, /([^\x00-\x08\x0a-\x1f\x7f]+)/]
+  .map((part) => part.source).join('|'), 'g');
+const STYLES = [/^(1|22)$/, /^2?4$/, /^2?7$/, /^[39]\d$/];      // one code of each is in force
 const ENDING = /^(2\d|3[89])$/;                 // resets; background colours, and 256 and more, are not shown
 
 function restyle(style, parameters) {           // a style: the codes in force
@@ -13758,11 +13733,9 @@ function restyle(style, parameters) {           // a style: the codes in force
 
 function renderLine(raw, style) {               // what a line shows, as [[text, classes]]; and the style at its end
   const runs = [];
-  for (const [whole, parameters, final] of raw.replace(/\r+$/, '').split('\r').at(-1).matchAll(TOKENS)) {
+  for (const [, parameters, final, text] of raw.replace(/\r+$/, '').split('\r').at(-1).matchAll(TOKENS)) {
     if (final === 'm') style = restyle(style, parameters);
-    else if (/^[^\x00-\x08\x0a-\x1f\x7f]/.test(whole)) {
-      runs.push([whole, style.map((code) => `sgr${code}`).join(' ')]);
-    }
+    else if (text) runs.push([text, style.map((code) => `sgr${code}`).join(' ')]);
   }
   return [runs, style];
 }
@@ -13801,18 +13774,13 @@ class LogView {
   constructor(id) {
     Object.assign(this, {id, tail: LOG_TAIL, isAtEnd: true, newCount: 0, onLoad: null});
     this.state = el('span', {class: 'small muted grow', role: 'status'});
-    this.find = el('input', {type: 'search', placeholder: 'Find\u2026', 'aria-label': 'Find in the log',
-      oninput: () => this.search(),
-      onkeydown: ({key, shiftKey}) => { if (key === 'Enter') this.goTo(shiftKey ? -1 : 1); }});
-    this.found = el('span', {class: 'small muted', role: 'status'});
     this.box = el('div',
       {class: 'lines', role: 'log', 'aria-label': `Log of job ${id}`, 'aria-live': 'off', tabindex: 0});
-    this.error = button('Error', () => this.goToError(), {'aria-label': 'Go to the error'});
+    this.error = button('Go to the error', () => this.goToError());
     this.newer = button('', () => this.scrollToEnd(), {class: 'newer', hidden: true});
-    const wrap = button('Wrap', () => wrap.setAttribute('aria-pressed', !this.box.classList.toggle('long')),
-      {'aria-pressed': 'true'});
-    this.node = el('div', {class: 'log'}, el('div', {class: 'head'}, this.state, this.find, this.found, this.error,
-      wrap, button('Download', () => this.download())), this.box, this.newer);
+    this.node = el('div', {class: 'log'}, el('div', {class: 'head'}, this.state, this.error,
+      el('label', {}, el('input', {type: 'checkbox', checked: true}), 'Wrap'),
+      button('Download', () => this.download())), this.box, this.newer);
     this.box.addEventListener('scroll', () => this.onScroll(), {passive: true});
     this.open();
   }
@@ -13826,8 +13794,12 @@ class LogView {
     }
   }
 
+  isWhole() {
+    return !/[1-9]/.test(this.begin ?? '');
+  }
+
   hasEarlier() {
-    return this.tail < LOG_MOST && /[1-9]/.test(this.begin ?? '');
+    return this.tail < LOG_MOST && !this.isWhole();
   }
 
   loadEarlier(onLoad) {                         // begins anew, further above
@@ -13837,43 +13809,34 @@ class LogView {
 
   async open() {
     this.close();
-    const run = this.run = {};
+    const {signal} = this.control = new AbortController();
     this.sources = {stdout: new LogSource(null), stderr: new LogSource('err')};
-    Object.assign(this, {lines: [], isOver: false, problem: 'opening', begin: null, attempt: 1});
+    Object.assign(this, {lines: [], isNew: true, isOver: false, problem: 'opening', begin: null, attempt: 1});
     for (let wait = LOG_PAUSE_MS; !this.isOver;) {
-      await whenVisible();
-      if (this.run !== run) return;
+      while (document.hidden) await new Promise((done) => setTimeout(done, LOG_PAUSE_MS));
       const isFinal = isOver(jobPage?.job);
-      const [hasNews, error] = await this.read(run).then((found) => [found], (reason) => [false, reason]);
-      if (this.run !== run) return;
+      const [count, error] = await this.read(signal).then((found) => [found], (reason) => [0, reason]);
+      if (signal.aborted) return;
       this.problem = error && (error.status ? error.message : 'the connection is lost');
       this.isOver = error ? error.status >= 400 && error.status < 500 : isFinal;
-      wait = hasNews ? LOG_PAUSE_MS : Math.min(LOG_LONG_PAUSE_MS, 1.5 * wait);
+      wait = count ? LOG_PAUSE_MS : Math.min(LOG_LONG_PAUSE_MS, 1.5 * wait);
       if (!error) this.draw();
       this.describe();
       await new Promise((resolve) => setTimeout(resolve, wait));
     }
   }
 
-  async read(run) {                             // returns whether there was news
+  async read(signal) {                          // returns how much is new
     const sources = Object.values(this.sources), offsets = sources.map(({offset}) => offset).join();
-    const query = this.begin ? `offset=${offsets}` : `tail=${this.tail}`, decoder = new TextDecoder();
-    this.control = new AbortController();
-    const answer = await request('GET', `${pathOf(this)}/logs?${query}`, {headers: {Accept: 'application/x-ndjson'},
-      signal: AbortSignal.any([this.control.signal, AbortSignal.timeout(ANSWER_MS)])});
-    const starts = answer.headers.get('Log-Offset');
-    if (this.begin && offsets !== starts) this.open();          // other files
+    const query = this.begin ? `offset=${offsets}` : `tail=${this.tail}`;
+    const {answer, content} = await request('GET', `${pathOf(this)}/logs?${query}`,
+      {headers: {Accept: 'application/x-ndjson'}, signal});
+    const starts = answer.headers.get('Log-Offset'), entries = content.split('\n').filter(Boolean);
+    if (this.begin && offsets !== starts) { this.open(); return 0; }           // other files
     this.begin ??= starts;
     sources.forEach((source, index) => { source.offset = Number(starts.split(',')[index]); });
-    let rest = '', hasNews = false;
-    for (let reader = answer.body.getReader(), step; !(step = await reader.read()).done;) {
-      const entries = (rest + decoder.decode(step.value, {stream: true})).split('\n');
-      rest = entries.pop();
-      if (this.run !== run) return hasNews;
-      for (const entry of entries) this.take(JSON.parse(entry));
-      hasNews ||= entries.length > 0;
-    }
-    return hasNews;
+    for (const entry of entries) this.take(JSON.parse(entry));
+    return entries.length;
   }
 
   take({attempt, started_at: begun, has_earlier: hasEarlier, stream, end, text}) {
@@ -13886,14 +13849,13 @@ class LogView {
   }
 
   close() {
-    this.run = null;
     this.control?.abort();
   }
 
   draw() {                                      // the lines that are new; all when it was opened anew
-    const {box, isAtEnd, run} = this, lines = this.lines.splice(0).slice(-LOG_MOST);
-    if (this.drawnRun !== run) box.replaceChildren();
-    this.drawnRun = run;
+    const {box, isAtEnd} = this, lines = this.lines.splice(0).slice(-LOG_MOST);
+    if (this.isNew) box.replaceChildren();
+    this.isNew = false;
     for (const node of this.partials ?? []) node.remove();
     this.partials = Object.values(this.sources).filter(({raw}) => raw).map(({raw, style, kind}) =>
       lineNode(renderLine(raw, style)[0], raw.includes('\r') ? null : kind));
@@ -13911,7 +13873,6 @@ class LogView {
       this.newer.hidden = !this.newCount;
       show(this.newer, `\u2193 ${number(this.newCount)} new`);
     }
-    if (this.find.value) this.search(false);
   }
 
   scrollToEnd() {
@@ -13919,50 +13880,29 @@ class LogView {
     this.newer.hidden = true;
   }
 
-  search(isNew = true) {
-    const wanted = this.find.value.toLowerCase();
-    this.hits = [...this.box.children].filter((node) => {
-      const isHit = Boolean(wanted) && node.textContent.toLowerCase().includes(wanted);
-      node.classList.toggle('hit', isHit);
-      return isHit;
-    });
-    this.scope = /[1-9]/.test(this.begin) ? ` in the last ${number(this.box.children.length)}` : '';
-    if (isNew) this.index = this.hits.length;
-    show(this.found, wanted && `${counted(this.hits.length, 'line')}${this.scope}`);
-    if (isNew && this.hits.length) this.goTo(-1);
-  }
-
-  goTo(step) {                                  // the next match, or the one before; without one, look further above
-    const count = this.hits?.length;
-    if (!count) return this.hasEarlier() && this.loadEarlier(() => this.search());
-    this.index = (this.index + step + count) % count;
-    for (const node of this.box.querySelectorAll('.marked')) node.classList.remove('marked');
-    this.hits[this.index].classList.add('marked');
-    this.hits[this.index].scrollIntoView({block: 'center'});
+  goToError() {                                 // to the line that says why the job failed
+    const wanted = jobPage.job.cause_line.split('\u2026')[0];
+    const line = [...this.box.children].findLast((node) => node.textContent.includes(wanted));
+    if (!line) return this.hasEarlier() && this.loadEarlier(() => this.goToError());
+    line.classList.add('marked');
+    line.scrollIntoView({block: 'center'});
     this.isAtEnd = false;
-    show(this.found, `${this.index + 1} of ${counted(count, 'line')}${this.scope}`);
-  }
-
-  goToError() {                                 // finds the line that says why it failed
-    this.find.value = jobPage.job.cause_line?.split('\u2026')[0] ?? 'error';
-    this.search();
-    if (!this.hits.length) this.goTo(1);
   }
 
   describe() {
-    const count = this.box.children.length, status = jobPage?.job?.status;
+    const count = this.box.children.length, job = jobPage?.job;
     const silence = this.isOver ? 'it has printed nothing' : 'nothing printed yet';
-    show(this.state, listed(status === 'pending' ? 'the next attempt has not started'
+    show(this.state, listed(job?.status === 'pending' ? 'the next attempt has not started'
       : this.problem ?? (count ? this.isOver ? 'complete' : 'live' : silence), count && counted(count, 'line'),
-    this.hasEarlier() ? 'scroll up for earlier ones' : /[1-9]/.test(this.begin ?? '') && 'earlier ones: Download'));
+    !this.isWhole() && (this.hasEarlier() ? 'scroll up for earlier ones' : 'earlier ones: Download')));
     this.box.classList.toggle('over', this.isOver);
-    this.error.hidden = status !== 'failed';
+    this.error.hidden = !isOver(job) || !job.cause_line;
   }
 
   async download() {
     try {
-      const answer = await request('GET', `${pathOf(this)}/logs`);
-      const address = URL.createObjectURL(await answer.blob());
+      const {content} = await request('GET', `${pathOf(this)}/logs`, {as: 'blob', timeout: DOWNLOAD_MS});
+      const address = URL.createObjectURL(content);
       el('a', {href: address, download: `nexus-${this.id}.log`}).click();
       setTimeout(() => URL.revokeObjectURL(address), 60000);
     } catch (error) {
@@ -14078,9 +14018,9 @@ class JobPage {
 
 // ---- /docs: the content of /openapi.json, and a form to send each call
 
-const ANSWER_LENGTH = 200000, TRIAL_MS = 60000;         // of an answer: characters that are shown; its time limit
 const quote = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 const indented = (value) => JSON.stringify(value, null, 2);
+const pretty = (text) => { try { return indented(JSON.parse(text)); } catch { return text; } };
 const marked = (text) => text.split(/`([^`]+)`/).map((piece, index) => index % 2 ? el('code', {}, piece) : piece);
 let shapes = {};
 
@@ -14096,31 +14036,13 @@ function typeOf(schema) {                       // the type in a word or two
 function drawFields(schema) {                   // each with its type and meaning
   const one = schema.anyOf?.map((each) => shapes[typeOf(each)]).find(Boolean) ?? schema;
   return el('div', {class: 'fields'}, Object.entries(one.properties ?? {}).map(([name, {description, ...type}]) =>
-    el('div', {}, el('code', {}, name),
-      el('div', {}, marked(description ?? ''), ' ',
-        el('span', {class: 'help'}, typeOf(type).replace(' or null', ''))))));
-}
-
-const drawShape = ([name, schema]) => el('details', {class: 'call panel', id: `shape-${name}`},
-  el('summary', {}, el('code', {}, name)), drawFields(schema));
-
-async function showAnswer(box, method, path, options) {
-  const status = el('p', {}, 'Asking \u2026'), shown = el('pre', {tabindex: 0, 'aria-label': 'the answer'});
-  box.replaceChildren(status, shown);
-  try {
-    const answer = await request(method, path, {...options, signal: AbortSignal.timeout(TRIAL_MS)})
-      .catch((error) => error.answer ?? Promise.reject(error));
-    const isJson = answer.headers.get('Content-Type')?.startsWith('application/json');
-    show(status, `${answer.status} ${answer.statusText}`);
-    show(shown, (isJson ? indented(await answer.json()) : await answer.text()).slice(0, ANSWER_LENGTH));
-  } catch (error) {
-    show(status, error.name === 'TimeoutError' ? 'It goes on for over a minute: try it with curl.' : error.message);
-  }
+    el('div', {}, el('code', {}, name), el('div', {}, marked(description ?? ''), ' ',
+      el('span', {class: 'help'}, typeOf(type).replace(' or null', ''))))));
 }
 
 function drawCall(path, method, {operationId: id, summary, parameters, requestBody, responses}) {
   const [[kind, {schema} = {}] = []] = Object.entries(requestBody?.content ?? {}), isJson = kind === 'application/json';
-  const shape = shapes[typeOf(schema)] ?? schema, headers = isJson ? {'Content-Type': kind} : {};
+  const shape = shapes[typeOf(schema)] ?? schema;
   const area = (name, text) => el('textarea', {name, 'aria-label': name, rows: 6, spellcheck: 'false'}, text);
   const areas = isJson ? [area('Body', indented(shape.examples?.[0] ?? {}))]
     : Object.entries(shape?.properties ?? {}).map(([name, {examples}]) => area(name, examples?.[0]));
@@ -14136,7 +14058,13 @@ function drawCall(path, method, {operationId: id, summary, parameters, requestBo
     const body = isJson ? areas[0].value : shape && new FormData();
     for (const {name, value} of isJson ? [] : areas) body.append(name, new Blob([value]), name);
     send.disabled = true;
-    await showAnswer(answer, method, address.value || '.', {headers, body});
+    show(answer, 'Asking \u2026');
+    const sent = {headers: isJson ? {'Content-Type': kind} : {}, body, timeout: TRIAL_MS};
+    const [status, content] = await request(method, address.value || '.', sent).then(
+      (given) => [`${given.answer.status} OK`, given.content],
+      (error) => [error.status || error.message, error.content]);
+    show(answer, el('p', {}, status), el('pre', {tabindex: 0, 'aria-label': 'the answer'},
+      pretty(content)?.slice(0, ANSWER_LENGTH)));
     send.disabled = false;
   }
   oninput();
@@ -14165,8 +14093,9 @@ async function openDocs() {
     .map((text) => el('p', {}, marked(text))));
   const calls = Object.entries(api.paths).flatMap(([path, methods]) =>
     Object.entries(methods).map(([method, facts]) => drawCall(path, method.toUpperCase(), facts)));
-  byId('calls').append(el('h2', {}, 'Calls'), ...calls,
-    el('h2', {}, 'Objects'), ...Object.entries(shapes).map(drawShape));
+  const objects = Object.entries(shapes).map(([name, schema]) => el('details',
+    {class: 'call panel', id: `shape-${name}`}, el('summary', {}, el('code', {}, name)), drawFields(schema)));
+  byId('calls').append(el('h2', {}, 'Calls'), ...calls, el('h2', {}, 'Objects'), ...objects);
   const openWanted = () => {
     const wanted = byId(decodeURIComponent(location.hash.slice(1)));
     if (wanted?.tagName === 'DETAILS') { wanted.open = true; wanted.scrollIntoView(); }
@@ -14194,7 +14123,7 @@ function route() {
     return draw();
   }
   if (path && path !== '/') {
-    complain({message: `There is nothing at ${location.hash}.`, hint: el('a', {href: '#/'}, 'All jobs')});
+    complain({message: `There is nothing at ${location.hash}.`, hint: el('a', {href: '#/'}, 'All jobs'), status: 404});
   }
   const wanted = new URLSearchParams(query), names = ['text', 'status', 'group', 'user'];
   const chosen = Object.fromEntries(names.map((name) => [name, wanted.get(name)]).filter(([, text]) => text));
