@@ -9867,7 +9867,7 @@ def file_hash() -> str:
     return hash_code(read_bytes(os.path.abspath(__file__)))
 
 
-# ==== 15. SERVER ==== ROUTES; handle(request) -> Response; authentication; Connection and Server, which hold sockets
+# ==== 15. SERVER ==== ROUTES; handle(request) -> Response; authentication; Handler and Server, by http.server
 # Api.handle() decides everything, with a request as a value.  localhost is no boundary: a caller is the owner if the
 # kernel says that the socket at the other end is the owner's, or with the owner's token.
 
@@ -10680,149 +10680,146 @@ def make_log_text(has_times: bool = False, is_both: bool = False) -> Callable[[L
     return make_text
 
 
-HEADER = r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\0\r\n]*)"
 SINGLE_HEADERS = ("host", "origin", "authorization", "content-type", "content-length")
+if TYPE_CHECKING:
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+else:                               # the service adds them: importing http.server would cost each command 25 ms
+    BaseHTTPRequestHandler = ThreadingHTTPServer = object
 
 
-class Connection:
-    """A caller's connection: one request, its reply, and the end."""
+class Line:
+    """A caller's connection."""
 
-    def __init__(self, api: Api, opened: socket.socket, peer: str, uid: int | None) -> None:
-        self.api, self.socket, self.peer, self.uid = api, opened, peer, uid
+    def __init__(self, opened: socket.socket, peer: str, uid: int | None) -> None:
+        self.socket, self.peer, self.uid = opened, peer, uid
         self.is_waiting = True                      # for the caller: it may be closed when there are too many
-        self.received = bytearray()                 # bytes that are not handled yet
 
-    def run(self, tls: ssl.SSLContext | None) -> None:
-        """Raises: OSError."""
-        if self.socket.family != socket.AF_UNIX:
-            if tls:                     # the handshake comes with the first read: until then it may be closed
-                self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
-            watch_line(self.socket, IDLE_TIMEOUT_S)
-        head = b""
+
+class Handler(BaseHTTPRequestHandler):
+    """One request on a connection, its reply, and the end.  http.server reads the head, with its own limits."""
+    protocol_version = "HTTP/1.1"
+    default_request_version = "HTTP/1.0"            # for what is no request: the reply has a head
+    line: Line
+    server: Listener
+
+    def setup(self) -> None:
+        self.line = self.client_address  # type: ignore[assignment]
+        self.request.settimeout(REQUEST_TIMEOUT_S)
+        super().setup()
+
+    def do_GET(self) -> None:
+        self.line.is_waiting = False
         try:
-            head = self.read_head()
-            if not head:
-                return
-            self.is_waiting = False
-            response = self.api.handle(self.read_request(head))
+            response = self.server.api.handle(self.read_request())
         except NexusError as error:
             response = error_response(error)
-        self.is_waiting = response.stream is None
+        self.line.is_waiting = response.stream is None
         try:
-            self.send(response, head)
+            self.send(response)
+            self.linger()
         except (OSError, NexusError):           # after a partial reply: a reset shows that it is not complete
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-            return
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         finally:
             if response.after:
                 response.after()
-        self.is_waiting = True
+
+    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_GET
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Refuse what http.server cannot read, or a method that no call has."""
+        kind = "method_not_allowed" if code == 501 else "usage"
+        why = f"this is no request of HTTP: {format_line(message or '', 200)}"
+        self.send(error_response(NexusError(kind, why, hint="")))
         self.linger()
 
-    def receive(self, is_enough: Callable[[], bool], timeout_s: float) -> None:
-        """Receive until it is enough, or the caller's end.  Raises: OSError, when that takes too long."""
-        clock = self.api.service.clock
-        give_up_at = clock.monotonic() + timeout_s
-        while not is_enough():
-            if (left_s := give_up_at - clock.monotonic()) <= 0:
-                raise TimeoutError("nothing came in time")
-            self.socket.settimeout(left_s)
-            if not (piece := self.socket.recv(65536)):
-                return
-            self.received += piece
+    def handle_expect_100(self) -> bool:
+        return True                                 # read_body() says it, when the body is wanted
 
-    def read_head(self) -> bytes:
-        """A request up to its body; b"" when none comes.  Raises: usage."""
-        try:
-            self.receive(lambda: b"\r\n\r\n" in self.received or len(self.received) > MAX_HEAD_BYTES, REQUEST_TIMEOUT_S)
-        except OSError:
-            return b""
-        head, end, self.received = self.received.partition(b"\r\n\r\n")
-        if len(head) > MAX_HEAD_BYTES or (head and not end):
-            refuse(f"the head of a request ends with an empty line, and has at most {MAX_HEAD_BYTES} bytes", hint="")
-        return bytes(head)
+    def version_string(self) -> str:
+        return "nexus"
 
-    def read_request(self, head: bytes) -> Request:
+    def log_message(self, format: str, *arguments: Any) -> None:
+        pass                                        # Gate.note_error() logs what matters
+
+    def read_request(self) -> Request:
         """Raises: usage; length_required."""
         import urllib.parse
-        first, *lines = head.decode("latin-1").split("\r\n")
-        asked, headers, faults = re.fullmatch(r"(\S+) (\S+) HTTP/1\.[01]", first), {}, []
-        for line in lines:
-            match = re.fullmatch(HEADER, line)
-            name = match[1].lower() if match else ""
-            faults += [name or line] if not match or (name in headers and name in SINGLE_HEADERS) else []
-            headers[name] = match[2].strip(" \t") if match else ""
-        if asked is None or faults:
-            refuse("a request begins like `GET /status HTTP/1.1`, and each line after it is `Name: text`, once: "
-                   + format_line(faults[0] if asked else first, 100), hint="")
+        headers = {name.lower(): text.strip(" \t") for name, text in self.headers.items()}
+        # A line that http.server does not understand ends the head for it, and would hide the lines after it.
+        is_torn = self.headers.get_payload() or self.headers.preamble or self.headers.epilogue
+        if is_torn or any(len(self.headers.get_all(name, [])) > 1 for name in SINGLE_HEADERS):
+            refuse(f"each line of a head is `Name: text`, and {', '.join(SINGLE_HEADERS)} stand there once", hint="")
         length = headers.get("content-length", "0")
         if "transfer-encoding" in headers:
             raise NexusError("length_required", "a body needs a Content-Length", hint="do not send it in chunks")
         if not re.fullmatch("[0-9]{1,18}", length):
             raise NexusError("usage", "Content-Length must be one number")
-        path, _, rest = re.sub("^https?://[^/?]*", "", asked[2]).partition("?")
+        path, _, rest = re.sub("^https?://[^/?]*", "", self.path).partition("?")
         query = urllib.parse.parse_qs(rest, keep_blank_values=True)
-        is_waiting = headers.get("expect", "").lower() == "100-continue"        # the body comes after our reply
-        return Request(asked[1], path, query, headers, lambda: self.read_body(int(length), is_waiting), self.peer,
-                       self.uid, int(length))
+        return Request(self.command, path, query, headers, lambda: self.read_body(int(length)), self.line.peer,
+                       self.line.uid, int(length))
 
-    def read_body(self, expected: int, is_waiting: bool) -> bytes:
+    def read_body(self, expected: int) -> bytes:
         """Raises: usage; too_large."""
         if expected > MAX_BODY_BYTES:
             raise NexusError("too_large", f"the body has {expected} bytes; at most {MAX_BODY_BYTES} are taken",
                              hint="send fewer jobs at once")
+        clock, body = self.server.api.service.clock, bytearray()
+        give_up_at = clock.monotonic() + REQUEST_TIMEOUT_S + expected / BODY_BYTES_PER_S
         try:
-            if is_waiting:
-                self.socket.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-            self.receive(lambda: len(self.received) >= expected, REQUEST_TIMEOUT_S + expected / BODY_BYTES_PER_S)
+            if self.headers.get("Expect", "").lower() == "100-continue":
+                self.send_response_only(100)
+                self.end_headers()
+            while len(body) < expected:
+                piece = self.rfile.read1(min(65536, expected - len(body)))
+                if not piece or clock.monotonic() > give_up_at:
+                    refuse(f"the body {'is too slow' if piece else 'ended'}: {len(body)} of {expected} bytes", hint="")
+                body += piece
         except OSError as error:
             raise NexusError("usage", f"the body of {expected} bytes did not come: {error.strerror or error}") from None
-        if len(self.received) < expected:
-            raise NexusError("usage", f"the body ended after {len(self.received)} of {expected} bytes")
-        body, self.received = bytes(self.received[:expected]), bytearray()
-        return body
+        return bytes(body)
 
-    def send(self, response: Response, head: bytes) -> None:
-        """Raises: OSError; the stream's own errors."""
-        import email.utils
-        import http
+    def send(self, response: Response) -> None:
+        """Send a reply.  Raises: OSError; the stream's own errors."""
         import select
-        is_head, is_chunked = head.startswith(b"HEAD "), head.partition(b"\r\n")[0].endswith(b"HTTP/1.1")
-        headers = {"Server": "nexus", "Date": email.utils.formatdate(usegmt=True), "X-Content-Type-Options": "nosniff",
+        is_chunked = response.stream is not None and self.request_version == "HTTP/1.1"
+        headers = {"X-Content-Type-Options": "nosniff",
                    # Another site's page gets neither replies nor a hold on a window that shows one.
                    "Cross-Origin-Resource-Policy": "same-origin", "Cross-Origin-Opener-Policy": "same-origin",
-                   "Vary": "Accept, Authorization", "Cache-Control": "no-store",
-                   "Connection": "close", **response.headers}       # without a Server header
+                   "Vary": "Accept, Authorization", "Cache-Control": "no-store", "Connection": "close",
+                   **response.headers}
         if response.status != 204:
             headers["Content-Type"] = response.content_type
-        if response.stream is not None and is_chunked:
+        if is_chunked:
             headers["Transfer-Encoding"] = "chunked"
         elif response.stream is None and response.status != 204:
             headers["Content-Length"] = str(len(response.body))
-        first = f"HTTP/1.1 {response.status} {http.HTTPStatus(response.status).phrase}"
-        lines = [first, *map(": ".join, headers.items()), "", ""]
-        self.socket.settimeout(IDLE_TIMEOUT_S)
-        self.socket.sendall("\r\n".join(lines).encode("latin-1") + (b"" if is_head else response.body))
-        if response.stream is None or is_head:
+        self.connection.settimeout(IDLE_TIMEOUT_S)
+        self.send_response(response.status)
+        for name, text in headers.items():
+            self.send_header(name, text)
+        self.end_headers()
+        if self.command == "HEAD":
             return
+        self.wfile.write(response.body)
         poll = select.poll()                    # select() cannot take descriptors above 1023
-        poll.register(self.socket, select.POLLRDHUP)
-        for piece in response.stream:
+        poll.register(self.connection, select.POLLRDHUP)
+        for piece in response.stream or ():
             if piece:
-                self.socket.sendall(b"%x\r\n%s\r\n" % (len(piece), piece) if is_chunked else piece)
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece) if is_chunked else piece)
             elif poll.poll(0):                  # the caller has closed its end
                 raise ConnectionResetError
-        if is_chunked:
-            self.socket.sendall(b"0\r\n\r\n")
+        self.wfile.write(b"0\r\n\r\n" if is_chunked else b"")
 
     def linger(self) -> None:
         """Let the caller finish sending what is not wanted: a reset would destroy the reply."""
-        def keep_none() -> bool:                # it is never enough
-            self.received.clear()
-            return False
+        clock, self.line.is_waiting = self.server.api.service.clock, True
+        give_up_at = clock.monotonic() + LINGER_S
+        self.connection.settimeout(LINGER_S)
         with contextlib.suppress(OSError):      # the caller is gone, or sends nothing more
-            self.socket.shutdown(socket.SHUT_WR)
-            self.receive(keep_none, LINGER_S)
+            self.connection.shutdown(socket.SHUT_WR)
+            while self.rfile.read1(65536) and clock.monotonic() < give_up_at:
+                pass
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
@@ -10886,51 +10883,74 @@ def describe_taken_port(address: str, port: int) -> NexusError:
                       hint="set another one: nexus config edit, [service] port")
 
 
+class Listener(ThreadingHTTPServer):
+    """A listening socket."""
+    daemon_threads = True
+
+    def __init__(self, server: Server, opened: socket.socket, handler: type[Handler]) -> None:
+        super().__init__(("", 0), handler, bind_and_activate=False)
+        self.socket.close()                         # the one that http.server made
+        self.socket, self.server, self.api = opened, server, server.api
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        import errno
+        service = self.api.service
+        try:
+            return self.socket.accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                service.fail("taking a connection", error)
+            service.clock.sleep(ACCEPT_PAUSE_S)
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        line = Line(request, SOCKET_PEER, find_peer_uid(request, client_address))
+        if request.family != socket.AF_UNIX:
+            line.peer = unmap(client_address[:2])[0]
+            watch_line(request, IDLE_TIMEOUT_S)
+            if self.server.tls:         # the handshake comes with the first read: until then it may be closed
+                line.socket = self.server.tls.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
+            if not self.server.admit(line):
+                line.socket.close()
+                return
+        super().process_request(line.socket, line)
+
+    def shutdown_request(self, request: Any) -> None:
+        request.close()
+        self.server.forget(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        error = sys.exc_info()[1]
+        if isinstance(error, Exception) and not isinstance(error, OSError):         # else: the caller has gone
+            self.api.service.fail("a connection", error)
+
+
 class Server:
-    """The listening sockets, each with a thread that accepts; each connection has a thread too."""
+    """Listens on the port and on the owner's socket; each connection has a thread."""
 
     def __init__(self, api: Api, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
         """Raises: conflict, when the port is taken; usage, when there is no such address."""
+        import http.server
         import resource
         import threading
-        self.api, self.tls, self.listeners = api, tls, listen(host, port)
-        self.port: int = self.listeners[0].getsockname()[1]
+        self.api, self.tls, opened = api, tls, listen(host, port)
+        self.port: int = opened[0].getsockname()[1]
         own, self.socket_path = listen_to_own(api.service.layout)
-        self.listeners.append(own)
+        handler = type("Handler", (Handler, http.server.BaseHTTPRequestHandler), {})
+        listener = type("Listener", (Listener, http.server.ThreadingHTTPServer), {})
+        self.listeners: list[Listener] = [listener(self, each, handler) for each in (*opened, own)]
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)     # -1: no limit; reading a log takes two
         self.most = min(MAX_CONNECTIONS, descriptors // 3) if descriptors > 0 else MAX_CONNECTIONS
-        self.open: list[Connection] = []            # those over TCP, the oldest first
-        self.guard, self.is_closed = threading.Lock(), False
+        self.open: list[Line] = []                  # those over TCP, the oldest first
+        self.guard = threading.Lock()
 
     def serve(self) -> None:
         """Begin to serve; close() ends it."""
         import threading
         for listener in self.listeners:
-            threading.Thread(target=self.accept, args=(listener,), name="http", daemon=True).start()
+            threading.Thread(target=listener.serve_forever, args=(3600.0,), name="http", daemon=True).start()
 
-    def accept(self, listener: socket.socket) -> None:
-        import errno
-        import threading
-        while not self.is_closed:
-            try:
-                opened, address = listener.accept()
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE):
-                    self.api.service.fail("taking a connection", error)
-                self.api.service.clock.sleep(ACCEPT_PAUSE_S)
-                continue
-            try:
-                peer = SOCKET_PEER if opened.family == socket.AF_UNIX else unmap(address[:2])[0]
-                connection = Connection(self.api, opened, peer, find_peer_uid(opened, address))
-                if opened.family == socket.AF_UNIX or self.admit(connection):
-                    threading.Thread(target=self.run, args=(connection,), name="http", daemon=True).start()
-                else:
-                    opened.close()
-            except Exception as error:          # without this loop nobody could reach the service
-                self.note_fault(error)
-                opened.close()
-
-    def admit(self, connection: Connection) -> bool:
+    def admit(self, line: Line) -> bool:
         """Whether to serve a TCP connection: jobs need descriptors, and others leave room for the owner.
 
         At the limit, the oldest one that waits for its caller is closed.
@@ -10938,7 +10958,7 @@ class Server:
         uid = os.geteuid()
         with self.guard:
             most, rivals = self.most, self.open
-            if connection.uid != uid:
+            if line.uid != uid:
                 most, rivals = most - most // 4, [each for each in rivals if each.uid != uid]
             if len(rivals) >= most:
                 idle = next((each for each in rivals if each.is_waiting), None)
@@ -10947,29 +10967,22 @@ class Server:
                 self.open.remove(idle)              # now: it must not be chosen a second time
                 with contextlib.suppress(OSError):  # its thread notices
                     socket.socket.shutdown(idle.socket, socket.SHUT_RDWR)
-            self.open.append(connection)
+            self.open.append(line)
             return True
 
-    def run(self, connection: Connection) -> None:
-        try:
-            connection.run(self.tls)
-        except Exception as error:
-            self.note_fault(error)
-        finally:
-            connection.socket.close()
-            with self.guard:
-                self.open = [each for each in self.open if each is not connection]
-
-    def note_fault(self, error: Exception) -> None:
-        if not isinstance(error, OSError):          # else: the caller has gone
-            self.api.service.fail("a connection", error)
+    def forget(self, opened: socket.socket) -> None:
+        with self.guard:
+            self.open = [line for line in self.open if line.socket is not opened]
 
     def close(self) -> None:
-        self.is_closed = True
+        import threading
         for listener in self.listeners:
+            ending = threading.Thread(target=listener.shutdown)
+            ending.start()
             with contextlib.suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)         # wakes accept()
-            listener.close()
+                listener.socket.shutdown(socket.SHUT_RDWR)          # wakes serve_forever()
+            ending.join()
+            listener.server_close()
 
 
 def find_peer_uid(connection: socket.socket, address: Any) -> int | None:
