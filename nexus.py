@@ -10687,7 +10687,7 @@ else:                               # the service adds them: importing http.serv
     BaseHTTPRequestHandler = ThreadingHTTPServer = object
 
 
-class Line:
+class Connection:
     """A caller's connection."""
 
     def __init__(self, opened: socket.socket, peer: str, uid: int | None) -> None:
@@ -10699,21 +10699,21 @@ class Handler(BaseHTTPRequestHandler):
     """One request on a connection, its reply, and the end.  http.server reads the head, with its own limits."""
     protocol_version = "HTTP/1.1"
     default_request_version = "HTTP/1.0"            # for what is no request: the reply has a head
-    line: Line
+    entry: Connection
     server: Listener
 
     def setup(self) -> None:
-        self.line = self.client_address  # type: ignore[assignment]
+        self.entry = self.client_address  # type: ignore[assignment]
         self.request.settimeout(REQUEST_TIMEOUT_S)
         super().setup()
 
     def do_GET(self) -> None:
-        self.line.is_waiting = False
+        self.entry.is_waiting = False
         try:
             response = self.server.api.handle(self.read_request())
         except NexusError as error:
             response = error_response(error)
-        self.line.is_waiting = response.stream is None
+        self.entry.is_waiting = response.stream is None
         try:
             self.send(response)
             self.linger()
@@ -10756,8 +10756,8 @@ class Handler(BaseHTTPRequestHandler):
             raise NexusError("usage", "Content-Length must be one number")
         path, _, rest = re.sub("^https?://[^/?]*", "", self.path).partition("?")
         query = urllib.parse.parse_qs(rest, keep_blank_values=True)
-        return Request(self.command, path, query, headers, lambda: self.read_body(int(length)), self.line.peer,
-                       self.line.uid, int(length))
+        return Request(self.command, path, query, headers, lambda: self.read_body(int(length)), self.entry.peer,
+                       self.entry.uid, int(length))
 
     def read_body(self, expected: int) -> bytes:
         """Raises: usage; too_large."""
@@ -10813,7 +10813,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def linger(self) -> None:
         """Let the caller finish sending what is not wanted: a reset would destroy the reply."""
-        clock, self.line.is_waiting = self.server.api.service.clock, True
+        clock, self.entry.is_waiting = self.server.api.service.clock, True
         give_up_at = clock.monotonic() + LINGER_S
         self.connection.settimeout(LINGER_S)
         with contextlib.suppress(OSError):      # the caller is gone, or sends nothing more
@@ -10904,16 +10904,16 @@ class Listener(ThreadingHTTPServer):
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        line = Line(request, SOCKET_PEER, find_peer_uid(request, client_address))
+        connection = Connection(request, SOCKET_PEER, find_peer_uid(request, client_address))
         if request.family != socket.AF_UNIX:
-            line.peer = unmap(client_address[:2])[0]
+            connection.peer = unmap(client_address[:2])[0]
             watch_line(request, IDLE_TIMEOUT_S)
             if self.server.tls:         # the handshake comes with the first read: until then it may be closed
-                line.socket = self.server.tls.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
-            if not self.server.admit(line):
-                line.socket.close()
+                connection.socket = self.server.tls.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
+            if not self.server.admit(connection):
+                connection.socket.close()
                 return
-        super().process_request(line.socket, line)
+        super().process_request(connection.socket, connection)
 
     def shutdown_request(self, request: Any) -> None:
         request.close()
@@ -10941,7 +10941,7 @@ class Server:
         self.listeners: list[Listener] = [listener(self, each, handler) for each in (*opened, own)]
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)     # -1: no limit; reading a log takes two
         self.most = min(MAX_CONNECTIONS, descriptors // 3) if descriptors > 0 else MAX_CONNECTIONS
-        self.open: list[Line] = []                  # those over TCP, the oldest first
+        self.open: list[Connection] = []                  # those over TCP, the oldest first
         self.guard = threading.Lock()
 
     def serve(self) -> None:
@@ -10950,7 +10950,7 @@ class Server:
         for listener in self.listeners:
             threading.Thread(target=listener.serve_forever, args=(3600.0,), name="http", daemon=True).start()
 
-    def admit(self, line: Line) -> bool:
+    def admit(self, connection: Connection) -> bool:
         """Whether to serve a TCP connection: jobs need descriptors, and others leave room for the owner.
 
         At the limit, the oldest one that waits for its caller is closed.
@@ -10958,7 +10958,7 @@ class Server:
         uid = os.geteuid()
         with self.guard:
             most, rivals = self.most, self.open
-            if line.uid != uid:
+            if connection.uid != uid:
                 most, rivals = most - most // 4, [each for each in rivals if each.uid != uid]
             if len(rivals) >= most:
                 idle = next((each for each in rivals if each.is_waiting), None)
@@ -10967,12 +10967,12 @@ class Server:
                 self.open.remove(idle)              # now: it must not be chosen a second time
                 with contextlib.suppress(OSError):  # its thread notices
                     socket.socket.shutdown(idle.socket, socket.SHUT_RDWR)
-            self.open.append(line)
+            self.open.append(connection)
             return True
 
     def forget(self, opened: socket.socket) -> None:
         with self.guard:
-            self.open = [line for line in self.open if line.socket is not opened]
+            self.open = [each for each in self.open if each.socket is not opened]
 
     def close(self) -> None:
         import threading
