@@ -10909,7 +10909,8 @@ class Listener(ThreadingHTTPServer):
             connection.peer = unmap(client_address[:2])[0]
             watch_line(request, IDLE_TIMEOUT_S)
             if self.server.tls:         # the handshake comes with the first read: until then it may be closed
-                connection.socket = self.server.tls.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
+                tls = self.server.tls
+                connection.socket = tls.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
             if not self.server.admit(connection):
                 connection.socket.close()
                 return
