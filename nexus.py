@@ -343,10 +343,16 @@ def refuse(message: str, hint: str = "see nexus help add") -> NoReturn:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """`did you mean 'abc'?`, or "" if no known word is similar."""
+    """`did you mean 'abc'?`, or "" if no known word begins like this one or has nearly all its letters."""
     import difflib
-    near = difflib.get_close_matches(word, list(known), n=1) if len(word) <= 100 else []    # longer needs much memory
-    return f"did you mean '{near[0]}'?" if near else ""
+    near = difflib.get_close_matches(word, list(known)) if len(word) <= 100 else []         # longer needs much memory
+    for other in near:
+        one, two = word.lstrip("-"), other.lstrip("-")
+        begun = min(2, len(one), len(two))
+        if one[:begun] == two[:begun] or sorted(one) == sorted(two) or (
+                difflib.SequenceMatcher(None, one, two).ratio() >= 0.8):
+            return f"did you mean '{other}'?"
+    return ""
 
 
 def load_json(text: str | bytes) -> Any:
@@ -11707,8 +11713,10 @@ def make_parser(command: Command) -> argparse.ArgumentParser:
     class Parser(argparse.ArgumentParser):
         def error(self, message: str) -> NoReturn:
             hint = f"nexus help {command.name}"
-            if takes_command and message.startswith("unrecognized arguments"):
-                hint = f"what is the command's own belongs inside its quotes; {hint}"
+            unknown = re.match("unrecognized arguments: (--[^ =]+)", message)
+            if unknown:
+                hint = suggest(unknown[1], self._option_string_actions) or hint
+                hint += " (what is the command's own belongs inside its quotes)" if takes_command else ""
             raise NexusError("usage", f"{command.name}: {message}", hint)
 
         def format_help(self) -> str:
@@ -11888,8 +11896,10 @@ def read_plain_commands(call: Call) -> list[str]:
         refuse(f"cannot read {path}: {error.strerror}",
                hint="--file takes a file with one command a line, or - for standard input")
     if text.startswith("#!") or path.endswith(".py"):
-        refuse(f"{path} is a program, and --file takes a list of commands, one a line",
-               hint="to run it, give the command that runs it, in quotes; a list of commands does not begin with #!")
+        program = text.partition("\n")[0][2:].strip() if text.startswith("#!") else "python"
+        what, how, saved = ("standard input", "save it as job.sh; then ", "job.sh") if path == "-" else (path, "", path)
+        refuse(f"{what} is a script, and --file takes a list of commands, one a line",
+               hint=f"{how}nexus add {quote(f'{program} {quote(saved)}')}")
     commands = parse_commands(text)
     if not commands:
         refuse(f"{path} holds no command", hint="one a line; empty lines and those that begin with # are left out")

@@ -79,7 +79,9 @@ WRONG = [  # words, what it says
     (["wait"], "--group"), (["retry"], "--failed"), (["kill", "abc", "--group", "g"], "--group"),
     (["pause", "0", "--group", "g"], "not both"),
     (["why"], "ID"), (["why", "a", "b"], "b"), (["metrics", "x"], "x"), (["queue", "--group"], "--group"), (["resume", "x"], "index"),
-    (["kill", "--gruop", "g"], "--gruop"),
+    (["kill", "--gruop", "g"], "did you mean '--group'?"), (["edit", "a", "--after", "b"], "hint: nexus help edit\n"),
+    (["add", "--gpu=1", "x"], "did you mean '--gpus'? (what is the command's own belongs inside its quotes)"),
+    (["add", "--cpus", "4", "x"], "hint: nexus help add (what"), (["add", "--mem", "4G", "x"], "hint: nexus help add (what"),
 ]
 
 

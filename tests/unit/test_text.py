@@ -58,6 +58,17 @@ def test_amounts_that_are_compared_look_different_and_what_is_unknown_is_not_zer
     assert (nexus.format_count(1, "job"), nexus.format_count(2, "job")) == ("1 job", "2 jobs")
 
 
+NEAR = [  # word, known words, the suggestion
+    ("nam", ["node", "name"], "name"), ("prot", ["host", "port"], "port"),
+    ("sreen", ["screen"], "screen"), ("--retrys", ["--retries"], "--retries"),
+    ("--cpus", ["--gpus"], None), ("--mem", ["--name"], None), ("--tag", ["--tty"], None), ("cmd", ["cwd"], None), ("hh", ["h"], "h")]
+
+
+@pytest.mark.parametrize("word, known, near", NEAR)
+def test_what_is_suggested_begins_like_the_word_or_has_its_letters(word, known, near):
+    assert nexus.suggest(word, known) == (f"did you mean '{near}'?" if near else "")
+
+
 LINES = [  # reason, text, width, line
     ("plain text stays", "python train.py", 0, "python train.py"),
     ("escape sequences reach no terminal", "\x1b[31mred\x07", 0, " [31mred "),
