@@ -6179,7 +6179,7 @@ class Part:
 class Backend(Part):
     """Where jobs run: this machine, the nodes, or Slurm.  The loop polls it, and has it start what is recorded.
 
-    A job that must end is recorded too: it has a stop_cause.
+    A job that must end is recorded too: it has a stop_cause, and its backend ends it.
     """
     doing = ""                                          # names it in the log
 
@@ -6197,9 +6197,6 @@ class Backend(Part):
     def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterable[Finding]:
         """Return what is new of attempts.  Runner events may concern any backend's jobs."""
         raise NotImplementedError
-
-    def end_unwanted(self) -> None:
-        """End the jobs that have a stop_cause, and the processes that ended jobs have left."""
 
     def forget(self, job: Job) -> None:
         """Drop what was kept for an attempt that is over."""
@@ -6448,13 +6445,11 @@ class SlurmBackend(Backend):
                 if stop:
                     yield job, {"stop_cause": stop[0], "stop_line": stop[1]}
         self.live = self.list_live()
+        if any(job.current.stop_cause and job.current.slurm_id not in self.cancelled_at for job in self.live):
+            self.hurry()                                    # after squeue, the thread cancels them
         if found and not self.store.last_error:             # after a disk error, poll() returns them again
             self.found = ()
             self.worker.wanted.set()
-
-    def end_unwanted(self) -> None:
-        if any(job.current.stop_cause and job.current.slurm_id not in self.cancelled_at for job in self.live):
-            self.hurry()
 
     def hurry(self) -> None:
         """Run squeue often for a while."""
@@ -7770,7 +7765,7 @@ class Node(MachineBackend):
             with self.guard:
                 if self.line is None:
                     raise NexusError("unavailable", "it cannot be reached")
-                self.orders[key] = order                    # end_unwanted() asks, once for all that start together
+                self.orders[key] = order                    # ask_anew() sends all that start together
             self.service.wake()
         except Exception as error:
             is_lost = isinstance(error, NexusError) and error.kind == "unavailable"
@@ -7836,7 +7831,7 @@ class Node(MachineBackend):
             return Requeue(f"{self.name}: {why}", facts={"excluded_nodes": elsewhere.excluded_nodes})
         return Result(None, None, 0.0, "launch", f"{self.name}: {why}")
 
-    def end_unwanted(self) -> None:
+    def ask_anew(self) -> None:
         """Ask again when the wanted jobs or directories are others than in the last question."""
         with self.guard:
             latest, wanted = self.latest, self.list_wanted()
@@ -8212,10 +8207,11 @@ class NodePool(Part):
                 *map(describe_other, self.nodes.values())]
 
     def take_stock(self) -> None:
-        """Find which directories are needed there; forget a leaving node when nothing runs there."""
+        """Have each node told what is wanted there now; forget a leaving node when nothing runs there."""
         if self.nodes:
             self.folders = list_needed_folders(self.store.state)
         for node in list(self.nodes.values()):
+            self.service.run_guarded(f"asking node {node.name}", node.ask_anew)
             is_told = node.trouble is not None or node.has_none
             if node.is_leaving and is_told and not node.list_jobs():
                 with self.lock:
@@ -8269,7 +8265,7 @@ def is_elsewhere_now(known: NodeConfig, config: NodeConfig) -> bool:
 
 
 # ==== 14. SERVICE ==== observe, plan, carry out; admission, adoption, what is kept and shown
-# One loop.  The FIFO (a job started or ended), requests, and timeouts wake it.  Each tick reads the runner events, ends
+# One loop.  The FIFO (a job started or ended), requests, and timeouts wake it.  Each tick polls the backends, which end
 # the jobs that must stop, records in one transaction which jobs ended and which start next, then starts them.
 # A separate thread runs nvidia-smi and passes the readings to the loop.
 
@@ -9687,8 +9683,6 @@ class Service:
             self.run_guarded(backend.doing, self.take_in, backend, runner_events)
         self.run_guarded("reading GPUs", self.gpu_watch.take_in_observation)
         self.run_guarded("looking at nodes", self.pool.take_stock)
-        for backend in self.backends:
-            self.run_guarded("ending jobs", backend.end_unwanted)
         self.run_guarded("scheduling", self.schedule)
         self.turned_at = self.clock.monotonic()
 

@@ -766,7 +766,7 @@ def test_wall_clock_jumps(world, jump):
 
 PHASES = [  # where, what, as it is told
     ("local", "poll", "hearing runners"), ("gpu_watch", "take_in_observation", "reading GPUs"),
-    ("pool", "take_stock", "looking at nodes"), ("local", "end_unwanted", "ending jobs"), ("", "schedule", "scheduling")]
+    ("pool", "take_stock", "looking at nodes"), ("", "schedule", "scheduling")]
 
 
 @pytest.mark.parametrize("part, method, phase", PHASES, ids=[f"{case[0]}.{case[1]}" for case in PHASES])
@@ -1414,7 +1414,6 @@ def cluster(world):
     def take_slurm():
         w.slurm.service_id, w.service.cluster.slurm = w.store.service_id, w.slurm
         w.service.take_in(w.service.cluster, ())
-        w.service.cluster.end_unwanted()
 
     def go(turns=6, seconds=6.0):
         for _ in range(turns):
