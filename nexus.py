@@ -6277,7 +6277,7 @@ class SlurmBackend(Backend):
                 self.found = [(self.submitting, one) for one in news]
                 self.submitting = None if news else self.submitting
             if not self.found and self.find_pause_s() <= 0:
-                self.look(live)
+                self.run_squeue(live)
         except NexusError as error:
             if self.error is None or error.message != self.error.message:
                 self.service.log.error("Slurm: %s", error.message)
@@ -6310,7 +6310,7 @@ class SlurmBackend(Backend):
         try:
             limit_s, _ = find_time_limit(job, config.jobs)
             slurm_id, words = self.slurm.submit(build_sbatch(job, self.slurm.service_id, folder, limit_s, config))
-        except Exception as error:                          # look() finds out whether Slurm has the job
+        except Exception as error:                          # squeue shows whether Slurm has the job
             self.submitting, self.looked_at = None, float("-inf")
             if isinstance(error, NexusError) and read_refusal(error.message)[0] == "limit":
                 self.rest(error.message, error.hint, True)  # at its limit, sbatch retries until its own timeout
@@ -6337,7 +6337,7 @@ class SlurmBackend(Backend):
         error = NexusError("conflict" if count else "unavailable", message, hint)
         self.refused.fail(self.service.clock.monotonic(), error)
 
-    def look(self, live: Sequence[Job]) -> None:
+    def run_squeue(self, live: Sequence[Job]) -> None:
         """Run squeue, find what is new, and cancel unwanted jobs.  Raises: unavailable."""
         clock = self.service.clock
         self.looked_at = clock.monotonic()
@@ -6685,7 +6685,7 @@ class Observer:
         return observation.error or (f"nvidia-smi has not answered for {silent_s:.0f} s" if is_silent else None)
 
 
-class JobLook(Value):
+class Progress(Value):
     """What a machine knows of an attempt there."""
     pid: int | None = None                      # of its job.sh, once that has claimed the attempt
     pid_started: int | None = None
@@ -6736,12 +6736,13 @@ class HostedJob:
         """Whether the machine has not been booted since."""
         return self.job.current.boot_id == self.machine.boot_id
 
-    def look(self) -> JobLook:
+    @property
+    def progress(self) -> Progress:
         ran, stop = self.job.current, None if self.is_over else self.stop
         if ran.stop_cause in ("timeout", "host-memory"):
             stop = ran.stop_cause, ran.stop_line or ""
-        return JobLook(self.pid, self.pid_started, self.machine.session_of(self.job), self.result, self.is_over,
-                       self.requeue, self.processes_left, self.notes, stop=stop)
+        return Progress(self.pid, self.pid_started, self.machine.session_of(self.job), self.result, self.is_over,
+                        self.requeue, self.processes_left, self.notes, stop=stop)
 
     def find_runtime_s(self) -> float | None:
         """Seconds since the begin of its command, whatever the wall clock was set to."""
@@ -6982,22 +6983,22 @@ class JobHost:
         write_atomic(script, [text], 0o700, is_synced=False)
         return script
 
-    def look(self, jobs: Sequence[Job], events: Sequence[RunnerEvent] = ()) -> list[tuple[Job, JobLook]]:
-        """Take in events, look at files and processes, end what must end; return what is known of each job."""
+    def tick(self, jobs: Sequence[Job], events: Sequence[RunnerEvent] = ()) -> list[tuple[Job, Progress]]:
+        """Take in events, check files and processes, end what must end; return what is known of each job."""
         now, hosted = self.clock.monotonic(), [self.find(job) for job in jobs]
         for event in events:
             one = self.hosted.get(event.job_id)
             if one and one.job.attempt == event.attempt:
                 one.hear(event)
-        is_due = now - self.checked_at >= WATCH_INTERVAL_S
-        if is_due or not events:
+        is_time = now - self.checked_at >= WATCH_INTERVAL_S
+        if is_time or not events:
             gone = self.machine.reap()
-            if is_due or gone:
+            if is_time or gone:
                 self.checked_at = now
                 for one in hosted:
                     self.run_guarded(f"looking at job {one.job.id}", one.check, one.job.id in gone)
         self.end_processes([one for one in hosted if one.is_due(now)], now)
-        return [(one.job, one.look()) for one in hosted]
+        return [(one.job, one.progress) for one in hosted]
 
     def find(self, job: Job) -> HostedJob:
         hosted = self.hosted.get(job.id)
@@ -7018,7 +7019,7 @@ class JobHost:
             self.run_guarded(f"ending job {one.job.id}", one.end, members.get(one.job.id, []), now)
 
     def find_next_look_s(self) -> float | None:
-        """Seconds until look() must be called again for processes that are being ended."""
+        """Seconds until processes that are being ended must be looked at again."""
         due = [one.next_look_at for one in self.hosted.values() if one.ending_since is not None and not one.is_over]
         return max(0.0, min(due) - self.clock.monotonic()) if due else None
 
@@ -7036,20 +7037,20 @@ class JobHost:
         self.machine.forget(job.id)
 
 
-def list_news(job: Job, look: JobLook) -> Iterator[News]:
-    """What a look says of a job that is not recorded yet."""
-    if look.requeue:
-        yield Requeue(look.requeue, facts={"pid": None, "pid_started": None})
+def list_news(job: Job, progress: Progress) -> Iterator[News]:
+    """What is not recorded yet of a job's progress."""
+    if progress.requeue:
+        yield Requeue(progress.requeue, facts={"pid": None, "pid_started": None})
         return
-    if look.stop and not job.current.stop_cause:
-        yield {"stop_cause": look.stop[0], "stop_line": look.stop[1]}
-    if look.pid is not None and job.current.pid is None:
-        yield Started({"pid": look.pid, "pid_started": look.pid_started, "session": look.session})
-    notes = tuple(note for note in look.notes if note not in job.current.notes)
-    if notes or look.processes_left != job.current.processes_left:
-        yield {"processes_left": look.processes_left, "notes": (*job.current.notes, *notes)}
-    if look.is_over and look.result:
-        yield look.result
+    if progress.stop and not job.current.stop_cause:
+        yield {"stop_cause": progress.stop[0], "stop_line": progress.stop[1]}
+    if progress.pid is not None and job.current.pid is None:
+        yield Started({"pid": progress.pid, "pid_started": progress.pid_started, "session": progress.session})
+    notes = tuple(note for note in progress.notes if note not in job.current.notes)
+    if notes or progress.processes_left != job.current.processes_left:
+        yield {"processes_left": progress.processes_left, "notes": (*job.current.notes, *notes)}
+    if progress.is_over and progress.result:
+        yield progress.result
 
 
 class MachineBackend(Backend):
@@ -7062,12 +7063,13 @@ class MachineBackend(Backend):
     def list_jobs(self) -> list[Job]:
         return [job for job in self.service.running_jobs() if self.has(job)]
 
-    def look(self, jobs: Sequence[Job], runner_events: Sequence[RunnerEvent]) -> Iterable[tuple[Job, JobLook]]:
+    def poll_jobs(self, jobs: Sequence[Job], runner_events: Sequence[RunnerEvent]) -> Iterable[tuple[Job, Progress]]:
+        """Return what is known of these jobs."""
         raise NotImplementedError
 
     def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterator[Finding]:
-        for job, look in self.look(self.list_jobs(), runner_events):
-            for news in list_news(job, look):
+        for job, progress in self.poll_jobs(self.list_jobs(), runner_events):
+            for news in list_news(job, progress):
                 yield job, self.judge(job, news)
 
     def judge(self, job: Job, news: News) -> News:
@@ -7098,8 +7100,8 @@ class Local(MachineBackend):
             self.service.launcher.tell_start(job)
         return news
 
-    def look(self, jobs: Sequence[Job], runner_events: Sequence[RunnerEvent]) -> list[tuple[Job, JobLook]]:
-        return self.host.look(jobs, runner_events)
+    def poll_jobs(self, jobs: Sequence[Job], runner_events: Sequence[RunnerEvent]) -> list[tuple[Job, Progress]]:
+        return self.host.tick(jobs, runner_events)
 
     def is_ending(self, job_id: str) -> bool:
         """Whether a job's command has ended, and nothing goes on that has to be waited for."""
@@ -7165,7 +7167,7 @@ class Wanted(Value):
 
 
 class Question(Value):
-    """What a head asks its agent for: a look at its jobs.  All others of its jobs there are ended."""
+    """What a head asks its agent for: the progress of its jobs.  All others of its jobs there are ended."""
     jobs: tuple[Wanted, ...]
     folders: tuple[str, ...]                    # are these directories there?
     wait_s: float                               # reply when there is news, or after this time
@@ -7174,7 +7176,7 @@ class Question(Value):
 class JobReport(Value):
     key: str
     attempt: int
-    look: JobLook
+    progress: Progress
     log_sizes: tuple[int, int] | None = None    # of this attempt; None: its logs are not looked at
     logs: tuple[bytes, bytes] = (b"", b"")      # its new bytes
     samples: Mapping[str, Any] = {}             # as in JobUsage
@@ -7249,7 +7251,7 @@ class Agent:
             with contextlib.suppress(TypeError, ValueError, NexusError):        # what is no job's is left alone
                 job = decode_value(Job, read_json(os.path.join(self.layout.log_dir, name, "job.json")))
                 self.jobs[find_key(job)] = job
-        self.look()
+        self.tick_jobs()
         while self.is_asked() or any(not (one.is_over or one.requeue) for one in self.host.hosted.values()):
             self.tick(self.events.wait(self.find_wait_s()))
 
@@ -7301,21 +7303,21 @@ class Agent:
         """Take in requests and events, look after the jobs, and reply."""
         while self.requests:
             if self.question:
-                self.answer(self.look())
+                self.answer(self.tick_jobs())
             self.run_guarded("taking a request", self.take, self.requests.popleft())
         if self.observer.latest is not self.observer.observation:
             self.observer.take_in(list(self.jobs.values()))
-        looks = self.look(events)
-        for key, look in looks.items():
-            if look.stop and not self.jobs[key].current.stop_cause:
-                self.run_guarded(f"stopping job {key}", self.stop, key, *look.stop)
-            if self.wanted is not None and key not in self.wanted and (look.is_over or look.requeue):
+        known = self.tick_jobs(events)
+        for key, progress in known.items():
+            if progress.stop and not self.jobs[key].current.stop_cause:
+                self.run_guarded(f"stopping job {key}", self.stop, key, *progress.stop)
+            if self.wanted is not None and key not in self.wanted and (progress.is_over or progress.requeue):
                 self.run_guarded(f"forgetting job {key}", self.forget, key)
-        if self.question and (self.has_news(looks) or self.clock.monotonic() - self.asked_at >= self.question.wait_s):
-            self.answer(looks)
+        if self.question and (self.has_news(known) or self.clock.monotonic() - self.asked_at >= self.question.wait_s):
+            self.answer(known)
 
-    def look(self, events: Sequence[RunnerEvent] = ()) -> dict[str, JobLook]:
-        return {find_key(job): look for job, look in self.host.look(list(self.jobs.values()), events)}
+    def tick_jobs(self, events: Sequence[RunnerEvent] = ()) -> dict[str, Progress]:
+        return {find_key(job): progress for job, progress in self.host.tick(list(self.jobs.values()), events)}
 
     def take(self, line: bytes) -> None:
         """Take in a question: start and end jobs, so that what runs here is what it wants."""
@@ -7336,10 +7338,10 @@ class Agent:
                 if refusal:
                     self.refused[one.key] = JobReport(one.key, one.attempt, refusal)
 
-    def start(self, one: Wanted, order: Order) -> JobLook | None:
+    def start(self, one: Wanted, order: Order) -> Progress | None:
         """Start an attempt; return what the head hears of one that cannot be started."""
-        def refuse(why: str) -> JobLook:
-            return JobLook(requeue=why)
+        def refuse(why: str) -> Progress:
+            return Progress(requeue=why)
 
         folder, job = self.layout.job_folder(one.key), order.job
         former = self.host.hosted.get(job.id)
@@ -7366,7 +7368,7 @@ class Agent:
         if isinstance(news, Requeue):
             return refuse(news.why)
         if news:
-            return JobLook(result=news, is_over=True)
+            return Progress(result=news, is_over=True)
         self.jobs[one.key] = job
         return None
 
@@ -7380,25 +7382,25 @@ class Agent:
         self.jobs[key] = change_job(self.jobs[key], stop_cause=cause, stop_line=line).value
         self.keep(self.jobs[key])
 
-    def report(self, one: Wanted, look: JobLook | None, most_bytes: int) -> JobReport:
+    def report(self, one: Wanted, progress: Progress | None, most_bytes: int) -> JobReport:
         """What is known of an attempt, and its new output."""
         folder, job = self.layout.job_folder(one.key), self.jobs.get(one.key)
         if one.key in self.refused:
             return self.refused[one.key]
-        if job is None or job.attempt != one.attempt or look is None:
+        if job is None or job.attempt != one.attempt or progress is None:
             # What has begun may run still, though its files are gone.
             if not one.has_begun and take_claim(folder, one.attempt):
-                return JobReport(one.key, one.attempt, JobLook(requeue="it was not started there"))
+                return JobReport(one.key, one.attempt, Progress(requeue="it was not started there"))
             lost = Result(None, None, None, "session-lost", f"its files are gone: {folder}")
-            return JobReport(one.key, one.attempt, JobLook(result=lost, is_over=True))
+            return JobReport(one.key, one.attempt, Progress(result=lost, is_over=True))
         written = os.path.join(folder, "files")
-        if look.is_over and os.path.isdir(written):
-            look = replace(look, files=written)
+        if progress.is_over and os.path.isdir(written):
+            progress = replace(progress, files=written)
         sizes = self.measure_output(one)
         out, err = [read_part(os.path.join(folder, name), have, most_bytes) if size > have else b""
                     for name, have, size in zip(STREAM_FILES, one.log_sizes, sizes)]
         usage = self.observer.find_usage(job.id)
-        return JobReport(one.key, one.attempt, look, sizes, (out, err), usage.samples, usage.rss_mib)
+        return JobReport(one.key, one.attempt, progress, sizes, (out, err), usage.samples, usage.rss_mib)
 
     def measure_output(self, one: Wanted) -> tuple[int, int]:
         """The sizes of an attempt's logs.  What was lost, or cannot be read, counts if it has arrived."""
@@ -7409,34 +7411,34 @@ class Agent:
             one.log_sizes)]
         return out, err
 
-    def find_news(self, looks: Mapping[str, JobLook]) -> object:
+    def find_news(self, known: Mapping[str, Progress]) -> object:
         """What makes a reply worth sending: it differs from what was last told."""
-        return (looks, list(self.refused), self.folders, self.observer.find_error(),
+        return (known, list(self.refused), self.folders, self.observer.find_error(),
                 [describe_for_event(gpu) for gpu in self.observer.gpus])
 
-    def has_news(self, looks: Mapping[str, JobLook]) -> bool:
+    def has_news(self, known: Mapping[str, Progress]) -> bool:
         wanted = self.question.jobs if self.question else ()
         has_output = any(self.measure_output(one) != one.log_sizes for one in wanted)
         self.log_pause_s = LOG_INTERVAL_S[0] if has_output else min(2 * self.log_pause_s, LOG_INTERVAL_S[1])
         is_unknown = self.clock.monotonic() - self.asked_at >= UNKNOWN_S and any(
-            one.key not in looks and one.key not in self.refused for one in wanted)
-        return has_output or is_unknown or self.find_news(looks) != self.told
+            one.key not in known and one.key not in self.refused for one in wanted)
+        return has_output or is_unknown or self.find_news(known) != self.told
 
-    def answer(self, looks: Mapping[str, JobLook]) -> None:
+    def answer(self, known: Mapping[str, Progress]) -> None:
         question, self.question = self.question, None
         assert question
         share = LOG_BYTES // max(1, 2 * len(question.jobs))
         jobs: list[JobReport] = []
         for one in question.jobs:
             try:
-                jobs.append(self.report(one, looks.get(one.key), share))
+                jobs.append(self.report(one, known.get(one.key), share))
             except (OSError, NexusError) as error:      # what is wrong with one job's folder holds up no other
                 why = format_line(f"its folder on the node cannot be used: {error}", 300)
-                jobs.append(JobReport(one.key, one.attempt, JobLook(notes=(why,))))
+                jobs.append(JobReport(one.key, one.attempt, Progress(notes=(why,))))
         trouble = self.observer.find_error() or ""
         shown = tuple(replace(gpu, fault=gpu.fault or trouble or None) for gpu in self.observer.gpus
                       if not is_left_out(gpu, self.config.gpu))
-        self.told = self.find_news(looks)
+        self.told = self.find_news(known)
         gpus, self.shown = (None if shown == self.shown else shown), shown
         self.reply(Report(self.clock.now(), tuple(jobs), self.folders, trouble, gpus))
 
@@ -7615,8 +7617,8 @@ def append_output(question: Question, found: Iterable[tuple[Job, JobReport]]) ->
 class Node(MachineBackend):
     """Another machine, whose agent runs jobs for this nexus.
 
-    A thread, in follow(), asks the agent for a look at the jobs there again and again, appends their output to the log
-    files here, and keeps what was reported.  The service's loop decides: what it has recorded is wanted.
+    A thread, in follow(), asks the agent for the progress of the jobs there again and again, appends their output to
+    the log files here, and keeps what was reported.  The service's loop decides: what it has recorded is wanted.
     """
 
     def __init__(self, service: Service, address: NodeConfig, is_leaving: bool) -> None:
@@ -7642,7 +7644,7 @@ class Node(MachineBackend):
         self.orders: dict[tuple[str, int], Order | None] = {
             (job.id, job.attempt): None for job in self.list_jobs()}
         self.reports: dict[tuple[str, int], JobReport] = {}
-        self.unsent: dict[tuple[str, int], JobLook] = {}    # attempts whose order could not be made or sent
+        self.unsent: dict[tuple[str, int], Progress] = {}   # attempts whose order could not be made or sent
         self.folders: Mapping[str, bool] = {}               # directories that were asked for: is it there?
         self.has_none = False                               # the agent knows that no job is wanted
         self.log_error = ""                                 # why output could not be written
@@ -7654,7 +7656,7 @@ class Node(MachineBackend):
         self.follower.thread.start()
 
     def follow(self) -> float:
-        """Ask for a look, and take in a reply; return the pause before the next one in seconds."""
+        """Ask, and take in a reply; return the pause before the next one in seconds."""
         try:
             line = self.line or self.connect()
             with self.guard:
@@ -7690,7 +7692,7 @@ class Node(MachineBackend):
         return line
 
     def ask(self, line: AgentLine) -> None:
-        """Ask for a look.  The caller holds `guard`."""
+        """Ask what is known of the jobs that are wanted now.  The caller holds `guard`."""
         recorded = {(job.id, job.attempt) for job in self.list_jobs()}
         self.orders = {key: order for key, order in self.orders.items() if key in recorded}
         self.latest = Question(self.list_wanted(), self.service.pool.folders, LOOK_WAIT_S if self.latest else 0.0)
@@ -7771,11 +7773,11 @@ class Node(MachineBackend):
             is_lost = isinstance(error, NexusError) and error.kind == "unavailable"
             hint = f" ({error.hint})" if isinstance(error, NexusError) and error.hint else ""
             why = format_line(f"{error}{hint}", 1000)
-            self.unsent[key] = JobLook(requeue=why) if is_lost else JobLook(
+            self.unsent[key] = Progress(requeue=why) if is_lost else Progress(
                 result=Result(None, None, 0.0, "launch", why), is_over=True)
             self.service.wake()
 
-    def look(self, jobs: Sequence[Job], runner_events: Sequence[RunnerEvent]) -> Iterator[tuple[Job, JobLook]]:
+    def poll_jobs(self, jobs: Sequence[Job], runner_events: Sequence[RunnerEvent]) -> Iterator[tuple[Job, Progress]]:
         if self.has_news:
             self.has_news = False
             shown = self.find_closed(float("inf")), [describe_for_event(gpu) for gpu in self.gpus]
@@ -7786,7 +7788,7 @@ class Node(MachineBackend):
         for job in jobs:
             key = job.id, job.attempt
             if lost:
-                yield job, JobLook(result=lost, is_over=True)
+                yield job, Progress(result=lost, is_over=True)
             elif key in self.unsent:
                 yield job, self.unsent[key]
             elif key in self.reports:
@@ -7803,15 +7805,16 @@ class Node(MachineBackend):
             return Result(None, None, None, "node-lost", f"{since}: {trouble.message}")
         return None
 
-    def translate(self, job: Job, report: JobReport) -> JobLook:
+    def translate(self, job: Job, report: JobReport) -> Progress:
         """What is known of a job there, with this machine's times.  It is over when all its output has arrived."""
         self.service.observer.usage[job.id] = JobUsage(report.samples, report.rss_mib)
-        result, look = report.look.result, report.look
+        result, progress = report.progress.result, report.progress
         if result and result.finished_at:
             result = replace(result, finished_at=result.finished_at - self.clock_offset_s)
         has_all = report.log_sizes in (None, measure_output(job))
-        files = () if look.files is None else (f"files that it wrote are kept: {self.name}:{look.files}",)
-        return replace(look, result=result, is_over=look.is_over and has_all, notes=(*look.notes, *files))
+        files = progress.files and f"files that it wrote are kept: {self.name}:{progress.files}"
+        return replace(progress, result=result, is_over=progress.is_over and has_all,
+                       notes=(*progress.notes, *filter(None, [files])))
 
     def judge(self, job: Job, news: News) -> News:
         news = super().judge(job, news)

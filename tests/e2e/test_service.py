@@ -1673,7 +1673,7 @@ def head(world, monkeypatch):
 
 def report(job, result=None, log_sizes=(0, 0), logs=(b"", b""), **look):
     """What a node tells of a job."""
-    seen = nexus.JobLook(**({"result": nexus.Result(runtime_seconds=1.0, **result), "is_over": True} if result else {}), **look)
+    seen = nexus.Progress(**({"result": nexus.Result(runtime_seconds=1.0, **result), "is_over": True} if result else {}), **look)
     return nexus.JobReport(nexus.find_key(job), job.attempt, seen, log_sizes, logs)
 
 
