@@ -6420,9 +6420,9 @@ class SlurmBackend(Backend):
         self.worker.wanted.set()
 
     def list_live(self) -> tuple[Job, ...]:
-        state, results = self.service.store.state, self.service.runners.results
+        state, ended = self.service.store.state, self.service.runners.unrecorded
         return tuple(job for job in (*list_submitted(state), *state.running.values())
-                     if job.current.slurm_key and job.id not in results)
+                     if job.current.slurm_key and job.id not in ended)
 
     def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterator[Finding]:
         """Return what the thread has found, then let it go on."""
@@ -7038,7 +7038,7 @@ class JobHost:
 
 
 def list_news(job: Job, progress: Progress) -> Iterator[News]:
-    """What is not recorded yet of a job's progress."""
+    """What is not recorded yet of a job's progress.  Its Result comes when none of its processes is left."""
     if progress.requeue:
         yield Requeue(progress.requeue, facts={"pid": None, "pid_started": None})
         return
@@ -7872,13 +7872,10 @@ class Runners(Part):
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
-        self.results: dict[str, Result] = {}                # {ended job: its result}, until that is recorded
+        self.unrecorded: dict[str, Result] = {}             # {job id: how its attempt has ended}
 
-    def hear_outcome(self, job: Job, news: News) -> None:
-        """Record a report of an attempt.  schedule() records an end, once none of its processes is left.
-
-        Raises: unavailable.
-        """
+    def take_news(self, job: Job, news: News) -> None:
+        """Record what is new of an attempt; an end is left to record_ends_and_start().  Raises: unavailable."""
         now, launcher = self.clock.now(), self.service.launcher
         if isinstance(news, (OSError, NexusError)):
             news = self.service.local.host.judge(news, job)
@@ -7891,7 +7888,7 @@ class Runners(Part):
             if news.cause == "launch" and not job.current.node:
                 with contextlib.suppress(OSError):      # a late runner must find the attempt claimed
                     take_claim(find_job_folder(self.layout, job), job.attempt)
-            self.results[job.id] = news
+            self.unrecorded[job.id] = news
         elif isinstance(news, Started) and job.status == PENDING:       # by Slurm; without facts: it failed before that
             begun = {"started_at": now, **news.facts}
             self.store.update(lambda state: [change_status(state.jobs[job.id], RUNNING, now, **begun)])
@@ -7966,7 +7963,7 @@ class Runners(Part):
 
     def forget(self, job: Job) -> None:
         """Drop what was kept for a running job."""
-        for table in (self.results, self.service.observer.usage):
+        for table in (self.unrecorded, self.service.observer.usage):
             table.pop(job.id, None)
         self.service.find_backend(job).forget(job)
 
@@ -7995,7 +7992,7 @@ class Runners(Part):
             self.service.observer.usage[job.id] = JobUsage({name: getattr(job.current, name) for name in SAMPLES})
         self.service.take_in(self.service.local, ())
         for job in self.service.running_jobs():
-            if job.id not in self.results and not job.current.node:
+            if job.id not in self.unrecorded and not job.current.node:
                 self.log.info("Job %s goes on", job.id)
 
 
@@ -8023,10 +8020,10 @@ class Launcher(Part):
         except Exception as error:
             hosted = self.service.local.host.hosted.get(job.id)
             if not hosted or hosted.launched_at is None:
-                self.service.runners.hear_outcome(job, Result(None, None, 0.0, "launch", format_line(repr(error), 300)))
+                self.service.runners.take_news(job, Result(None, None, 0.0, "launch", format_line(repr(error), 300)))
             raise
         if news:
-            self.service.runners.hear_outcome(job, news)
+            self.service.runners.take_news(job, news)
 
     def tell_start(self, job: Job) -> None:
         """Count, log and publish a start."""
@@ -9670,7 +9667,7 @@ class Service:
 
         def end(state: State) -> Changes:
             for job in list(state.running.values()):
-                is_over = job.id in self.runners.results or self.local.is_ending(job.id)
+                is_over = job.id in self.runners.unrecorded or self.local.is_ending(job.id)
                 if self.local.has(job) and not job.current.stop_cause and not is_over:
                     yield change_job(job, stop_cause="reboot", stop_line=MACHINE_DOWN)
 
@@ -9686,7 +9683,7 @@ class Service:
             self.run_guarded(backend.doing, self.take_in, backend, runner_events)
         self.run_guarded("reading GPUs", self.gpu_watch.take_in_observation)
         self.run_guarded("looking at nodes", self.pool.take_stock)
-        self.run_guarded("scheduling", self.schedule)
+        self.run_guarded("scheduling", self.record_ends_and_start)
         self.turned_at = self.clock.monotonic()
 
     def take_in(self, backend: Backend, runner_events: Sequence[RunnerEvent]) -> None:
@@ -9694,7 +9691,7 @@ class Service:
         for known, news in backend.poll(runner_events):
             job = self.store.state.jobs.get(known.id)
             if job and job.attempt == known.attempt and job.status not in FINAL:
-                self.run_guarded(f"hearing of job {job.id}", self.runners.hear_outcome, job, news)
+                self.run_guarded(f"hearing of job {job.id}", self.runners.take_news, job, news)
 
     @property
     def backends(self) -> Sequence[Backend]:
@@ -9726,7 +9723,7 @@ class Service:
         next_look_s = self.local.host.find_next_look_s()
         if is_late or (self.store.last_error and next_look_s is None):
             return WATCH_INTERVAL_S             # backoff after a failure
-        if self.runners.results:
+        if self.runners.unrecorded:
             return TERMINATION_INTERVAL_S
         until = self.plan.delayed_until
         delays = [] if until is None else [max(0.01, until - self.clock.now())]
@@ -9736,11 +9733,10 @@ class Service:
         """Change fields of a job, or of its last attempt.  Raises: unavailable."""
         self.store.update(lambda state: [change_job(state.jobs[job.id], **facts)], is_synced)
 
-    def schedule(self) -> None:
-        """Record ended jobs and plan starts in one transaction; then start the jobs."""
-        now = self.clock.now()
-        results, trouble, nodes = self.runners.results, self.gpu_watch.find_gpu_error(), self.pool.view_nodes()
-        over = dict(results)
+    def record_ends_and_start(self) -> None:
+        """Record the ends of jobs and plan starts in one transaction; then start the jobs."""
+        now, trouble, nodes = self.clock.now(), self.gpu_watch.find_gpu_error(), self.pool.view_nodes()
+        over = dict(self.runners.unrecorded)
         evidence = {job.id: self.runners.gather_evidence(job, over[job.id])
                     for job in self.running_jobs() if job.id in over}
         hold = "the machine goes down" if self.is_going_down else (
@@ -9764,7 +9760,7 @@ class Service:
 
         self.plan, ended = self.store.update(decide)
         for job_id in over:
-            results.pop(job_id, None)
+            self.runners.unrecorded.pop(job_id, None)
         for before, _ in ended:
             self.runners.forget(before)
         for job, submitted in starting:

@@ -43,8 +43,8 @@ GOOD = {"now": makers.NOW, "jobs": [], "folders": {}, "trouble": "", "gpus": [GP
 
 
 def report(**fields):
-    look = {"result": {"exit_code": 0}, "is_over": True, **fields.pop("look", {})}
-    return {**GOOD, "jobs": [{"key": "zzz-1", "attempt": 1, "look": look, "log_sizes": [0, 0], "logs": ["", ""], "samples": {},
+    progress = {"result": {"exit_code": 0}, "is_over": True, **fields.pop("progress", {})}
+    return {**GOOD, "jobs": [{"key": "zzz-1", "attempt": 1, "progress": progress, "log_sizes": [0, 0], "logs": ["", ""], "samples": {},
                               "rss_mib": None, **fields}]}
 
 
@@ -53,7 +53,7 @@ BAD = [  # reason, the reply, words
     ("no number", {**GOOD, "gpus": [{**GPU, "memory_used_mib": float("nan")}]}, "memory_used_mib is nan"),
     ("no GPU", {**GOOD, "gpus": [None]}, "gpus is None, and not Gpu"),
     ("half a GPU", {**GOOD, "gpus": [{"index": 0, "processes": []}]}, "uuid"),
-    ("an odd exit code", report(look={"result": {"exit_code": "1"}}), "exit_code is '1'"),
+    ("an odd exit code", report(progress={"result": {"exit_code": "1"}}), "exit_code is '1'"),
     ("odd sizes", report(log_sizes=[1]), "log_sizes is list, and not tuple[int, int]"),
     ("no base64", report(logs=["?", ""]), "base64"),
     ("nothing", None, "n1 answers what no nexus does"),

@@ -289,7 +289,7 @@ def test_bounce_of_a_job_that_is_to_be_stopped_ends_it(world):
     w.turn(f"bounce {job_id} 1 taken")
     w.turn()
     assert (w.job(job_id).status, w.job(job_id).current.cause, w.job(job_id).current.stop_by) == ("cancelled", "killed", "ann")
-    assert w.machine.launched == [(job_id, 1)] and not w.service.runners.results and not w.service.local.host.hosted
+    assert w.machine.launched == [(job_id, 1)] and not w.service.runners.unrecorded and not w.service.local.host.hosted
 
 
 def test_starts_that_come_to_nothing_leave_no_trail(world):
@@ -766,7 +766,7 @@ def test_wall_clock_jumps(world, jump):
 
 PHASES = [  # where, what, as it is told
     ("local", "poll", "hearing runners"), ("gpu_watch", "take_in_observation", "reading GPUs"),
-    ("pool", "take_stock", "looking at nodes"), ("", "schedule", "scheduling")]
+    ("pool", "take_stock", "looking at nodes"), ("", "record_ends_and_start", "scheduling")]
 
 
 @pytest.mark.parametrize("part, method, phase", PHASES, ids=[f"{case[0]}.{case[1]}" for case in PHASES])
@@ -801,7 +801,7 @@ def test_a_disk_that_fills_after_a_launch_ends_no_job(world, monkeypatch):
 
     monkeypatch.setattr(w.machine, "launch", launch_and_fill)
     w.turn()
-    assert w.machine.launched == [(job_id, 1)] and job_id not in w.service.runners.results
+    assert w.machine.launched == [(job_id, 1)] and job_id not in w.service.runners.unrecorded
     assert w.job(job_id).status == "running" and not w.service.failure_count
 
 
