@@ -3518,11 +3518,24 @@ JOB_COLUMNS = (
 
 
 def format_queue(jobs: Sequence[Json], paint: Paint) -> str:
-    """On a terminal, a reason stands below the jobs that share it; in a file it is the last column."""
-    reasons = [job["waiting_for"] or "" for job in jobs]
+    """On a terminal, a reason stands below the jobs that share it; in a file it is the last column.
+
+    Below the table stands why a group is held: that is long, and the same for all of them.
+    """
+    import textwrap
+    holds = dict.fromkeys(job["waiting_for"] for job in jobs if is_held(job))
+    reasons = ["group held" if is_held(job) else job["waiting_for"] or "" for job in jobs]
     below = [reason if reason != former else "" for reason, former in zip(reasons, ["", *reasons])]
-    last = [] if paint.width else [Column("WAITING FOR", lambda job: job["waiting_for"] or "")]
-    return format_table([*QUEUE_COLUMNS, *last], jobs, paint, below)
+    shown = [{**job, "waiting_for": reason} for job, reason in zip(jobs, reasons)]
+    last = [] if paint.width else [Column("WAITING FOR", lambda job: job["waiting_for"])]
+    return format_table([*QUEUE_COLUMNS, *last], shown, paint, below) + paint.join(
+        line for hold in holds for line in (textwrap.wrap(hold, max(20, paint.width)) if paint.width else [hold]))
+
+
+def is_held(job: Json) -> bool:
+    """Whether a pending job's group is held."""
+    reason = job["reason"] or {"code": "", "subject": ""}
+    return bool(job["group"]) and (reason["code"], reason["subject"]) == ("held", job["group"])
 
 
 def format_jobs(jobs: Sequence[Json], paint: Paint) -> str:
@@ -12107,7 +12120,12 @@ def cmd_end(call: Call) -> None:
         if job["unknown_since"]:
             call.say(f"{job['node']} has not been heard since {job['unknown_since']}: job {job['id']} is ended when it "
                      f"is back (Ctrl-C leaves it so; nexus node remove {job['node']} --force gives it up)")
-        if job["status"] in FINAL:
+    ended = [job for job in jobs if job["status"] in FINAL]
+    if len(ended) > 1 and not targets:
+        group = f" of group {choice['group']}" if "group" in choice else ""
+        call.say(f"{len(ended)} pending jobs{group} cancelled")
+    else:
+        for job in ended:
             call.say(describe_end(job))
     call.client.wait([job["id"] for job in jobs if job["status"] not in FINAL],
                      lambda job: call.say(describe_end(job)))

@@ -664,7 +664,7 @@ def test_a_cancelled_sweep_pushes_out_nothing_that_ran():
         ran = [add_and_wait(home, "echo out"), add_and_wait(home, "exit 3")]
         ids = home.main("add", "--begin", "+1h", "--sweep", "a=1..40", "echo {a}").out.split()
         done = home.main("cancel", "--status", "pending")
-        assert done.code == 0 and done.err.count(" cancelled (removed)") == len(ids) == 40
+        assert (done.code, done.err) == (0, "nexus: 40 pending jobs cancelled\n")
         until(lambda: "Trimmed 37 jobs beyond history_limit" in home.file("service.log").read_text(), "those that never ran to go")
         assert [home.job(job_id)["exit_code"] for job_id in ran] == [0, 3] and home.main("logs", ran[0]).out == "out\n"
         kept = {job["id"] for job in home.client().jobs()}

@@ -262,6 +262,15 @@ def test_the_queue_on_a_terminal_gives_the_reason_a_line_of_its_own_once():
     assert [number for number, line in enumerate(made.splitlines()) if "GPU 0 is paused" in line] == [2]
 
 
+@pytest.mark.parametrize("paint", [PLAIN, TERMINAL])
+def test_why_a_group_is_held_stands_once_below_the_queue(paint):
+    why = "group bad is held: its first 3 jobs failed"
+    held = {"waiting_for": why, "reason": {"code": "held", "subject": "bad", "detail": why}}
+    made = nexus.format_queue(listed(job("abc", group="bad"), job("abd", group="bad"), **held)
+                              + listed(job("abe", group="good"), waiting_for="GPU 0 is paused"), paint)
+    assert made.splitlines()[-1] == why and made.count(why) == 1 and made.count("group held") == 2 - (paint is TERMINAL)
+
+
 @pytest.mark.parametrize("width", [80, 100, 120])
 def test_lists_fit_the_screen(width):
     many = listed(job("abc", command="python train.py " + "x" * 500 + "\n"), job("abd", command="python 训练.py " + "数" * 500),
