@@ -776,7 +776,9 @@ GPU_COUNT = {**number_in(0, MAX_GPUS), "x-decimals": 2, "examples": [0.5],
 PRIORITY = integer_in(-1000000, 1000000)
 PRIORITY_TEXT = matching("^([Hh][Ii][Gg][Hh]|[Nn][Oo][Rr][Mm][Aa][Ll]|[Ll][Oo][Ww]|-?(0?[0-9]{1,6}|1000000))$",
                         "high, normal, low or a number")
-IDS_TEXT = matching(rf"^\s*{ID_PATTERN}((\s*,\s*|\s+){ID_PATTERN})*\s*$", "job ids like abc,abd", examples=["abc,abd"])
+ID_OR_NAME = f"[^\\s,{CONTROL[1:-1]}]+"
+IDS_TEXT = matching(rf"^\s*{ID_OR_NAME}((\s*,\s*|\s+){ID_OR_NAME})*\s*$", "jobs' ids or names, like abc,abd",
+                    examples=["abc,abd"])
 AMOUNT = "[0-9]{1,9}(\\.[0-9]{1,9})?"
 DURATION = f"( *{AMOUNT} ?[smhdw])+ *|[0-9]{{1,6}}:[0-5][0-9]:[0-5][0-9]"
 DURATION_TEXT = matching(f"^({DURATION}|0)$", "a time with its unit", examples=["90s", "2h", "1h30m", "1:30:00"])
@@ -869,11 +871,11 @@ class Job(Value):
         None, LINE, "jobs to be waited for, paused, killed or retried together", "asked kept form",
         flag="--group G")
     after: tuple[str, ...] = optional(
-        (), list_of(JOB_ID), "start when these have completed; cancelled when one has not", "asked kept",
+        (), list_of(LINE), "start when these have completed; cancelled when one has not", "asked kept",
         flag="--after ID,...", like="abc,abd", text=IDS_TEXT, parse=parse_ids,
         convert=lambda ids: tuple(dict.fromkeys(ids)))
     after_any: tuple[str, ...] = optional(
-        (), list_of(JOB_ID), "start when these have ended, however that was", "asked kept",
+        (), list_of(LINE), "start when these have ended, however that was", "asked kept",
         flag="--after-any ID,...", like="abc,abd", text=IDS_TEXT, parse=parse_ids,
         convert=lambda ids: tuple(dict.fromkeys(ids)))
     pending_dependencies: tuple[str, ...] = ()                 # of `after` and `after_any`, those not ended yet
@@ -8741,7 +8743,8 @@ class Admission(Part):
         if job.group and limit and (group is None or group.limit != limit):
             yield Put("groups", job.group, replace(group or Group(job.group), limit=limit))
         job_id = self.clock.new_job_id(state.jobs)
-        job = replace(job, id=job_id, cwd=self.layout.work_folder(job_id) if job.code else job.cwd, created_at=now,
+        job = replace(job, id=job_id, after=tuple(one.id for one in parents), after_any=tuple(one.id for one in others),
+                      cwd=self.layout.work_folder(job_id) if job.code else job.cwd, created_at=now,
                       pending_dependencies=tuple(dict.fromkeys([
                           *(parent.id for parent in parents if parent.status != COMPLETED),
                           *(parent.id for parent in others if parent.status not in FINAL)])),
@@ -8762,7 +8765,7 @@ class Admission(Part):
         now = self.clock.now()
 
         def find(state: State) -> list[Job]:
-            jobs = choose_jobs(state, choice, caller)
+            jobs = choose_jobs(state, choice, caller, (PENDING, RUNNING))
             left = [job for job in jobs if job.status not in FINAL]
             if choice.ids and choice.status:
                 for job in jobs if len(jobs) == 1 else left:
@@ -8799,7 +8802,7 @@ class Admission(Part):
         now = self.clock.now()
 
         def find(state: State) -> list[Job]:
-            jobs = choose_jobs(state, choice, caller)
+            jobs = choose_jobs(state, choice, caller, FINAL)
             return jobs if choice.ids else [job for job in jobs if job.status in FINAL and not job.retried_as and (
                 choice.status or job.status == FAILED or job.current.cause == "dependency")]
 
@@ -8829,12 +8832,13 @@ class Admission(Part):
             self.service.wake()
         return new_ids
 
-    def edit(self, job_id: str, caller: Caller, position: int | None = None, **change: Any) -> None:
-        """Change a pending job, or its position in the queue.  `change`: by the keys of CHANGES.
+    def edit(self, told: str, caller: Caller, position: int | None = None, **change: Any) -> Job:
+        """Change a pending job, or its position in the queue; return it.  `change`: by the keys of CHANGES.
 
         Raises: usage, not_found, forbidden, conflict.
         """
-        change = self.service.drafts.make_change([find_own_job(self.store.state, job_id, caller)], change, caller)
+        job_id = find_own_job(self.store.state, told, caller, (PENDING,)).id
+        change = self.service.drafts.make_change([self.store.state.jobs[job_id]], change, caller)
         if position is not None and not caller.is_owner:
             raise NexusError("forbidden", f"only {self.service.user} may move a job ahead of other users' jobs",
                              hint="a priority may be given")
@@ -8856,6 +8860,7 @@ class Admission(Part):
         changes = {**change, **({} if position is None else {"position": position})}
         self.service.change(edit, "Job %s changed by %s: %s", job_id, caller.name,
                             format_line(encode_json(changes), 300))
+        return self.store.state.jobs[job_id]
 
     def set_paused(self, is_paused: bool, who: str, name: str | None = None) -> None:
         """Pause or resume the queue, or one group.  Raises: not_found."""
@@ -9040,7 +9045,7 @@ class History(Part):
             refuse(f"only finished jobs can be cleared: {', '.join(FINAL)}", "nexus cancel ends jobs that wait or run")
 
         def find(state: State) -> list[Job]:
-            jobs = choose_jobs(state, choice, caller)
+            jobs = choose_jobs(state, choice, caller, FINAL)
             for job in jobs if choice.ids else ():
                 check_status(job, choice.status or FINAL, "nothing was cleared")
             return [job for job in jobs if job.status in FINAL]
@@ -9832,10 +9837,14 @@ def check_group(state: State, name: str, caller: Caller | None = None) -> None:
                          hint=suggest(name, groups) or "nexus jobs lists all")
 
 
-def choose_jobs(state: State, choice: Choice, caller: Caller) -> list[Job]:
-    """Return the jobs of the choice that the caller may see.  Raises: not_found; forbidden; conflict."""
+def choose_jobs(state: State, choice: Choice, caller: Caller, statuses: Sequence[str]) -> list[Job]:
+    """Return the jobs of the choice that the caller may see.  Raises: not_found; forbidden; conflict.
+
+    `statuses`: those in which jobs can be changed so.
+    """
     if choice.ids:
-        named = [find_own_job(state, job_id, caller) for job_id in dict.fromkeys(choice.ids)]
+        found = [find_own_job(state, told, caller, choice.status or statuses) for told in choice.ids]
+        named = list({job.id: job for job in found}.values())
         for job in named:
             if choice.group is not None and choice.group != (job.group or ""):
                 raise NexusError("conflict", f"job {job.id} is not of group '{format_line(choice.group, 60)}'",
@@ -9846,13 +9855,22 @@ def choose_jobs(state: State, choice: Choice, caller: Caller) -> list[Job]:
     return [job for job in choice.select(list_jobs(state, choice.status or STATUSES)) if caller.may_see(job.user)]
 
 
-def find_own_job(state: State, job_id: str, caller: Caller) -> Job:
-    """Raises: not_found; forbidden, when it is another user's."""
-    job = state.jobs.get(job_id)
+def find_own_job(state: State, told: str, caller: Caller, statuses: Container[str] = ()) -> Job:
+    """The job of an id, or else the latest of a name; to change it, the only one of that name in these statuses.
+
+    Raises: not_found; forbidden, when it is another user's; conflict, when several have the name.
+    """
+    job = state.jobs.get(told)
     if job is None:
-        named = [job.id for job in state.jobs.values() if job.name == job_id and caller.may_see(job.user)]
-        hint = f"{named[-1]} is the last job of this name" if named else suggest(job_id, state.jobs)
-        raise NexusError("not_found", f"no job '{format_line(job_id, 40)}'", hint or "nexus jobs lists them")
+        named = [each for each in state.jobs.values() if each.name == told and caller.may_see(each.user)]
+        fitting = [each for each in named if each.status in statuses]
+        if len(fitting) > 1:
+            raise NexusError("conflict", f"{len(fitting)} jobs have the name '{told}': "
+                             f"{', '.join([each.id for each in fitting][:10])}", hint="name them by their ids")
+        if not named:
+            raise NexusError("not_found", f"no job '{format_line(told, 40)}'",
+                             hint=suggest(told, state.jobs) or "nexus jobs lists them")
+        job = max(fitting or named, key=lambda each: each.number)
     if not caller.may_see(job.user):
         raise NexusError("forbidden", f"job {job.id} is {job.user}'s",
                          f"{caller.user}'s own: nexus jobs --user {caller.user}")
@@ -10354,8 +10372,7 @@ class Calls(Gate):
 
     @route("PATCH /queue/{id}", "user", "change a pending job, or its position", "Job", body="Edit")
     def patch_queue(self, caller: Caller, id: str, body: Any) -> dict[str, Any]:
-        self.service.admission.edit(id, caller, **read_object(EDIT_KEYS, EDIT, body))
-        return self.describe(self.find_job(id, caller))
+        return self.describe(self.service.admission.edit(id, caller, **read_object(EDIT_KEYS, EDIT, body)))
 
     @route("GET /jobs", "user", "all jobs kept: finished, running, pending", "Job[]")
     def get_jobs(self, caller: Caller, status: Sequence[str] = (), user: str | None = None, group: str | None = None,
@@ -12043,6 +12060,8 @@ def cmd_wait(call: Call) -> int:
         ended.add(job["id"])
         call.say(describe_end(job) + (f"; {len(ended)} of {total} have ended" if total > 1 else ""))
 
+    # A name is looked up once: meanwhile another job may get it.
+    ids = [job_id if is_job_id(job_id) else call.client.job(job_id)["id"] for job_id in ids]
     jobs = call.client.wait(ids, say_end, call.options.any)
     return next(filter(None, map(exit_code_of, jobs)), 0)
 
@@ -12685,9 +12704,9 @@ LINES = Field(integer_in(0, 10**9), like="20")
 NUMBER_OPTION = argument("-n", "--number", row=LINES, metavar="N",
                          help="show N rows; 0: all (default: what fits on the terminal; all if it is none)")
 CHOICE_OPTIONS = (argument("--user", help="the jobs of this user"), GROUP, NAME)
-IDS = argument("ids", nargs="+", metavar="ID")
-ANY_IDS = argument("ids", nargs="*", metavar="ID")
-ID = argument("id", metavar="ID")
+IDS = argument("ids", nargs="+", metavar="ID", help="ids or names")
+ANY_IDS = argument("ids", nargs="*", metavar="ID", help="ids or names")
+ID = argument("id", metavar="ID", help="its id or name")
 GPUS = argument("GPU", nargs="*", help="a GPU's index; none: the queue", row=Field(
     matching(f"^{GPU_PLACE}$", "an index, like 0 or n1:0", examples=["0"])))
 

@@ -640,11 +640,25 @@ def test_kill_by_id_and_by_gpu(own_home):
         assert done.code == code and says in done.err and "Traceback" not in done.err and len(done.err) < 500, done
 
 
-def test_a_name_where_an_id_is_meant(own_home):
+def test_a_name_does_where_an_id_does(own_home):
+    """For reading it is the latest of that name; for a change, the only one that can be changed so."""
+    first = add_and_wait(own_home, "echo first; exit 3", "--name", "lr 2")
+    assert own_home.main("logs", "lr 2").out == "first\n" and own_home.main("wait", "lr 2").code == 3
     own_home.main("pause")
-    job_id = own_home.main("add", "--name", "lr 2", "true").id
-    done = own_home.main("kill", "lr 2")
-    assert done.code == 3 and f"{job_id} is the last job of this name" in done.err
+    second = own_home.main("add", "--name", "lr 2", "true").id
+    assert json.loads(own_home.main("show", "lr 2", "--json").out)["id"] == second and own_home.main("why", "lr 2").code == 0
+    assert own_home.main("edit", "lr 2", "--gpus", "0").code == 0 and own_home.job(second)["gpus"] == 0
+    child = own_home.main("add", "--name", "child", "--after", second, "true").id
+    named = own_home.main("add", "--after-any", "child", "true").id
+    assert own_home.job(named)["after_any"] == [child]
+    third = own_home.main("add", "--name", "lr 2", "true").id
+    done = own_home.main("cancel", "lr 2")
+    assert done.code == 4 and f"2 jobs have the name 'lr 2': {second}, {third}" in done.err, done
+    assert own_home.main("remove", second).code == 0 and own_home.main("cancel", "lr 2").code == 0
+    assert own_home.job(third)["status"] == "cancelled" and own_home.main("clear", first, second).code == 0
+    again = own_home.main("retry", "lr 2").id
+    assert own_home.job(third)["retried_as"] == again
+    assert "no job 'lr'" in own_home.main("show", "lr").err
 
 
 def test_cancel_by_status_and_group(own_home):

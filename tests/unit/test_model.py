@@ -362,7 +362,7 @@ REFUSED = [  # reason, submission, what the message names
     ("a third decimal", {"command": "ls", "gpus": 0.125}, "two decimals"),
     ("--cuda for a CPU job", {"command": "ls", "gpus": 0, "cuda_arg": True}, "cuda_arg"),
     ("a limit without a group", {"command": "ls", "max_concurrent": 2}, "max_concurrent"),
-    ("after one that is no id", {"command": "ls", "after": ["1"]}, "after"),
+    ("after two lines", {"command": "ls", "after": ["a\nb"]}, "after"),
     ("a limit of years in words", {"command": "ls", "timeout_seconds": "99w"}, "timeout_seconds must be a number from 0 to"),
     ("an option for conda", {"command": "ls", "conda": "--help"}, "conda"),
     ("a snapshot that is no commit", {"command": "ls", "snapshot": "HEAD", "snapshot_repo": "/x", "cwd": "/x"}, "snapshot"),
