@@ -1353,8 +1353,8 @@ RETRY = object_of(RETRY_KEYS, "which jobs, and what is to be otherwise", minProp
 
 
 def form_rows() -> list[dict[str, Any]]:
-    """The fields of the page's form: those with `first` are shown at once, the others on demand."""
-    return [{"name": name, "help": row.help, "like": row.like, "first": row.form,
+    """The fields of the page's form: `first` are shown at once, the others on demand; `change` may change later."""
+    return [{"name": name, "help": row.help, "like": row.like, "first": row.form, "change": name in CHANGES,
              "label": (row.flag or name).split()[0].lstrip("-").replace("-", " "),
              "type": "string" if row.text else row.schema["type"]}
             for name, row in ASKED.items() if row.flag or name in ("command", "env")]
@@ -12916,7 +12916,7 @@ a:hover { text-decoration: underline; }
 code, pre, .command, .id, .line { font-family: var(--mono); font-size: .93em; }
 pre { margin: 0; white-space: pre-wrap; }
 :focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; border-radius: 4px; }
-main:focus, h1:focus, h2:focus { outline: none; }
+main:focus, h1:focus { outline: none; }
 .muted, .help, .why, .time, dt { color: var(--muted); }
 .small, .help, footer { font-size: .88em; }
 .red, .cause, button.danger { color: var(--bad); }
@@ -12928,7 +12928,7 @@ main:focus, h1:focus, h2:focus { outline: none; }
 .skip { position: absolute; left: -999px; z-index: 9; padding: .6rem 1rem; background: var(--panel); }
 .skip:focus { left: .5rem; }
 
-button, input, select, textarea { font: inherit; color: inherit; border-radius: 6px; background: var(--panel); }
+button, input, textarea { font: inherit; color: inherit; border-radius: 6px; background: var(--panel); }
 button { min-height: 28px; padding: .1rem .6rem; border: 1px solid var(--line); cursor: pointer; white-space: nowrap; }
 button:hover { border-color: var(--edge); }
 button:disabled { opacity: .55; cursor: default; }
@@ -12936,12 +12936,10 @@ button.primary { background: var(--accent); border-color: var(--accent); color: 
 button.primary.danger { background: var(--bad); border-color: var(--bad); }
 button.link { border: 0; background: none; color: var(--accent); padding: 0 .2rem; }
 button[aria-pressed=true] { background: var(--accent-soft); border-color: var(--accent); color: var(--accent); }
-input, select, textarea { min-height: 32px; width: 100%; padding: .2rem .6rem; border: 1px solid var(--edge); }
+input, textarea { min-height: 32px; width: 100%; padding: .2rem .6rem; border: 1px solid var(--edge); }
 input[type=checkbox] { width: 18px; min-height: 18px; vertical-align: middle; }
 textarea { font-family: var(--mono); }
-.actions select { width: auto; min-height: 28px; }
 label { font-weight: 600; font-size: .9em; }
-label :is(.help, input, textarea, select) { font-weight: 400; }
 
 header { position: sticky; top: 0; z-index: 5; background: var(--panel); border-bottom: 1px solid var(--line); }
 .bar, main, footer { max-width: 1400px; margin: 0 auto; padding: .45rem 1.2rem; }
@@ -12956,8 +12954,8 @@ header { position: sticky; top: 0; z-index: 5; background: var(--panel); border-
 section { margin-bottom: 1rem; }
 .head { margin-bottom: .35rem; min-height: 28px; }
 .panel, dialog, .log { background: var(--panel); border: 1px solid var(--line); border-radius: 8px; }
-.pad, .empty, .more { padding: .5rem .8rem; }
-.empty, .more { text-align: center; color: var(--muted); }
+.pad, .empty { padding: .5rem .8rem; }
+.empty { text-align: center; color: var(--muted); }
 .banner { margin-bottom: .5rem; padding: .35rem .8rem; border-radius: 8px; background: var(--accent-soft); }
 .badge { padding: .02rem .5rem; border-radius: 1em; font-size: .86em; font-weight: 600; white-space: nowrap; }
 .badge, .track { background: var(--sunk); color: var(--muted); }
@@ -12977,7 +12975,7 @@ section { margin-bottom: 1rem; }
 .command.title { font-weight: 400; }
 .why, .cause { flex: 1 1 10rem; min-width: 0; }
 .time { min-width: 4.5rem; text-align: right; }
-.gpus > li { display: grid; grid-template-columns: 3.4rem 9.5rem 9rem minmax(0, 1fr) 6rem; gap: 0 .8rem; }
+.gpus > li { display: grid; grid-template-columns: 3.4rem 9.5rem 9rem minmax(0, 1fr) auto; gap: 0 .8rem; }
 #gpus > ul { margin-top: .5rem; }
 .gpus > li.heading { min-height: 0; font-size: .82em; color: var(--muted); }
 .gpus > li.idle { background: var(--warn-soft); }
@@ -13027,15 +13025,15 @@ dialog pre, #docs pre { padding: .5rem; margin: .5rem 0; max-height: 24rem; over
 .form > .all { grid-column: 1 / -1; }
 dialog label::first-letter { text-transform: uppercase; }
 summary { cursor: pointer; padding: .3rem 0; }
+summary:is(.head, .call *)::before { content: "\25b8"; content: "\25b8" / ""; width: 1ch; color: var(--muted); }
+[open] > summary:is(.head, .call *)::before { content: "\25be"; content: "\25be" / ""; }
 .buttons { display: flex; justify-content: flex-end; gap: .5rem; margin-top: .9rem; }
 #notices { position: fixed; z-index: 8; right: 1rem; bottom: 1rem; width: min(26rem, calc(100vw - 2rem)); }
 .notice { display: flex; gap: .6rem; align-items: start; margin-top: .5rem; padding: .6rem .8rem; border-radius: 8px;
   background: var(--panel); border: 1px solid var(--line); border-left: 4px solid var(--green); color: var(--ink); }
 .notice.bad { border-left-color: var(--red); }
 .opening main { opacity: 0; }
-.filtered { display: flex; flex-direction: column; }
-.filtered #lists { order: -1; }
-.offline :is(button, select):not(.log *, dialog *) { pointer-events: none; opacity: .5; }
+.offline button:not(.log *, dialog *) { pointer-events: none; opacity: .5; }
 .docs header :not(.bar, .brand), .docs .state { display: none; }
 .call { margin: .4rem 0; padding: .1rem .8rem; }
 .call > summary { display: flex; flex-wrap: wrap; gap: .1rem .7rem; }
@@ -13054,7 +13052,7 @@ summary { cursor: pointer; padding: .3rem 0; }
   .use .title { flex: 1; }
   .time { min-width: 0; }
 }
-@media (pointer: coarse) { button, input, select, textarea { min-height: 40px; } }
+@media (pointer: coarse) { button, input, textarea { min-height: 40px; } }
 </style>
 </head>
 <body class="opening">
@@ -13070,13 +13068,7 @@ summary { cursor: pointer; padding: .3rem 0; }
 </div></header>
 <main id="main" tabindex="-1">
   <p id="offline" class="banner bad" role="alert" hidden></p>
-  <div id="overview" hidden>
-    <h1 class="unseen">nexus: GPUs and jobs</h1>
-    <div id="banners"></div>
-    <section id="failures" aria-label="Failures"></section>
-    <section id="gpus" aria-label="GPUs"></section>
-    <div id="lists"></div>
-  </div>
+  <div id="overview" hidden></div>
   <article id="job" hidden></article>
   <div id="docs" hidden>
     <h1>nexus: the API</h1>
@@ -13101,8 +13093,10 @@ const LOG_PAUSE_MS = 700, LOG_LONG_PAUSE_MS = 5000;
 const ANSWER_LENGTH = 200000;                   // characters of an answer that /docs shows
 const FINAL = ['completed', 'failed', 'cancelled'];
 const PRIORITIES = ['high', 'normal', 'low'];
+const SHOWN_FAILURES = 4;
+const MANY_GPUS = 16;                           // more are folded by machine at first
 const KINDS = {completed: 'ok', failed: 'bad', cancelled: 'warn', running: 'busy', pending: '', Available: 'ok',
-  Busy: 'busy', Paused: 'warn', 'In use': 'warn', Unavailable: 'warn', Fault: 'bad', Unknown: 'bad', Idle: 'warn'};
+  Busy: 'busy', Paused: 'warn', 'In use': 'warn', Unavailable: 'warn', Fault: 'bad', Unknown: 'bad'};
 const MARKS = {completed: '\u2713', failed: '\u2717', cancelled: '\u2298', running: '\u25b6', pending: '\u2026'};
 const isDocs = location.pathname.endsWith('/docs');             // /docs is this page too
 const SVG = 'http://www.w3.org/2000/svg';
@@ -13124,19 +13118,12 @@ function dress(node, facts, children) {         // keys and handlers become prop
 
 const button = (text, onclick, facts = {}) => el('button', {type: 'button', onclick, key: text, ...facts}, text);
 
-function choice(facts, options, chosen) {       // options: [value, text]
-  const select = el('select', facts, options.map(([value, text]) => el('option', {value}, text)));
-  select.value = chosen;
-  return select;
-}
-
 // Everything is drawn anew each time, and only differences are applied: rows are kept, moved and updated, so that the
 // focus, a selection and the scroll position survive.
 function show(parent, ...children) {
-  const focused = document.activeElement, hadFocus = parent.contains(focused), section = focused?.closest('section');
+  const focused = document.activeElement, hadFocus = parent.contains(focused);
   sync(parent, el('div', {}, ...children));
-  if (!hadFocus || document.activeElement === focused) return;
-  (focused.isConnected ? focused : section?.querySelector('h2'))?.focus({preventScroll: true});
+  if (hadFocus && focused.isConnected) focused.focus({preventScroll: true});    // what was moved has lost it
 }
 
 function sync(parent, fresh) {                  // children with the same tag and key are the same
@@ -13161,13 +13148,14 @@ function update(node, fresh) {
     if (node.data !== fresh.data) node.data = fresh.data;
     return;
   }
-  for (const {name} of [...node.attributes]) {
-    if (!fresh.hasAttribute(name) && name !== 'open') node.removeAttribute(name);
+  for (const name of new Set([...node.getAttributeNames(), ...fresh.getAttributeNames()])) {
+    const value = fresh.getAttribute(name);
+    if (name === 'open' || node.getAttribute(name) === value) continue;         // its reader opens and closes it
+    if (value === null) node.removeAttribute(name);
+    else node.setAttribute(name, value);
   }
-  for (const {name, value} of fresh.attributes) if (node.getAttribute(name) !== value) node.setAttribute(name, value);
-  for (const name of ['onclick', 'onchange', 'onblur']) node[name] = fresh[name];
+  node.onclick = fresh.onclick;
   if (!node.hasAttribute('data-own')) sync(node, fresh);        // else its content is drawn elsewhere
-  if (node.tagName === 'SELECT' && node !== document.activeElement) node.value = fresh.value;   // else it may be open
 }
 
 // ---- Words
@@ -13198,6 +13186,7 @@ const hasNodes = () => Object.keys(view?.nodes ?? {}).length > 0;
 const isOver = (job) => FINAL.includes(job?.status);
 const commandOf = (job) => job.command ?? `(${job.user}'s)`;     // a token of another user gets no command
 const pathOf = (job) => `jobs/${encodeURIComponent(job.id)}`;
+const muted = (text) => text && el('span', {class: 'muted'}, text);
 const badge = (word, text = word) => el('span', {class: `badge ${KINDS[word] ?? ''}`}, text);
 const jobLink = (job) => el('a', {class: 'id', href: `#/${pathOf(job)}`, 'aria-label': `Job ${job.id}`}, job.id);
 const groupAddress = (group, status) => `#/?${new URLSearchParams({group, ...status && {status}})}`;
@@ -13243,11 +13232,12 @@ async function ask(method, path, {body, headers, ...options} = {}) {
 }
 
 // Does a button's work; says when it is done, or why it failed.
-async function act(method, path, body, done, headers, refuse = complain) {
+async function act(method, path, body, done, refuse = complain, headers = {}) {
   try {
     const answer = await ask(method, path, {body, headers});
     tell(typeof done === 'function' ? done(answer) : done);
     wake();
+    jobPage?.load();
     return answer ?? true;
   } catch (error) {
     return refuse(error);
@@ -13385,39 +13375,43 @@ function draw() {
   if (!view) return;
   drawHeader();
   if (jobPage) return jobPage.draw();
-  byId('overview').classList.toggle('filtered', isFiltered());  // what was looked for comes first
-  const banner = (kind, text) => el('p', {class: `banner ${kind}`, key: text}, text);
-  show(byId('banners'),
-    view.is_paused && banner('warn', 'The queue is paused: running jobs go on, nothing new starts.'),
-    [view.gpu_trouble, view.slurm?.trouble].filter(Boolean).map((text) => banner('bad', text)),
-    view.hints.map((text) => banner('', text)),
-    !Object.values(view.counts).some(Boolean) && banner('',
-      'There is no job yet. Add one with the button above, or on the machine: nexus add "python train.py"'));
-  drawFailures();
-  drawGpus();
-  drawLists();
+  const banner = (kind, text) => text && el('p', {class: `banner ${kind}`, key: text}, text);
+  const state = [el('div', {id: 'banners', key: 'banners'},
+    banner('warn', view.is_paused && 'The queue is paused: running jobs go on, nothing new starts.'),
+    banner('bad', view.gpu_trouble), banner('bad', view.slurm?.trouble), view.hints.map((text) => banner('', text)),
+    banner('', !Object.values(view.counts).some(Boolean)
+      && 'There is no job yet. Add one with the button above, or on the machine: nexus add "python train.py"')),
+  drawFailures(), drawGpus()];
+  const lists = drawLists();                    // what was looked for comes first
+  show(byId('overview'), el('h1', {class: 'unseen'}, 'nexus: GPUs and jobs'),
+    isFiltered() ? [lists, state] : [state, lists]);
 }
 
 function drawHeader() {
-  const {counts, host, is_paused: isPaused} = view, failures = listFailures(), own = jobPage?.job;
+  const {counts, host} = view, failures = listFailures().length, job = jobPage?.job;
   const count = (status, word, kind) => el('a', {href: `#/?status=${status}`, key: status, class: kind},
     el('b', {}, number(counts[status])), ` ${word}`);
   show(byId('host'), listed(host.name, known(host.cpu_percent) && `CPU ${percent(host.cpu_percent)}`,
     known(host.memory_used_gb) && `${Math.round(host.memory_used_gb)} of ${Math.round(host.memory_total_gb)} GB`));
-  show(byId('version'), `nexus ${view.version}, ${view.user} on ${host.name}`);
+  show(byId('version'), `nexus ${view.version}, as ${view.user}`);
   show(byId('counts'), count('running', 'running'), count('pending', 'waiting'),
-    count('failed', 'failed', failures.length && 'red'));
-  show(byId('pause'), view.is_owner && button(isPaused ? 'Resume' : 'Pause', () => act('POST',
-    isPaused ? 'service/resume' : 'service/pause', undefined, isPaused ? 'Jobs are started again.'
-      : 'Paused: running jobs go on, nothing new starts.'),
-  {class: isPaused ? '' : 'quiet', 'aria-label': isPaused ? 'Resume starting jobs' : 'Pause: start no more jobs'}));
-  document.title = listed(failures.length > 0 && `\u2717 ${failures.length}`,        // tabs behind others tell it, too
-    jobPage ? `${MARKS[own?.status] ?? ''} ${own?.name ?? jobPage.id}`.trim()
+    count('failed', 'failed', failures && 'red'));
+  show(byId('pause'), pauseButton(view.is_paused, 'the queue', 'service'));
+  document.title = listed(failures > 0 && `\u2717 ${failures}`,         // tabs behind others tell it, too
+    jobPage ? `${MARKS[job?.status] ?? ''} ${job?.name ?? jobPage.id}`.trim()
       : `${number(counts.running)} running, ${number(counts.pending)} waiting`, 'nexus');
   const icon = `<svg xmlns="${SVG}" viewBox="0 0 16 16"><rect width="16" height="16" rx="4" fill="#2159c9"/><path
     d="M4.5 12V4l7 8V4" fill="none" stroke="#fff" stroke-width="2"/>${
-  failures.length ? '<circle cx="12" cy="4" r="4" fill="#e5322d"/>' : ''}</svg>`;
+  failures ? '<circle cx="12" cy="4" r="4" fill="#e5322d"/>' : ''}</svg>`;
   byId('icon').href = `data:image/svg+xml,${encodeURIComponent(icon)}`;
+}
+
+function pauseButton(isPaused, name, path, query = '', noun = '') {     // of the queue, a group or a GPU
+  const verb = isPaused ? 'Resume' : 'Pause', label = `${verb} ${name}`;
+  const done = isPaused ? `Resumed ${name}.` : `Paused ${name}: what runs goes on, nothing new starts.`;
+  const address = `${path}/${verb.toLowerCase()}${query}`;
+  return view.is_owner && button(`${verb}${noun}`, () => act('POST', address, undefined, done),
+    {class: isPaused ? null : noun ? 'quiet link' : 'quiet', 'aria-label': label, title: label});
 }
 
 const bar = (facts, ...parts) => svg(
@@ -13426,11 +13420,9 @@ const bar = (facts, ...parts) => svg(
 
 // What a row tells of a job.
 function describe(job, note) {
-  const {status, last_line: line} = job, isRunning = status === 'running';
+  const {status, last_line: line, estimated_start: start} = job, isRunning = status === 'running';
   const [, done] = /(?:^|\D)(\d{1,2}|100)(?:\.\d+)? ?%/.exec(line ?? '') ?? [];
   const title = job.name ?? commandOf(job).replace(/^(\S*\/)?(python[\d.]*|bash|sh)\s+(?=[^-\s])(\S*\/)?/, '');
-  const start = job.estimated_start, wait = start && -secondsSince(start);
-  const muted = (text) => text && el('span', {class: 'muted'}, text);
   return [
     jobLink(job), el('span', {class: job.name ? 'title clip' : 'command title clip', title: commandOf(job)}, title),
     isOver(job) && badge(status, job.outcome && status !== 'completed' ? job.outcome : `${MARKS[status]} ${status}`),
@@ -13438,27 +13430,22 @@ function describe(job, note) {
     isRunning && [
       muted(job.gpus % 1 > 0 && `${job.gpus} GPU`), job.stopping && badge('cancelled', 'stopping'),
       job.unknown_since && badge('failed', `unknown since ${clock(job.unknown_since)}`),
-      muted(job.processes_left && `its command has ended, ${counted(job.processes_left, 'process')} left`),
       done && bar({'aria-hidden': 'true'}, [0, done]), line && el('span', {class: 'line clip', title: line}, line)],
     status === 'pending' && el('span', {class: 'why'}, listed(
       job.gpus !== 1 && counted(job.gpus || 'no', 'GPU'), hasNodes() && job.only_node && `on ${job.only_node}`,
-      job.waiting_for, start && (wait < 60 ? 'starts any moment' : `starts in about ${about(wait)}`))),
+      job.waiting_for, start && `starts in about ${about(-secondsSince(start))}`)),
     isOver(job) && el('span', {class: 'cause small command clip', title: job.cause_line}, job.cause_line)];
 }
 
 function drawTime(job) {                        // how long it runs, or ran, and since when it is over
-  if (!isOver(job)) {
-    return el('span', {class: 'time', key: 'time', 'data-since': job.started_at},
-      job.started_at && duration(secondsSince(job.started_at)));
-  }
-  const run = known(job.runtime_seconds) && duration(job.runtime_seconds), end = job.finished_at;
-  return el('time', {class: 'time', datetime: end, title: listed(clock(end), job.started_at && where(job))},
-    run && el('span', {class: 'quiet'}, `${run} \u00b7 `), ago(end));
+  const {started_at: start, finished_at: end, runtime_seconds: run} = job;
+  if (!isOver(job)) return el('span', {class: 'time', 'data-since': start}, start && duration(secondsSince(start)));
+  return el('time', {class: 'time', datetime: end, title: listed(clock(end), start && where(job))},
+    known(run) && el('span', {class: 'quiet'}, `${duration(run)} \u00b7 `), ago(end));
 }
 
 // Failures stay until they are dismissed, in this browser, or retried.  Those of a group are one line.
 
-const SHOWN_FAILURES = 4;
 const readDismissed = () => (localStorage.getItem('nexus-dismissed') ?? '').split(',');
 
 function listFailures() {
@@ -13472,63 +13459,52 @@ function dismiss(jobs) {
 }
 
 function drawFailures() {
-  const failures = listFailures(), lines = new Map();
-  for (const job of failures) {
-    const key = job.group ? `group ${job.group}` : `job ${job.id}`;
-    lines.set(key, [...lines.get(key) ?? [], job]);
-  }
+  const failures = listFailures();
+  const lines = Object.entries(Object.groupBy(failures, ({group, id}) => group ? `group ${group}` : `job ${id}`));
   const drawLine = ([key, jobs]) => {
-    const [job] = jobs, count = jobs.length, note = count > 1
-      && el('a', {class: 'clip', href: groupAddress(job.group, 'failed')}, `+${count - 1} of ${job.group}`);
-    return el('li', {key, 'data-failure': job.id, class: 'bad'}, describe(job, note), drawTime(job),
-      button('Retry', () => retry(count > 1 ? {group: job.group} : {ids: [job.id]}),
-        {class: 'quiet', 'aria-label': `Retry ${key}`}),
+    const [{id, group}] = jobs, more = jobs.length - 1;
+    const note = more > 0 && el('a', {class: 'clip', href: groupAddress(group, 'failed')}, `+${more} of ${group}`);
+    return el('li', {key, class: 'bad'}, describe(jobs[0], note), drawTime(jobs[0]),
+      button('Retry', () => retry(more ? {group} : {ids: [id]}), {class: 'quiet', 'aria-label': `Retry ${key}`}),
       button('\u00d7', () => dismiss(jobs), {'aria-label': `Dismiss ${key}`, title: 'Dismiss'}));
   };
-  show(byId('failures'), failures.length > 0 && el('ul', {class: 'rows panel'},
-    [...lines].slice(0, SHOWN_FAILURES).map(drawLine),
-    lines.size > 1 && el('li', {class: 'bad', key: 'all'}, el('span', {class: 'grow'}),
-      lines.size > SHOWN_FAILURES && el('a', {href: '#/?status=failed'}, `${lines.size - SHOWN_FAILURES} more`),
+  return el('section', {id: 'failures', key: 'failures', 'aria-label': 'Failures'}, lines.length > 0 && el('ul',
+    {class: 'rows panel'}, lines.slice(0, SHOWN_FAILURES).map(drawLine),
+    lines.length > 1 && el('li', {class: 'bad', key: 'all'}, el('span', {class: 'grow'}),
+      lines.length > SHOWN_FAILURES && el('a', {href: '#/?status=failed'}, `${lines.length - SHOWN_FAILURES} more`),
       button('Dismiss all', () => dismiss(failures), {class: 'link'}))));
 }
 
-// GPUs, a row for each: its load, its memory, and who has it.  Many are folded by machine.
+// GPUs, a row for each: its load, its memory, and who has it.  Where there are nodes, they are folded by machine.
 
-const MANY_GPUS = 16;
-const folds = new Map();                        // {machine: whether it is unfolded}
+const countFree = (gpus) => `${gpus.filter((gpu) => gpu.is_available).length} of ${gpus.length} available`;
 
 function drawGpus() {
   const gpus = Object.values(view.gpus), {slurm} = view, onGpus = new Set(gpus.flatMap((gpu) => gpu.job_ids));
-  const machines = hasNodes() ? Object.values(view.nodes) : [{name: view.host.name}];
   const others = Object.values(view.jobs).filter((job) => job.status === 'running' && !onGpus.has(job.id));
-  const free = gpus.filter((gpu) => gpu.is_available).length;
-  const rowOf = (job) => el('li', {key: job.id, 'data-job': job.id}, el('b', {}, job.gpus ? gpuList(job) : 'CPU'),
+  const drawOther = (job) => el('li', {key: job.id, 'data-job': job.id}, el('b', {}, job.gpus ? gpuList(job) : 'CPU'),
     el('span', {class: 'muted'}, hasNodes() && job.node), el('span', {class: 'memory'}),
     el('div', {class: 'use'}, describe(job)), drawTime(job));
-  show(byId('gpus'), el('div', {class: 'head'}, el('h2', {tabindex: -1}, slurm ? 'Slurm' : 'GPUs'),
-    el('span', {class: 'muted', id: 'gpus-count'}, slurm ? `${slurm.running_jobs} running, ${slurm.handed_jobs} waiting`
-      : gpus.length ? `${free} of ${gpus.length} available` : view.gpu_trouble ? '' : 'none')),
-  machines.map((machine) => drawMachine(machine, gpus.filter((gpu) => gpu.node === machine.name), gpus.length)),
-  others.length > 0 && el('ul', {class: 'rows gpus panel', key: 'others'}, others.slice(0, PAGE).map(rowOf)));
+  return el('section', {id: 'gpus', key: 'gpus', 'aria-label': 'GPUs'},
+    el('div', {class: 'head'}, el('h2', {}, slurm ? 'Slurm' : 'GPUs'), el('span', {class: 'muted', id: 'gpus-count'},
+      slurm ? `${slurm.running_jobs} running, ${slurm.handed_jobs} waiting` : gpus.length > 0 && countFree(gpus))),
+    hasNodes() ? Object.values(view.nodes).map((node) => drawNode(node, gpus)) : drawRows(gpus),
+    others.length > 0 && el('ul', {class: 'rows gpus panel', key: 'others'}, others.slice(0, PAGE).map(drawOther)));
 }
 
-function drawMachine(machine, gpus, count) {
-  const {name, trouble, hint, unknown_since: since} = machine;
-  const isOpen = folds.get(name) ?? (count <= MANY_GPUS && !since);
-  const free = gpus.filter((gpu) => gpu.is_available).length;
-  return el('div', {key: name, 'data-machine': name},
-    hasNodes() && el('div', {class: 'head'},
-      el('h3', {}, button(name, () => { folds.set(name, !isOpen); draw(); }, {'aria-expanded': `${isOpen}`})),
-      since ? badge('Unknown', `unknown since ${clock(since)}`)
-        : (machine.is_leaving || trouble) && badge('Paused', machine.is_leaving ? 'being removed' : 'closed'),
-      el('span', {class: 'muted'}, listed(gpus.length && `${free} of ${gpus.length} available`,
-        machine.running_jobs && counted(machine.running_jobs, 'job'), machine.gpu_names.join(', ')))),
-    trouble && el('p', {class: `banner ${since ? 'bad' : 'warn'}`}, trouble, hint && `. To do: ${hint}`),
-    gpus.length > 0 && (isOpen || !hasNodes()) && el('ul', {class: 'rows gpus panel'},
-      el('li', {class: 'heading', 'aria-hidden': 'true'},
-        ['GPU', 'Load', 'Memory', 'Job'].map((text) => el('span', {}, text))),
-      gpus.map(drawGpu)));
+function drawNode({name, trouble, hint, unknown_since: since, ...node}, all) {
+  const gpus = all.filter((gpu) => gpu.node === name);
+  return el('details', {key: name, 'data-machine': name, open: all.length <= MANY_GPUS}, el('summary', {class: 'head'},
+    el('h3', {}, name), since ? badge('Unknown', `unknown since ${clock(since)}`)
+      : (node.is_leaving || trouble) && badge('Paused', node.is_leaving ? 'being removed' : 'closed'),
+    muted(listed(gpus.length > 0 && countFree(gpus), node.running_jobs && counted(node.running_jobs, 'job'),
+      node.gpu_names.join(', '))),
+    trouble && el('span', {class: 'red'}, trouble, hint && `. To do: ${hint}`)), drawRows(gpus));
 }
+
+const drawRows = (gpus) => gpus.length > 0 && el('ul', {class: 'rows gpus panel'},
+  el('li', {class: 'heading', 'aria-hidden': 'true'},
+    ['GPU', 'Load', 'Memory', 'Job'].map((text) => el('span', {}, text))), gpus.map(drawGpu));
 
 function drawGpu(gpu) {
   const {place, state, is_paused: isPaused, is_idle: isIdle} = gpu, name = `GPU ${place}`;
@@ -13538,22 +13514,19 @@ function drawGpu(gpu) {
   const why = gpu.fault ?? gpu.used_by ?? (jobs.length || isPaused ? null : gpu.unavailable);
   const title = listed(name, gpu.name, known(mean) && `load in the last hour ${percent(mean)}`,
     known(temperature) && `${Math.round(temperature)} \u00b0C`, known(watts) && `${Math.round(watts)} W`);
-  const pause = (verb, text, facts) => view.is_owner && button(verb === 'Pause' ? '\u2016' : verb, () => act('POST',
-    `gpus/${encodeURIComponent(place)}/${verb.toLowerCase()}`, undefined, `${name} ${text}.`),
-  {'aria-label': `${verb} ${name}`, ...facts});
+  const pause = pauseButton(isPaused, name, `gpus/${encodeURIComponent(place)}`, '', ' GPU');
   return el('li', {key: gpu.uuid, 'data-gpu': place, class: isIdle && 'idle'}, el('b', {title}, gpu.index),
     el('span', {class: 'gauge', title}, gauge(`${name} load`, utilization, 100, percent, mean)),
     el('span', {class: 'gauge memory', title}, gauge(`${name} memory`, used, gpu.memory_total_mib, size)),
     el('div', {}, jobs.map((job) => el('div', {class: 'use', key: job.id, 'data-job': job.id},
       describe(job, isIdle && badge('Paused', 'idle for 10 minutes')))),
-    (state !== 'Busy' || why) && el('div', {class: 'use', key: 'state'}, badge(state),
-      isPaused && pause('Resume', 'takes jobs again'), el('span', {class: gpu.fault ? 'red' : 'muted'}, why))),
-    el('span', {class: 'time'}, jobs[0] && drawTime(jobs[0]),
-      !isPaused && pause('Pause', 'gets no new job', {class: 'link quiet', title: 'Pause'})));
+    (state !== 'Busy' || why) && el('div', {class: 'use', key: 'state'}, badge(state), isPaused && pause,
+      el('span', {class: gpu.fault ? 'red' : 'muted'}, why))),
+    el('span', {class: 'time'}, jobs[0] && drawTime(jobs[0]), !isPaused && pause));
 }
 
 function gauge(label, value, total, words, mean) {      // its length is an attribute: the policy forbids inline styles
-  if (!known(value)) return el('span', {class: 'muted'}, 'unknown');
+  if (!known(value)) return muted('unknown');
   const share = total ? Math.min(100, 100 * value / total) : 0;
   return [bar({role: 'meter', 'aria-label': label, 'aria-valuemin': 0, 'aria-valuemax': 100,
     'aria-valuenow': Math.round(share), 'aria-valuetext': words(value)},
@@ -13563,37 +13536,30 @@ function gauge(label, value, total, words, mean) {      // its length is an attr
 // What waits and what has ended.  A group is one row with a bar, and a link to its jobs.
 
 function drawLists() {
-  const {found, counts} = view, {status, group, user} = filter, sections = [];
-  const add = (name, title, entries, total, empty, note) => sections.push(
-    drawList(name, title, entries, total, isFiltered() ? 'No job matches the filter.' : empty, note));
-  if (isFiltered() && found.running && [undefined, 'running'].includes(status)) {
-    add('running', 'Running', found.running, found.running.length);
-  }
-  if ([undefined, 'pending'].includes(status)) {
-    const note = !isFiltered() && counts.pending > 0 && counted(counts.pending, 'job');
-    add('waiting', 'Waiting', view.waiting, found.waiting, 'Nothing waits.', note);
-  }
-  if (!status || FINAL.includes(status)) {
-    add('ended', 'Ended', view.ended, found.ended, 'No job has ended yet.');
-  }
+  const {found, waiting, ended, counts} = view, {status, group, user} = filter;
+  const wants = (...words) => !status || words.includes(status);
   const chip = (text, isOn, change) => button(text, () => { location.hash = addressOf({...filter, ...change}); },
-    {'aria-pressed': `${Boolean(isOn)}`});
-  show(byId('lists'), isFiltered() && el('div', {class: 'head', key: 'chips'},
+    {'aria-pressed': `${isOn}`});
+  return el('div', {id: 'lists', key: 'lists'}, isFiltered() && el('div', {class: 'head', key: 'chips'},
     ['running', 'pending', ...FINAL].map((word) => chip(word, word === status, {status: word === status ? '' : word})),
     group && chip(`group ${group} \u00d7`, true, {group: ''}), user && chip(`user ${user} \u00d7`, true, {user: ''}),
-    el('a', {href: '#/'}, 'Show all')), sections);
+    el('a', {href: '#/'}, 'Show all')),
+  found.running && wants('running') && drawList('running', 'Running', found.running, found.running.length),
+  wants('pending') && drawList('waiting', 'Waiting', waiting, found.waiting, 'Nothing waits.', counts.pending),
+  wants(...FINAL) && drawList('ended', 'Ended', ended, found.ended, 'No job has ended yet.'));
 }
 
-function drawList(name, title, entries, total, empty, note) {
+function drawList(name, title, entries, total, empty, jobs = total) {
   const left = total - entries.length, rows = entries.map((entry) => entry.startsWith('group:')
     ? drawGroup(view.groups[entry.slice(6)]) : view.jobs[entry] && drawJob(view.jobs[entry]));
   return el('section', {id: name, key: name, 'aria-labelledby': `${name}-title`},
-    el('div', {class: 'head'}, el('h2', {id: `${name}-title`, tabindex: -1}, title),
-      el('span', {class: 'muted', id: `${name}-count`}, note || (total > 0 && number(total))),
+    el('div', {class: 'head'}, el('h2', {id: `${name}-title`}, title),
+      el('span', {class: 'muted', id: `${name}-count`}, total > 0 && number(isFiltered() ? total : jobs)),
       name === 'ended' && !isFiltered() && total > 0 && el('a', {href: '#/?status=failed'}, 'failed only')),
-    el('div', {class: 'panel'}, rows.length ? el('ul', {class: 'rows'}, rows) : el('p', {class: 'empty'}, empty),
-      left > 0 && el('p', {class: 'more'}, button(`Show ${Math.min(PAGE, left)} more of ${number(left)}`,
-        () => { limit += PAGE; restart(); }, {class: 'link'}))));
+    el('div', {class: 'panel'}, rows.length ? el('ul', {class: 'rows'}, rows)
+      : el('p', {class: 'empty'}, isFiltered() ? 'No job matches the filter.' : empty),
+    left > 0 && el('p', {class: 'empty'}, button(`Show ${Math.min(PAGE, left)} more of ${number(left)}`,
+      () => { limit += PAGE; restart(); }, {class: 'link'}))));
 }
 
 function drawJob(job) {
@@ -13601,8 +13567,7 @@ function drawJob(job) {
   const note = group && !filter.group && el('a', {class: 'muted', href: groupAddress(group)}, group);
   return el('li', {key: id, 'data-job': id}, describe(job, note), drawTime(job),
     known(job.command) && el('span', {class: 'actions quiet'}, !isOver(job)
-      ? button(stopping ? 'Stopping\u2026' : 'Cancel', () => cancel(job),
-        {disabled: Boolean(stopping), 'aria-label': `Cancel job ${id}`})
+      ? button('Cancel', () => cancel(job), {disabled: Boolean(stopping), 'aria-label': `Cancel job ${id}`})
       : status !== 'completed' && button('Retry', () => retry({ids: [id]}), {'aria-label': `Retry job ${id}`})));
 }
 
@@ -13614,10 +13579,8 @@ function drawGroup(group) {
     const [x, width] = parts.at(-1) ?? [0, 0];
     if (status !== 'pending') parts.push([x + width, 100 * group[status] / total, status, status]);
   }
-  const change = (verb, path, body, done) => button(verb, () => act('POST', path, body, done),
-    {'aria-label': `${verb} group ${name}`});
-  const query = `?group=${encodeURIComponent(name)}`, ended = total - group.pending - group.running;
-  return el('li', {class: 'group', key: `group ${name}`, 'data-group': name},
+  const ended = total - group.pending - group.running, label = `group ${name}`;
+  return el('li', {class: 'group', key: label, 'data-group': name},
     el('a', {class: 'title clip', href: groupAddress(name)}, name),
     bar({role: 'img', 'aria-label': `${number(ended)} of ${number(total)} have ended`}, ...parts),
     statuses.map((status) => el('a', {class: `badge ${KINDS[status]}`, key: status, href: groupAddress(name, status),
@@ -13625,12 +13588,9 @@ function drawGroup(group) {
     el('span', {class: 'why'}, listed(hold ?? group.waiting_for, group.limit > 0 && `limit ${group.limit}`,
       end && !hold && `about ${about(-secondsSince(end))} left`, !isOn && group.failed_line)),
     el('span', {class: hold ? 'actions' : 'actions quiet'},
-      group.failed_id && change('Retry failed', 'jobs/retry', {group: name},
-        ({ids}) => `${counted(ids.length, 'job')} of ${name} run again.`),
-      isOn && view.is_owner && (hold
-        ? change('Resume', `service/resume${query}`, undefined, `Jobs of ${name} are started again.`)
-        : change('Pause', `service/pause${query}`, undefined, `No job of ${name} is started.`)),
-      isOn && button('Cancel', () => cancelGroup(group), {'aria-label': `Cancel group ${name}`})));
+      group.failed_id && button('Retry failed', () => retry({group: name}), {'aria-label': `Retry failed ${label}`}),
+      isOn && pauseButton(Boolean(hold), label, 'service', `?group=${encodeURIComponent(name)}`),
+      isOn && button('Cancel', () => cancelGroup(group), {'aria-label': `Cancel ${label}`})));
 }
 
 // ---- The filter, and its address
@@ -13667,103 +13627,92 @@ function openDialog(title, focused, ...children) {
   return new Promise((resolve) => { dialog.onclose = () => resolve(dialog.returnValue); });
 }
 
-async function isConfirmed(title, text, detail, verb) {
+async function cancelAfter(title, text, detail, verb, chosen, done) {
   const keep = el('button', {value: ''}, 'Keep'), go = el('button', {value: 'yes', class: 'primary danger'}, verb);
-  return await openDialog(title, keep, el('p', {}, text), el('pre', {tabindex: 0}, detail),
-    el('form', {method: 'dialog', class: 'buttons'}, keep, go)) === 'yes';
+  const answer = await openDialog(title, keep, el('p', {}, text), el('pre', {tabindex: 0}, detail),
+    el('form', {method: 'dialog', class: 'buttons'}, keep, go));
+  if (answer) await act('POST', 'jobs/cancel', chosen, done);
 }
 
-async function cancel(job) {
+function cancel(job) {
   const [loss, done] = job.status === 'running'
     ? ['Its processes are asked to end, then killed. What it has not saved is lost.', 'is being stopped']
     : ['It is taken out of the queue, and so are jobs that run after it.', 'was taken out of the queue'];
-  if (!await isConfirmed(`Cancel job ${job.id}?`, loss, commandOf(job), 'Cancel job')) return;
-  await act('POST', 'jobs/cancel', {ids: [job.id]}, `Job ${job.id} ${done}.`);
+  cancelAfter(`Cancel job ${job.id}?`, loss, commandOf(job), 'Cancel job', {ids: [job.id]}, `Job ${job.id} ${done}.`);
 }
 
-async function cancelGroup({name, pending, running: runs}) {
-  const detail = listed(pending && `${number(pending)} that wait`, runs && `${number(runs)} that run`);
-  const text = 'Those that run are stopped: what they have not saved is lost.';
-  if (!await isConfirmed(`Cancel all jobs of ${name}?`, text, detail, 'Cancel all')) return;
-  await act('POST', 'jobs/cancel', {group: name}, ({ids}) => `${counted(ids.length, 'job')} of ${name} end.`);
+function cancelGroup({name, pending, running: runs}) {
+  cancelAfter(`Cancel all jobs of ${name}?`, 'Those that run are stopped: what they have not saved is lost.',
+    listed(pending && `${number(pending)} that wait`, runs && `${number(runs)} that run`), 'Cancel all', {group: name},
+    ({ids}) => `${counted(ids.length, 'job')} of ${name} end.`);
 }
 
-async function retry(chosen) {                  // {ids} or {group}
-  const added = await act('POST', 'jobs/retry', chosen, ({ids, warning}) => listed(ids.length === 1
-    ? `Job ${chosen.ids?.[0] ?? ''} runs again as ${ids[0]}.` : `${counted(ids.length, 'job')} run again.`, warning));
+async function retry(chosen, change, refuse) {  // chosen: {ids} or {group}; change: what is to be otherwise
+  const added = await act('POST', 'jobs/retry', {...chosen, change}, ({ids, warning}) => listed(ids.length === 1
+    ? `Job ${chosen.ids?.[0] ?? ''} runs again as ${ids[0]}.` : `${counted(ids.length, 'job')} run again.`, warning),
+  refuse);
   if (added && jobPage) location.hash = `#/${pathOf({id: added.ids[0]})}`;
+  return added;
 }
 
-// ---- Adding a job
+// ---- The form of a job: a new one, or one that is changed
 
 const FIELDS = FORM_ROWS;                       // a job's fields, from their table: see form_rows()
 const READ = {                                  // the JSON of an input; the service parses times, sizes and lists
-  boolean: () => true,
-  number: (text) => Number.isNaN(Number(text)) ? text : Number(text),
-  integer: (text) => READ.number(text),
-  object: (text) => Object.fromEntries(text.split('\n').filter((line) => line.trim()).map((line) => {
-    const [name, ...texts] = line.split('=');
-    return [name.trim(), texts.length ? texts.join('=') : null];
-  })),
+  boolean: () => true, number: Number, integer: Number,
+  object: (text) => Object.fromEntries(text.split('\n').filter((line) => line.trim())
+    .map((line) => [...line.split(/=(.*)/), null].slice(0, 2))),
 };
-const priorities = (chosen) => [...PRIORITIES.entries(), ...(PRIORITIES[chosen] ? [] : [[chosen, chosen]])];
+const UNITS = {gpu_mem_mib: 'M', timeout_seconds: 's', expected_time: 's'};
 
-function makeInput({name, type, like}, value) {
-  const facts = {id: `add-${name}`, name, autocomplete: 'off', spellcheck: 'false',
-    'aria-describedby': `add-${name}-help`, placeholder: like, required: name === 'command'};
-  if (type === 'boolean') return el('input', {...facts, type: 'checkbox', checked: Boolean(value)});
-  if (name === 'priority') return choice(facts, priorities(value ?? 1), value ?? 1);
-  if (name === 'node') {
-    return choice(facts, [['', 'any'], ...Object.keys(view.nodes).map((node) => [node, node])], value ?? '');
-  }
-  const isLong = name === 'command' || type === 'object';
-  return isLong ? el('textarea', {...facts, rows: 3}, value) : el('input', {...facts, type: 'text', value});
+function drawField({name, type, like, label, help}, job) {
+  const id = `field-${name}`, isLong = name === 'command' || type === 'object', isNumber = READ[type] === Number;
+  const value = known(job[name]) ? `${job[name]}${job[name] && (UNITS[name] ?? '')}` : null;
+  const kind = isNumber ? {type: 'number', min: 0, step: 'any'} : {type: type === 'boolean' ? 'checkbox' : 'text'};
+  const choices = {priority: PRIORITIES, node: Object.keys(view?.nodes ?? {})}[name];
+  const facts = {id, name, autocomplete: 'off', spellcheck: 'false', 'aria-describedby': `${id}-help`,
+    placeholder: like, required: name === 'command'};
+  return el('div', {class: isLong && 'all'}, el('label', {for: id}, label.replace('gpu', 'GPU')),
+    isLong ? el('textarea', {...facts, rows: 3}, value)
+      : el('input', {...facts, ...kind, value, list: choices && `${id}-list`}),
+    choices && el('datalist', {id: `${id}-list`}, choices.map((choice) => el('option', {value: choice}))),
+    el('span', {class: 'help', id: `${id}-help`}, help.replace(/,? ?\(?default: [^)]*\)?/, '')));
 }
 
-function openAddForm(job = {}) {                // `job`: one to copy
-  let key = null, sent = null;                  // a repeated request has the same key, so that it adds the job once
-  const withUnit = (name, unit) => ({[name]: job[name] && `${job[name]}${unit}`});
-  const given = {...job, node: job.only_node, ...withUnit('gpu_mem_mib', 'M'), ...withUnit('timeout_seconds', 's'),
-    ...withUnit('expected_time', 's')};
-  const lost = [job.env_digest && 'its environment variables, which the service does not tell',
-    job.snapshot && 'its snapshot: it runs in the directory as that is now'].filter(Boolean);
-  const drawField = (row) => {
-    const input = makeInput(row, given[row.name]), help = row.help.replace(/,? ?\(?default: [^)]*\)?/, '');
-    return el('div', {class: input.tagName === 'TEXTAREA' && 'all'},
-      el('label', {for: input.id}, row.label.replace('gpu', 'GPU')), input,
-      el('span', {class: 'help', id: `${input.id}-help`}, help));
-  };
-  const fields = FIELDS.filter(({name}) => name !== 'node' || hasNodes());
-  const error = el('p', {class: 'red', role: 'alert'}), send = el('button', {class: 'primary'}, 'Add job');
-  const form = el('form', {onsubmit: submit},
-    el('div', {class: 'form'}, fields.filter(({first}) => first).map(drawField)),
-    el('details', {open: Boolean(job.command)}, el('summary', {}, 'More: priority, directory, retries, \u2026'),
-      el('div', {class: 'form'}, fields.filter(({first}) => !first).map(drawField))),
-    lost.length > 0 && el('p', {class: 'small muted'}, `Left out: ${lost.join('; ')}.`),
-    error, el('div', {class: 'buttons'}, button('Close', () => byId('dialog').close()), send));
+// send(asked, refuse, key) does it with what was filled in or changed; an equal request has an equal key.
+function openForm(title, verb, job, send) {
+  const newKey = () => crypto.getRandomValues(new BigUint64Array(2)).join('-');
+  let key = newKey();
+  const rows = FIELDS.filter(({name, change}) => job ? change : name !== 'node' || hasNodes());
+  const given = {...job, priority: PRIORITIES[job?.priority] ?? job?.priority};
+  const drawFields = (isFirst) => el('div', {class: 'form'},
+    rows.filter(({first}) => first === isFirst).map((row) => drawField(row, given)));
+  const error = el('p', {class: 'red', role: 'alert'}), go = el('button', {class: 'primary'}, verb);
+  const form = el('form', {oninput: () => { key = newKey(); }, onsubmit: submit}, drawFields(true),
+    el('details', {open: Boolean(job)}, el('summary', {}, 'More: priority, retries, \u2026'), drawFields(false)),
+    error, el('div', {class: 'buttons'}, button('Close', () => byId('dialog').close()), go));
+  const former = new FormData(form);
   async function submit(event) {
     event.preventDefault();
-    send.disabled = true;
+    go.disabled = true;
     show(error);
     const texts = new FormData(form), asked = {};
-    for (const {name, type} of FIELDS) {
-      const text = texts.get(name)?.trim();
-      if (text) asked[name] = (READ[type] ?? String)(text);
+    for (const {name, type} of rows) {
+      const text = texts.get(name)?.trim() ?? '';
+      if (text !== (former.get(name) ?? '')) asked[name] = text ? (READ[type] ?? String)(text) : null;
     }
-    if (sent !== JSON.stringify(asked)) key = crypto.getRandomValues(new BigUint64Array(2)).join('-');
-    sent = JSON.stringify(asked);
-    const isAdded = await act('POST', 'queue', asked, ({id, warning = ''}) => `Job ${id} was added. ${warning}`,
-      {'Idempotency-Key': key}, (refusal) => show(error, sentences(refusal)));
-    if (isAdded) byId('dialog').close();
-    send.disabled = false;
+    if (await send(asked, (refusal) => show(error, sentences(refusal)), key)) byId('dialog').close();
+    go.disabled = false;
   }
   form.elements.command.addEventListener('keydown', ({key: pressed, ctrlKey, metaKey}) => {
     if (pressed === 'Enter' && (ctrlKey || metaKey)) form.requestSubmit();
   });
-  openDialog('Add a job', form.elements.command, form);
+  openDialog(title, form.elements.command, form);
 }
 
-byId('add').addEventListener('click', () => openAddForm());
+byId('add').addEventListener('click', () => openForm('Add a job', 'Add job', null, (asked, refuse, key) =>
+  act('POST', 'queue', asked, ({id, warning = ''}) => `Job ${id} was added. ${warning}`, refuse,
+    {'Idempotency-Key': key})));
 
 // ---- Logs.  16 colours; of a progress bar what it shows last.  Other escapes are dropped.
 
@@ -13967,14 +13916,12 @@ class LogView {
 
 // ---- A job's page
 
-const SHOWN_ELSEWHERE = ['id', 'status', 'command', 'name', 'status_history', 'position', 'waiting_for', 'reason',
-  'attempts', 'cause_line', 'outcome', 'stopping', 'unknown_since', 'gpu_index', 'last_line', 'user'];
 const linkJobs = (text) => text.split(/\b(?<=jobs? |, )([A-HJ-NP-Za-km-z]{3,4})(?=[,:;.]| |$)/)
   .map((piece, index) => index % 2 ? jobLink({id: piece}) : piece);
 
 class JobPage {
   constructor(id) {
-    Object.assign(this, {id, turn: 0, job: null, why: null, error: null, log: null, loadedAt: 0});
+    Object.assign(this, {id, job: null, why: null, error: null, log: null, loadedAt: 0});
     byId('job').replaceChildren();
     this.draw();
     this.load();
@@ -13987,20 +13934,18 @@ class JobPage {
 
   async load() {
     if (this.error) return;
-    const turn = ++this.turn;
     this.loadedAt = performance.now();
     try {
       const job = await ask('GET', pathOf(this));
       const why = job.status === 'pending' ? await ask('GET', `${pathOf(this)}/why`) : null;
-      if (jobPage !== this || turn !== this.turn) return;
       Object.assign(this, {job, why});
     } catch (error) {
-      if (jobPage !== this || error.status === 0) return;       // follow() says it if the connection is lost
+      if (error.status === 0) return;           // follow() says that the connection is lost
       if (![403, 404].includes(error.status)) return complain(error);
       this.error = error;
       this.log?.close();
     }
-    this.draw();
+    if (jobPage === this) this.draw();
   }
 
   draw() {
@@ -14015,35 +13960,32 @@ class JobPage {
         badge(job.status, result), el('span', {class: 'muted', 'data-since': isRunning && job.started_at},
           job.started_at && duration(isRunning ? secondsSince(job.started_at) : job.runtime_seconds)),
         el('span', {class: 'grow'}), el('div', {class: 'actions'}, this.drawActions(job))]),
-      error ? el('p', {class: 'muted'}, error.hint) : job && this.drawParts(job));
+      error ? muted(error.hint) : job && this.drawParts(job));
     if (error || !this.log) return;
     if (!this.log.node.isConnected) byId('log-part').append(this.log.node);
     this.log.describe();
   }
 
-  drawActions({id, status, priority, stopping}) {
-    const job = this.job, change = (body, words) => act('PATCH', `queue/${id}`, body, `Job ${id} ${words}.`);
-    const move = (text, position, words) => view?.is_owner && button(text,
-      () => change({position}, `was moved ${words}`), {'aria-label': `Move job ${id} ${words}`});
+  drawActions(job) {
+    const {id} = job, edit = (change, done, refuse) => act('PATCH', `queue/${id}`, change, done, refuse);
     if (isOver(job)) {
-      return [button('Retry', () => retry({ids: [id]})), button('Change and add', () => openAddForm(job))];
+      return [button('Retry', () => retry({ids: [id]})), button('Change and retry', () => openForm(
+        `Run job ${id} again`, 'Retry', job, (change, refuse) => retry({ids: [id]}, change, refuse)))];
     }
-    const onchange = async ({target}) => {
-      if (!await change({priority: Number(target.value)}, 'has another priority')) target.value = priority;
-      this.load();
-    };
+    const move = (text, position, words) => view?.is_owner && button(text,
+      () => edit({position}, `Job ${id} was moved ${words}.`), {'aria-label': `Move job ${id} ${words}`});
     return [
-      status === 'pending' && [move('First', 0, 'to the front'), move('Last', -1, 'to the end'),
-        choice({'aria-label': `Priority of job ${id}`, onchange, onblur: () => this.draw()},
-          priorities(priority), priority)],
-      button(stopping ? 'Stopping\u2026' : 'Cancel', () => cancel(job), {disabled: Boolean(stopping)})];
+      job.status === 'pending' && [move('First', 0, 'to the front'), move('Last', -1, 'to the end'),
+        button('Change', () => openForm(`Change job ${id}`, 'Change', job,
+          (change, refuse) => edit(change, `Job ${id} was changed.`, refuse)))],
+      button('Cancel', () => cancel(job), {disabled: Boolean(job.stopping)})];
   }
 
   drawParts(job) {
-    const facts = Object.entries(job).filter(([name, fact]) => !SHOWN_ELSEWHERE.includes(name)
-      && ![null, false, ''].includes(fact) && (typeof fact !== 'object' || Object.keys(fact).length));
+    const facts = Object.entries(job).filter(([, fact]) => ![null, false, ''].includes(fact)
+      && (typeof fact !== 'object' || Object.keys(fact).length));
     const part = (title, ...children) => el('section', {'aria-label': title, key: title},
-      el('div', {class: 'head'}, el('h2', {tabindex: -1}, title)), ...children);
+      el('div', {class: 'head'}, el('h2', {}, title)), ...children);
     const list = (lines, kind) => lines.map((line) => el('li', {class: kind}, line));
     const attempts = job.attempts.map((attempt) => listed(`${attempt.attempt}: ${attempt.outcome ?? 'running'}`,
       where(attempt), duration(attempt.runtime_seconds ?? 0), attempt.cause_line));
@@ -14063,8 +14005,6 @@ class JobPage {
       attempts.length > (job.status === 'pending' ? 0 : 1)
         && part('Attempts', el('ul', {class: 'panel pad'}, list(attempts))),
       el('details', {class: 'panel pad', key: 'Details'}, el('summary', {}, 'Details'),
-        el('ol', {class: 'steps'}, job.status_history.map(([status, when]) =>
-          el('li', {}, badge(status), ' ', el('span', {class: 'muted small'}, clock(when))))),
         el('dl', {class: 'facts'}, facts.map(([name, fact]) => el('div', {key: name},
           el('dt', {}, name), el('dd', {}, typeof fact === 'object' ? JSON.stringify(fact) : String(fact))))))];
   }
@@ -14167,8 +14107,7 @@ function route() {
   const [path, query] = location.hash.slice(1).split('?'), id = /^\/jobs\/([^/]+)$/.exec(path)?.[1];
   if (!jobPage && id) left = {top: scrollY, id: document.activeElement.closest('[data-job]')?.dataset.job};
   jobPage?.log?.close();
-  jobPage = null;
-  if (id) jobPage = new JobPage(decodeURIComponent(id));
+  jobPage = id ? new JobPage(decodeURIComponent(id)) : null;
   byId('overview').hidden = Boolean(id);
   byId('job').hidden = !id;
   if (id) {
@@ -14176,24 +14115,20 @@ function route() {
     scrollTo(0, 0);
     return draw();
   }
-  if (path && path !== '/') {
-    complain({message: `There is nothing at ${location.hash}.`, hint: el('a', {href: '#/'}, 'All jobs'), status: 404});
-  }
   const wanted = new URLSearchParams(query), names = ['text', 'status', 'group', 'user'];
   const chosen = Object.fromEntries(names.map((name) => [name, wanted.get(name)]).filter(([, text]) => text));
+  const isNew = JSON.stringify(chosen) !== JSON.stringify(filter);
   homeAddress = addressOf(chosen);
-  if (JSON.stringify(chosen) !== JSON.stringify(filter)) {
+  if (document.activeElement !== byId('filter')) byId('filter').value = chosen.text ?? '';
+  if (isNew) {
     filter = chosen;
     limit = PAGE;
     restart();
-    scrollTo(0, 0);
-  } else if (left) {                            // back from a job: to where it was opened
-    scrollTo(0, left.top);
-    byId('overview').querySelector(`[data-job="${left.id}"] a`)?.focus({preventScroll: true});
   }
-  left = null;
-  if (document.activeElement !== byId('filter')) byId('filter').value = chosen.text ?? '';
   draw();
+  scrollTo(0, isNew ? 0 : left?.top ?? scrollY);                // back from a job: to where it was opened
+  if (left) byId('overview').querySelector(`[data-job="${left.id}"] a`)?.focus({preventScroll: true});
+  left = null;
 }
 
 document.querySelector('.skip').addEventListener('click', (event) => { event.preventDefault(); byId('main').focus(); });
