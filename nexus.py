@@ -2051,9 +2051,14 @@ def find_last_lines(text: str, count: int) -> list[str]:
     return list(itertools.islice(filter(None, lines), count))[::-1]
 
 
+def remove_escapes(text: str) -> str:
+    """The text without what colours it or moves the cursor."""
+    return re.sub(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\))", "", text)
+
+
 def parse_last_line(text: str) -> str | None:
     """The last non-empty line without escape sequences, cut at 200 characters; None: there is none."""
-    lines = find_last_lines(re.sub(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\))", "", text), 1)
+    lines = find_last_lines(remove_escapes(text), 1)
     return lines[0][:200] if lines else None
 
 
@@ -3629,40 +3634,78 @@ def format_place(gpu_indices: Sequence[int], node: str | None) -> str:
     return f" on {' of '.join(filter(None, [gpus, node]))}" if gpus or node else ""
 
 
-IN_FIRST_OR_LAST_LINE = ("id", "status", "outcome", "stopping", "processes_left", "status_history")
+def show_time(stamp: str) -> str:
+    return local_time(stamp, "%Y-%m-%d %H:%M:%S")
 
 
-def format_job(job: Json, paint: Paint) -> str:
-    """The output of `nexus show ID`: a line for each known field."""
+def show_memory(mib: float) -> str:
+    return f"{mib:.1f} MB" if mib < 1024 else f"{mib / 1024:.1f} GB"
+
+
+def show_percent(percent: float) -> str:
+    return f"{percent:.0f}%"
+
+
+def show_fact(fact: Any) -> str:
+    if isinstance(fact, (list, tuple)):
+        return ", ".join(map(str, fact))
+    if isinstance(fact, dict):
+        return ", ".join(f"{name} {text}" for name, text in fact.items())
+    return "yes" if fact is True else str(fact)
+
+
+# {heading: {key of a job: (its line, what makes the text in it)}}.  All that may be asked for has a line.
+SHOW_LINES: Mapping[str, Mapping[str, tuple[str, Callable[[Any], str]]]] = {
+    "Asked for": {
+        **{name: (name.replace("_", " ") + ": {}", show_fact) for name, row in JOB_FIELDS.items() if row.asked},
+        "cwd": ("directory: {}", str), "gpus": ("GPUs: {}", lambda gpus: format_known(gpus, "", 2)),
+        "gpu_ids": ("only GPUs: {}", show_fact), "gpu_mem_mib": ("GPU memory: {} free on each", show_memory),
+        "priority": ("priority: {}", format_priority), "timeout_seconds": ("time limit: {}", format_duration),
+        "expected_time": ("expected time: {}", format_duration), "only_node": ("only on: {}", str),
+        "begin_at": ("not before: {}", show_time), "labels": ("labels: {}", show_fact), "user": ("user: {}", str)},
+    "Where and when": {
+        "waiting_for": ("waits: {}", str), "position": ("jobs before it: {}", str),
+        "estimated_start": ("starts about: {}", show_time), "retry_at": ("next attempt: {}", show_time),
+        "created_at": ("submitted: {}", show_time), "started_at": ("started: {}", show_time),
+        "place": ("where: {}", str), "finished_at": ("ended: {}", show_time),
+        "runtime_seconds": ("runtime: {}", format_duration), "unknown_since": ("nothing known since: {}", show_time),
+        "slurm_id": ("Slurm's job: {}", str), "session": ("screen session: {}", str), "pid": ("process: {}", str),
+        "log_dir": ("logs: {}", str), "history": ("history: {}", str)},
+    "How it ended": {
+        "exit_code": ("exit code: {}", str), "signal": ("signal: {}", lambda one: SIGNAL_NAMES.get(one, str(one))),
+        "cause": ("cause: {}", str), "cause_line": ("because: {}", str), "stopped_by": ("stopped by: {}", str),
+        "notes": ("notes: {}", lambda notes: "; ".join(notes)), "retried_as": ("run again as: {}", str)},
+    "What it used": {
+        "peak_rss_mib": ("peak memory {}", show_memory), "rss_mib": ("memory {} now", show_memory),
+        "cpu_seconds": ("CPU time {}", format_duration), "cpu_percent": ("CPU {} now", show_percent),
+        "peak_gpu_mem_mib": ("GPU memory up to {}", show_memory),
+        "mean_gpu_util": ("GPUs {} busy on average", show_percent)}}
+
+
+def format_job(job: Json, paint: Paint, last_lines: Sequence[str] = ()) -> str:
+    """The output of `nexus show ID`: what SHOW_LINES has words for, and the last lines that it printed."""
     lines = [f"{paint('white', 'Job ' + job['id'])}: {job['status']}"
              + (f" ({job['outcome'] or '-'})" if job["status"] in FINAL else "")
              + "".join(f": {state}" for state in list_states(job))]
-    for key, content in job.items():
-        is_empty = not content and (key == "retries" or content != 0)           # other zeros are facts
-        if key in IN_FIRST_OR_LAST_LINE or content is False or is_empty:
-            continue
-        if key == "attempts":
-            if len(content) > 1 or job["status"] == PENDING:            # else the lines above tell all of it
-                lines += [f"  attempt {attempt['attempt']}: {format_attempt(attempt)}" for attempt in content]
-        else:
-            label = "runtime" if key == "runtime_seconds" else key
-            lines.append(f"  {label}: {format_job_field(key, content, paint)}")
-    history = ", ".join(f"{status} {local_time(at, '%H:%M:%S')}" for status, at in job["status_history"])
-    return paint.join([*lines, f"  history: {history}"])
-
-
-def format_job_field(key: str, content: Any, paint: Paint) -> str:
-    if key == "runtime_seconds":
-        return paint("cyan", format_duration(content))
-    if key.endswith("_at") or key in ("estimated_start", "unknown_since"):
-        return paint("red" if key == "unknown_since" else "cyan", local_time(content, "%Y-%m-%d %H:%M:%S"))
-    if key == "priority":
-        return format_priority(content)
-    if isinstance(content, (list, tuple)):
-        return ", ".join(map(str, content))
-    if isinstance(content, dict):
-        return ", ".join(f"{name} {text}" for name, text in content.items())
-    return paint("bright", content) if key == "command" else str(content)
+    # One attempt alone is told by the other lines.
+    attempts = job["attempts"] if len(job["attempts"]) > 1 or job["status"] == PENDING else []
+    facts: dict[str, Any] = {
+        **job, "place": format_place(job["gpu_indices"], job["node"])[4:] if job["started_at"] else "",
+        "history": ", ".join(f"{status} {local_time(at, '%H:%M:%S')}" for status, at in job["status_history"])}
+    if job["status"] in FINAL:
+        facts.update(session=None, pid=None, retry_at=None)
+    for heading, rows in SHOW_LINES.items():
+        found = []
+        for key, (text, show) in rows.items():
+            fact = facts.get(key)
+            if fact or (fact == 0 and fact is not False and key != "retries"):      # other zeros are facts
+                colour = {"command": "bright", "unknown_since": "red"}.get(key, "cyan" if show == show_time else "")
+                found.append(f"  {paint(colour, text.format(show(fact)))}")
+        found += [f"  attempt {attempt['attempt']}: {format_attempt(attempt)}"
+                  for attempt in attempts if heading == "How it ended"]
+        lines += [paint("white", heading), *found] if found else []
+    lines += [paint("white", "Last lines"), *(f"  {line}" for line in last_lines)] if last_lines else []
+    return paint.join(lines)
 
 
 def format_why(reply: Json, paint: Paint) -> str:
@@ -9380,9 +9423,11 @@ class Views(Part):
         for job in jobs:
             known: dict[str, Any] = {}
             if job.status == PENDING:
-                reason = self.find_reason(job, state.paused)
+                reason, start = self.find_reason(job, state.paused), estimates.get(job.id)
+                if start is None and reason.code == "begin-time":
+                    start = now + find_delay_s(job, now)
                 known = {"position": positions.get(job.id), "waiting_for": format_reason(reason),
-                         "reason": reason_json(reason), "estimated_start": format_time(estimates.get(job.id))}
+                         "reason": reason_json(reason), "estimated_start": format_time(start)}
             elif job.status == RUNNING:
                 known = self.measure_running(job, now)
             whole = job_json(job, now, self.find_place(job), **known)
@@ -9781,10 +9826,10 @@ class Service:
             self.runners.unrecorded.pop(job_id, None)
         for before, _ in ended:
             self.runners.forget(before)
+        for before, after in ended:         # in the log, an end stands before the start that it made possible
+            self.runners.report_end(before, after)
         for job, submitted in starting:
             self.run_guarded(f"starting job {job.id}", self.launcher.start, job, submitted)
-        for before, after in ended:
-            self.runners.report_end(before, after)
         self.gpu_watch.guard_gpus([before for before, _ in ended])
 
     def tell(self, job: Job, message: str, *details: object) -> None:
@@ -12021,7 +12066,10 @@ def pass_on_logs(call: Call, job_id: str, follow: bool = True, stream: str = "bo
     """
     targets, attempt = {"stdout": call.out, "stderr": call.err}, 1
     last = {"stdout": b"\n", "stderr": b"\n"}               # the last byte of each
-    for entry in call.client.follow(job_id, stream, tail, follow):
+    entries = call.client.follow(job_id, stream, tail, follow)
+    if not follow and (tail is not None or not call.out.isatty()):
+        entries = settle_lines(entries)
+    for entry in entries:
         name, at = entry["stream"], entry["at"]
         content = entry["text"].encode("utf-8", "surrogateescape")
         if entry["attempt"] != attempt and entry["has_earlier"]:
@@ -12035,6 +12083,27 @@ def pass_on_logs(call: Call, job_id: str, follow: bool = True, stream: str = "bo
             content = stamp_lines(content, f"{stamp:21} ", former in b"\r\n")
         write_to(targets[name], content)
     return last["stderr"] == b"\n" and (last["stdout"] == b"\n" or not call.out.isatty())
+
+
+def settle_lines(entries: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Log entries in which a progress bar, which begins its line anew with \\r, stands only as it was last."""
+    def settle(text: str) -> str:
+        whole = text.rstrip("\r")
+        return whole.rpartition("\r")[2] + text[len(whole):]
+
+    begun: dict[str, dict[str, Any]] = {}                   # {stream: an entry whose line may go on}
+    for entry in entries:
+        before = begun.pop(entry["stream"], None)
+        if before and before["attempt"] == entry["attempt"]:
+            entry = {**entry, "text": before["text"] + entry["text"]}
+        elif before:
+            yield before
+        *lines, rest = map(settle, entry["text"].split("\n"))
+        if lines:
+            yield {**entry, "text": "".join(line + "\n" for line in lines)}
+        if rest:
+            begun[entry["stream"]] = {**entry, "text": rest}
+    yield from ({**entry, "text": entry["text"].rstrip("\r")} for entry in begun.values())
 
 
 def exit_code_of(job: Json) -> int:
@@ -12153,6 +12222,19 @@ def cmd_end(call: Call) -> None:
 def find_job(call: Call) -> dict[str, Any]:
     """The job that the id or GPU in the options names."""
     return call.client.job(find_targets(call, call.options.id)[0])
+
+
+def cmd_show(call: Call) -> None:
+    job = find_job(call)
+    lines: list[str] = []
+    if job["started_at"] and not call.options.json:
+        text = b"".join(call.client.logs(job["id"], tail=LAST_LINES)).decode("utf-8", "replace")
+        text = re.sub("(?m)^---- attempt .*----$", "", text)
+        lines = find_last_lines(remove_escapes(text), LAST_LINES)
+    call.show(job, functools.partial(format_job, last_lines=lines))
+
+
+LAST_LINES = 5                  # that `show` prints
 
 
 def find_targets(call: Call, target: str, takes_all: bool = False) -> list[str]:
@@ -12734,8 +12816,7 @@ COMMANDS = (
             examples=("history -n 20", "history --status failed")),
     Command("jobs", "all jobs kept", cmd_jobs, (NUMBER_OPTION, STATUS_OPTION, *CHOICE_OPTIONS, JSON_OPTION),
             examples=("jobs --status running,pending", "jobs --name baseline --json")),
-    Command("show", "all that is known of a job",
-            lambda call: call.show(find_job(call), format_job), (ID, JSON_OPTION)),
+    Command("show", "all that is known of a job", cmd_show, (ID, JSON_OPTION)),
     Command("why", "why a job waits, GPU by GPU",
             lambda call: call.show(call.client.why(call.options.id), format_why), (ID, JSON_OPTION)),
     Command("wait", "wait for jobs to finish; exit with the first exit code that is not 0", cmd_wait, (

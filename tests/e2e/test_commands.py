@@ -556,7 +556,7 @@ def test_queue_history_jobs_and_show(own_home):
     assert waiting in own_home.main("queue", "--group", "").out, "which is in none"
     assert own_home.main("queue", "--group", "x").err == "nexus: no such job is pending\n"
     shown = own_home.main("show", waiting).out
-    assert shown.startswith(f"Job {waiting}: pending\n") and "  waiting_for: the queue is paused" in shown and "  priority: low\n" in shown
+    assert shown.startswith(f"Job {waiting}: pending\n") and "  waits: the queue is paused" in shown and "  priority: low\n" in shown
     assert own_home.main("show", ended, "--json").json["exit_code"] == 3
     for number in range(3):
         own_home.main("remove", add(own_home, f"true {number}"))
@@ -595,6 +595,16 @@ def test_logs(home):
     assert home.main("logs", "-f", job_id, other).out == done.out
     log = home.main("logs", "service", "-n", "2")
     assert log.code == 0 and len(log.out.splitlines()) == 2 and re.match(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] ", log.out)
+
+
+PROGRESS = [  # words, what is left of 1%\r2%\r\nend\r\nlast 1\rlast 2\r
+    ([], "2%\r\nend\r\nlast 2"), (["-n", "1"], "last 2"), (["-n", "2"], "end\r\nlast 2"), (["-f"], "1%\r2%\r\nend\r\nlast 1\rlast 2\r")]
+
+
+def test_of_a_progress_bar_the_logs_have_its_last_state(home):
+    job_id = add_and_wait(home, r"printf '1%%\r2%%\r\nend\r\nlast 1\r'; sleep 0.1; printf 'last 2\r'", "--gpus", "0")
+    for words, shown in PROGRESS:
+        assert home.run("logs", job_id, *words).bytes == shown.encode(), words
 
 
 def test_logs_come_in_order_with_their_times_attempt_by_attempt(own_home):

@@ -64,7 +64,7 @@ def test_a_row_is_all_that_a_field_of_a_job_takes(tmp_path):
     try:
         job_id = run("add", "--made-up", "blue", "exit 3").strip()
         run("wait", job_id, code=3)
-        assert json.loads(run("show", job_id, "--json"))["made_up"] == "blue" and "  made_up: blue\n" in run("show", job_id)
+        assert json.loads(run("show", job_id, "--json"))["made_up"] == "blue" and "  made up: blue\n" in run("show", job_id)
         again = run("retry", job_id).strip()
         run("wait", again, code=3)
         sleeper = run("add", "--made-up", "red", "sleep 1000").strip()

@@ -64,7 +64,7 @@ def test_the_snapshot_and_lists(net):
     assert line.split()[:4] == [job_id, "running", "n2", "0"]
     assert show(net, "queue").splitlines()[0].split()[:2] == ["ID", "NODE"]
     assert show(net, "why", waits).splitlines()[-2:] == [f"  GPU n2:0: runs job {job_id}", "  GPU n2:1: it could have this one"]
-    assert "  node: n2\n" in show(net, "show", job_id)
+    assert "  where: GPU 0 of n2\n" in show(net, "show", job_id)
     assert "  GPU n2:0: 100% allocated" in show(net, "status", "--detailed") and "  GPU n2:0: " in show(net, "metrics")
     show(net, "kill", "n2:0")
     assert net.head.job(job_id)["cause"] == "killed"
@@ -95,7 +95,7 @@ def test_a_node_that_is_not_heard(net):
         assert "\nn1: unknown since " in shown and "try it by hand: ssh n1\n" in shown
         assert f"GPU n1:0 (Mock GPU, 24GB):\n  Job ID: {job_id} unknown since " in shown and "GPU n1:1" not in shown
         assert head.job(job_id)["status"] == "running" and head.job(job_id)["unknown_since"]
-        assert "  unknown_since: " in show(net, "show", job_id) and " unknown " in show(net, "jobs")
+        assert "  nothing known since: " in show(net, "show", job_id) and " unknown " in show(net, "jobs")
         assert "UNKNOWN" not in shown and "mux" not in shown, "ssh's words, where they say something"
         assert head.await_reason(waits, "n1") and head.job(waits)["waiting_for"].count("n1") < 4, "said once, not GPU by GPU"
         assert "  GPU n1:1: " in show(net, "why", waits)

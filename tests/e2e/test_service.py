@@ -269,6 +269,15 @@ def test_end_is_heard_at_once(world):
     assert w.api(then)["waiting_for"] == f"GPU 0 runs job {first}"
     w.turn(f"end {first} 1 0 250")
     assert w.job(first).status == "completed" and w.job(then).status == "running" and w.job(first).current.runtime_seconds == 2.5
+    assert w.lines[-2:] == [f"Job {first} completed successfully on GPU 0", f"Started job {then} on GPU 0: python train.py"]
+
+
+def test_a_start_that_was_asked_for_is_known_of_the_last_in_the_queue_too(world, monkeypatch):
+    monkeypatch.setattr(nexus, "MAX_ESTIMATED_JOBS", 2)
+    w = world()
+    ids = [w.add(begin="+1h", gpus=0) for _ in range(3)]
+    w.turn()
+    assert w.api(ids[-1])["estimated_start"] == w.api(ids[0])["estimated_start"] == nexus.format_time(w.clock.now() + 3600)
 
 
 def test_sayings_of_nobody_change_nothing(world):

@@ -494,7 +494,7 @@ def test_status_tells_what_slurm_has():
         text = box.nexus().stdout
         assert "Slurm (nx): 2 jobs of nexus there, 1 running\n" in text
         assert f"  Job ID: {job_id}\n" in text and f"  Slurm: {box.job(job_id)['slurm_id']} on n1\n" in text
-        assert "on n1" in box.nexus("why", job_id).stdout and "slurm_id" in box.nexus("show", job_id).stdout
+        assert "on n1" in box.nexus("why", job_id).stdout and "Slurm's job: " in box.nexus("show", job_id).stdout
         metrics = box.call("GET", "/metrics")[1]
         assert 'nexus_jobs{status="running"} 1\n' in metrics and 'nexus_check_ok{check="Slurm"} 1\n' in metrics
         done = box.nexus("attach", job_id)
