@@ -3305,9 +3305,13 @@ def format_snapshot(status: Json, paint: Paint) -> str:
     for heading, jobs in elsewhere.items():
         lines += ["", paint("white", heading)] if jobs else []
         lines += [line for job in jobs for line in format_running(job, paint, bool(status["nodes"]))]
-    hints = [f"hint: {hint}" for hint in status["hints"]]
-    lines += ["", *hints] if hints else []
+    is_long = paint.width and len(status["gpu_status"]) > TOP_HINT_GPUS
+    hints = [*status["hints"], *(["nexus top shows a line for each GPU"] if is_long else [])]
+    lines += ["", *(f"hint: {hint}" for hint in hints)] if hints else []
     return paint.join(lines)
+
+
+TOP_HINT_GPUS = 4               # with more GPUs than that, a terminal's snapshot names `nexus top`
 
 
 def list_gpu_lines(status: Json, paint: Paint) -> list[str]:
@@ -3389,7 +3393,8 @@ def format_detailed(status: Json, health: Json, paint: Paint) -> str:
     bands, host = status["queued_by_priority"], status["host"]
     lines = [
         paint("white", "nexus status"), "=" * 50, f"Version: {status['version']}",
-        f"Status: {'paused' if status['is_paused'] else 'running'}", f"Uptime: {status['uptime_seconds']:.0f} seconds",
+        f"Status: {'paused' if status['is_paused'] else 'running'}",
+        f"Uptime: {status['uptime_seconds']:.0f} seconds ({format_duration(status['uptime_seconds'])})",
         f"Jobs Processed: {status['completed_jobs'] + status['failed_jobs']}", "",
         paint("white", "Queue Status:"), f"  Total Jobs: {status['queued_jobs']}",
         *(f"  {band.title()} Priority: {bands[band]}" for band in PRIORITIES), "",
@@ -3405,9 +3410,10 @@ def format_detailed(status: Json, health: Json, paint: Paint) -> str:
     for job in status["running_jobs"]:
         memory = (f", memory {format_known(job['rss_mib'] and job['rss_mib'] / 1024, 'GB')}, "
                   f"CPU {format_known(job['cpu_percent'], '%')}")
+        gpus = f"GPUs: [{format_indices(job['gpu_indices'])}]" if job["gpu_indices"] else "no GPU"
         lines.append(f"  {paint('magenta', job['id'])}: {paint('bright', name_or_command(job))}"
                      f" ({job['node'] + ', ' if status['nodes'] else ''}"
-                     f"GPUs: [{format_indices(job['gpu_indices'])}]{memory})")
+                     f"{gpus}{memory})")
     lines += ["", f"Health: {paint('green', 'HEALTHY') if health['is_healthy'] else paint('red', 'UNHEALTHY')}"]
     return paint.join(lines + [f"hint: {hint}" for hint in status["hints"]])
 
@@ -3517,6 +3523,8 @@ JOB_COLUMNS = (
     Column("RUNTIME", lambda job: "-" if job["runtime_seconds"] is None else format_duration(job["runtime_seconds"]),
            "cyan", spare=1),
     time_column("STARTED", "started_at", 5),
+    Column("FINISHED", lambda job: local_time(job["finished_at"], "%m-%d %H:%M"), "cyan",
+           lambda jobs: any(job["finished_at"] for job in jobs), spare=6),
     USER_COLUMN,
     GROUP_COLUMN,
     NAME_COLUMN,
@@ -12206,8 +12214,9 @@ def cmd_end(call: Call) -> None:
         return call.say("no such job is pending or running")
     for job in jobs:
         if job["unknown_since"]:
-            call.say(f"{job['node']} has not been heard since {job['unknown_since']}: job {job['id']} is ended when it "
-                     f"is back (Ctrl-C leaves it so; nexus node remove {job['node']} --force gives it up)")
+            since = local_time(job["unknown_since"], "%m-%d %H:%M")
+            call.say(f"{job['node']} has not been heard since {since}: job {job['id']} is ended when it is "
+                     f"back (Ctrl-C leaves it so; nexus node remove {job['node']} --force gives it up)")
     ended = [job for job in jobs if job["status"] in FINAL]
     if len(ended) > 1 and not targets:
         group = f" of group {choice['group']}" if "group" in choice else ""
@@ -12313,7 +12322,8 @@ def cmd_logs(call: Call) -> None:
         elif not job["started_at"]:
             call.say(f"job {job['id']} never ran: {describe_end(job)}")
         if job["unknown_since"]:
-            call.say(f"{job['node']} has not been heard since {job['unknown_since']}: what job {job['id']} prints "
+            since = local_time(job["unknown_since"], "%m-%d %H:%M")
+            call.say(f"{job['node']} has not been heard since {since}: what job {job['id']} prints "
                      "comes when it is back")
         pass_on_logs(call, job["id"], options.follow, options.stream, options.number, options.timestamps)
 
@@ -12542,7 +12552,7 @@ def cmd_token_create(call: Call) -> None:
     expires_at = None if options.days is None else now + options.days * 86400
     change_tokens(call.layout.tokens_file, lambda tokens: add_token(tokens, user, text, expires_at, now))
     call.print(text)
-    end = format_time(expires_at) if expires_at else "it is revoked"
+    end = local_time(format_time(expires_at), "%Y-%m-%d %H:%M") if expires_at else "it is revoked"
     call.say(f"it lets {user} in until {end}; it is shown only now")
     call.say(f"use: NEXUS_TOKEN=..., or curl -H 'Authorization: Bearer ...'; to end it: nexus token revoke {user}")
 
@@ -12555,7 +12565,8 @@ def cmd_token_list(call: Call) -> None:
         Column("SHA-256", lambda token: token["sha256"][:12]),
         Column("MADE", lambda token: local_time(token["created_at"], "%Y-%m-%d %H:%M"), "cyan"),
         Column("STATE", lambda token: "good" if token["expires_at"] is None else
-               f"{'good until' if token['expires_at'] > now else 'expired'} {token['expires_at']}"),
+               f"{'good until' if token['expires_at'] > now else 'expired'} "
+               + local_time(token["expires_at"], "%Y-%m-%d %H:%M")),
     )), "nobody has a token; nexus token create USER makes one")
 
 
@@ -12835,7 +12846,8 @@ COMMANDS = (
         argument("--all", action="store_true", help="with a GPU: all jobs that share it"),
         argument("--group", metavar="G", help="all of this group, pending ones too"),
         argument("--signal", metavar="NAME", row=CANCEL_KEYS["signal"],
-                 help="the first signal, like INT (default: TERM); KILL follows after kill_grace_seconds")),
+                 help="the first signal, like INT (default: TERM); KILL follows in "
+                 f"{JobsConfig.kill_grace_seconds:g} s, or what kill_grace_seconds says")),
             examples=("kill abc", "kill 0", "kill --signal INT abc", "kill --group exp1")),
     Command("cancel", "stop jobs, pending or running", cmd_end, (ANY_IDS, GROUP, STATUS_OPTION),
             examples=("cancel abc abd", "cancel --group exp1", "cancel --status pending")),

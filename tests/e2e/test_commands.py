@@ -1,5 +1,6 @@
 """Section 17: each subcommand, as its user sees it.  Data on stdout, words on stderr."""
 
+import datetime
 import json
 import os
 import re
@@ -1065,3 +1066,13 @@ def test_files_of_the_home_are_private(home):
     for path in (home.file("token"), home.file("service.json"), home.file("logs"), home.file("logs", f"job_{job_id}"),
                  home.file("logs", f"job_{job_id}", "job.sh"), *home.file().glob("journal*"), *home.file().glob("state*")):
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+
+
+def test_until_when_a_token_is_good_is_a_local_time(home):
+    shown = {}
+    for zone in ("UTC0", "NZST-12"):
+        made = home.run("token", "create", f"user{zone[:2]}", "--days", "30", TZ=zone).err
+        shown[zone] = re.search(r"in until (\d{4}-\d\d-\d\d \d\d:\d\d);", made)[1]
+        assert f"good until {shown[zone]}\n" in home.run("token", "list", TZ=zone).out
+    utc, there = (datetime.datetime.strptime(text, "%Y-%m-%d %H:%M") for text in shown.values())
+    assert datetime.timedelta(hours=12) <= there - utc <= datetime.timedelta(hours=12, minutes=5)

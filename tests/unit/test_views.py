@@ -188,6 +188,12 @@ SNAPSHOTS = [  # reason, status, part
 ]
 
 
+@pytest.mark.parametrize("paint, count, is_named", [(TERMINAL, 5, True), (TERMINAL, 4, False), (PLAIN, 8, False)])
+def test_many_gpus_on_a_terminal_name_top(paint, count, is_named):
+    text = nexus.format_snapshot(status(gpus=[gpu(index) for index in range(count)]), paint)
+    assert text.endswith("\n\nhint: nexus top shows a line for each GPU\n") == is_named
+
+
 @pytest.mark.parametrize("reason, given, part", SNAPSHOTS, ids=[case[0] for case in SNAPSHOTS])
 def test_format_snapshot(reason, given, part):
     assert part in nexus.format_snapshot(given, PLAIN), reason
@@ -227,13 +233,14 @@ def test_colour_changes_nothing_else():
 def test_detailed():
     made = nexus.format_detailed(pool(
         [gpu(0, temperature=61.0, power_watts=250.4), gpu(1, is_paused=True), gpu_of("n2", 1)], node("n2", gpus=1, **AWAY),
-        jobs=[running("abc", (0,))]), {"is_healthy": True}, PLAIN)
-    for line in ("Status: running", "Uptime: 3600 seconds", "  Total Jobs: 0", "  High Priority: 1",
+        jobs=[running("abc", (0,)), running("cpu", (), number=2)]), {"is_healthy": True}, PLAIN)
+    for line in ("Status: running", "Uptime: 3600 seconds (1h)", "  Total Jobs: 0", "  High Priority: 1",
                  "  GPU 0: 100% allocated (memory 0GB of 24GB, 0% busy, 61°C, 250 W)",
                  "  GPU 1: PAUSED (memory 0GB of 24GB, 0% busy)", "  GPU n2:1: 0% allocated (memory 0GB of 80GB, 0% busy)",
                  "Nodes:", "  n2: 1 GPU, 0 jobs, unknown since 10-24 14:02: cannot reach n2: No route to host",
-                 "Host: gpu1, CPU 12%, memory 40.2 of 128GB", "Active Jobs: 1",
-                 "  abc: python train.py (gpu1, GPUs: [0], memory 2GB, CPU 99.5%)", "Health: HEALTHY"):
+                 "Host: gpu1, CPU 12%, memory 40.2 of 128GB", "Active Jobs: 2",
+                 "  abc: python train.py (gpu1, GPUs: [0], memory 2GB, CPU 99.5%)",
+                 "  cpu: python train.py (gpu1, no GPU, memory 2GB, CPU 99.5%)", "Health: HEALTHY"):
         assert line in made.splitlines()
 
 
@@ -493,12 +500,13 @@ abe  n1    1     10-24 15:29  -       python train.py
            nexus.job_json(finished("abg", status="failed", exit_code=3, cause="exit"), NOW, "gpu1"),
            {**nexus.job_json(running("abh", (1,), node="n1"), NOW, "n1"), "unknown_since": "2024-10-24T14:02:00Z"}]
     assert nexus.format_jobs([made[0], *ran], PLAIN) == """\
-ID   STATUS     NODE  GPU  RESULT   RUNTIME  STARTED      COMMAND
-abc  pending    -     -    -        -        -            python train.py
-abf  completed  n1    0    exit 0   1m       10-24 15:29  python train.py
-abg  failed     gpu1  0    exit 3   1m       10-24 15:29  python train.py
-abh  running    n1    1    unknown  1m       10-24 15:29  python train.py
+ID   STATUS     NODE  GPU  RESULT   RUNTIME  STARTED      FINISHED     COMMAND
+abc  pending    -     -    -        -        -            -            python train.py
+abf  completed  n1    0    exit 0   1m       10-24 15:29  10-24 15:30  python train.py
+abg  failed     gpu1  0    exit 3   1m       10-24 15:29  10-24 15:30  python train.py
+abh  running    n1    1    unknown  1m       10-24 15:29  -            python train.py
 """
+    assert "FINISHED" not in nexus.format_jobs([ran[2]], PLAIN)
 
 
 METRICS = [  # reason, jobs, part of what `nexus metrics` says
