@@ -2043,22 +2043,22 @@ def find_oom_line(text: str) -> str | None:
     return None
 
 
-def find_last_lines(text: str, count: int) -> list[str]:
-    """The last non-empty lines, as a terminal would show them."""
-    import itertools
-    lines = (format_line(line.rstrip("\r").rpartition("\r")[2].strip(), 300).strip()
-             for line in reversed(text.split("\n")))
-    return list(itertools.islice(filter(None, lines), count))[::-1]
-
-
 def remove_escapes(text: str) -> str:
     """The text without what colours it or moves the cursor."""
     return re.sub(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\))", "", text)
 
 
+def find_last_lines(text: str, count: int) -> list[str]:
+    """The last non-empty lines, as a terminal would show them, without colours and other escape sequences."""
+    import itertools
+    lines = (format_line(line.rstrip("\r").rpartition("\r")[2].strip(), 300).strip()
+             for line in reversed(remove_escapes(text).split("\n")))
+    return list(itertools.islice(filter(None, lines), count))[::-1]
+
+
 def parse_last_line(text: str) -> str | None:
-    """The last non-empty line without escape sequences, cut at 200 characters; None: there is none."""
-    lines = find_last_lines(remove_escapes(text), 1)
+    """The last non-empty line, cut at 200 characters; None: there is none."""
+    lines = find_last_lines(text, 1)
     return lines[0][:200] if lines else None
 
 
@@ -12239,7 +12239,7 @@ def cmd_show(call: Call) -> None:
     if job["started_at"] and not call.options.json:
         text = b"".join(call.client.logs(job["id"], tail=LAST_LINES)).decode("utf-8", "replace")
         text = re.sub("(?m)^---- attempt .*----$", "", text)
-        lines = find_last_lines(remove_escapes(text), LAST_LINES)
+        lines = find_last_lines(text, LAST_LINES)
     call.show(job, functools.partial(format_job, last_lines=lines))
 
 
@@ -12990,7 +12990,7 @@ DASHBOARD_PAGE = r'''<!doctype html>
 :root { color-scheme: light dark;
   --bg: light-dark(#f3f5f7, #0e1114); --panel: light-dark(#fff, #171b20); --sunk: light-dark(#e9edf0, #242b33);
   --ink: light-dark(#161a1f, #e5e9ee); --muted: light-dark(#57606b, #9ba5b0); --line: light-dark(#dce1e6, #2a3037);
-  --edge: light-dark(#868f9a, #6c7682); --fill: light-dark(#3f78e6, #5a8ff0); --green: #2da160; --red: #d1453b;
+  --edge: light-dark(#868f9a, #6c7682);
   --accent: light-dark(#2159c9, #8db4ff); --accent-soft: light-dark(#e4edfc, #1b2a45);
   --ok: light-dark(#0c6636, #6fd19a); --ok-soft: light-dark(#dff3e7, #12301f);
   --warn: light-dark(#754a00, #e8b75a); --warn-soft: light-dark(#fcefd2, #352811);
@@ -13001,20 +13001,21 @@ html { scroll-padding-top: 4rem; }
 [hidden] { display: none !important; }
 body { margin: 0; background: var(--bg); color: var(--ink); overflow-wrap: anywhere;
   font: 14px/1.45 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; font-variant-numeric: tabular-nums; }
-h1, h2, h3, p, dl, dd, ul, ol { margin: 0; padding: 0; list-style: none; }
+h1, h2, h3, p, dl, dd, ul { margin: 0; padding: 0; list-style: none; }
 h1 { font-size: 1.25rem; }
 h2, h3 { font-size: 1rem; }
-a { color: var(--accent); text-decoration: none; }
-a:hover { text-decoration: underline; }
-code, pre, .command, .id, .line { font-family: var(--mono); font-size: .93em; }
+a { color: var(--accent); }
+a:not(:hover, #docs li a, .lines a) { text-decoration: none; }
+code, pre, textarea, .command, .id, .line { font-family: var(--mono); font-size: .93em; }
 pre { margin: 0; white-space: pre-wrap; }
 :focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; border-radius: 4px; }
 main:focus, h1:focus { outline: none; }
-.muted, .help, .why, .time, dt { color: var(--muted); }
-.small, .help, footer { font-size: .88em; }
-.red, .cause, button.danger { color: var(--bad); }
-.head, .actions, .bar, .steps, .use, .gauge, .counts, .rows > li { display: flex; flex-wrap: wrap; align-items: center;
-  gap: .2rem .7rem; }
+.muted, .help, .why, .time, .empty, dt { color: var(--muted); }
+.small, .help, footer, .heading { font-size: .88em; }
+.red, .cause { color: var(--bad); }
+.title, .id, .badge, .primary, .brand, label { font-weight: 600; }
+.head, .actions, .bar, .use, .gauge, .counts, .rows > li, .call > summary { display: flex; flex-wrap: wrap;
+  align-items: center; gap: .2rem .7rem; }
 .grow { flex: 1; min-width: 0; }
 .clip { min-width: 0; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
 .unseen { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
@@ -13025,33 +13026,28 @@ button, input, textarea { font: inherit; color: inherit; border-radius: 6px; bac
 button { min-height: 28px; padding: .1rem .6rem; border: 1px solid var(--line); cursor: pointer; white-space: nowrap; }
 button:hover { border-color: var(--edge); }
 button:disabled { opacity: .55; cursor: default; }
-button.primary { background: var(--accent); border-color: var(--accent); color: var(--panel); font-weight: 600; }
-button.primary.danger { background: var(--bad); border-color: var(--bad); }
-button.link { border: 0; background: none; color: var(--accent); padding: 0 .2rem; }
-button[aria-pressed=true] { background: var(--accent-soft); border-color: var(--accent); color: var(--accent); }
+.primary { background: var(--accent); border-color: var(--accent); color: var(--panel); }
+.primary.danger { background: var(--bad); border-color: var(--bad); }
+.link { border: 0; background: none; color: var(--accent); padding: 0 .2rem; }
+[aria-pressed=true] { background: var(--accent-soft); border-color: var(--accent); color: var(--accent); }
 input, textarea { min-height: 32px; width: 100%; padding: .2rem .6rem; border: 1px solid var(--edge); }
-input[type=checkbox] { width: 18px; min-height: 18px; vertical-align: middle; }
-textarea { font-family: var(--mono); }
-label { font-weight: 600; font-size: .9em; }
+[type=checkbox] { width: 18px; min-height: 18px; vertical-align: middle; }
+progress { flex: 1; min-width: 3rem; height: 8px; accent-color: var(--accent); }
 
 header { position: sticky; top: 0; z-index: 5; background: var(--panel); border-bottom: 1px solid var(--line); }
 .bar, main, footer { max-width: 1400px; margin: 0 auto; padding: .45rem 1.2rem; }
-.brand { font-size: 1.1rem; font-weight: 700; }
+.brand { font-size: 1.1rem; }
 .brand, .counts a:not(.red) { color: var(--ink); }
 #filter { flex: 1 1 12rem; max-width: 28rem; }
-.state { margin-left: auto; color: var(--muted); white-space: nowrap; }
-.state::before { content: "\25cf\a0"; content: "\25cf\a0" / ""; }
-.state.live::before { color: var(--green); }
-.state.unwell, .state.unwell::before { color: var(--warn); }
-.state.lost { color: var(--bad); }
+#connection { margin-left: auto; }
 section { margin-bottom: 1rem; }
 .head { margin-bottom: .35rem; min-height: 28px; }
-.panel, dialog, .log { background: var(--panel); border: 1px solid var(--line); border-radius: 8px; }
-.pad, .empty { padding: .5rem .8rem; }
-.empty { text-align: center; color: var(--muted); }
-.banner { margin-bottom: .5rem; padding: .35rem .8rem; border-radius: 8px; background: var(--accent-soft); }
-.badge { padding: .02rem .5rem; border-radius: 1em; font-size: .86em; font-weight: 600; white-space: nowrap; }
-.badge, .track { background: var(--sunk); color: var(--muted); }
+.panel, dialog, .log, #notices > * { background: var(--panel); border: 1px solid var(--line); border-radius: 8px; }
+.pad, .empty, .banner { padding: .4rem .8rem; }
+.empty { text-align: center; }
+.banner { margin-bottom: .5rem; border-radius: 8px; }
+.badge { padding: .02rem .5rem; border-radius: 1em; font-size: .86em; white-space: nowrap; background: var(--sunk);
+  color: var(--muted); }
 .busy { background: var(--accent-soft); color: var(--accent); }
 .ok { background: var(--ok-soft); color: var(--ok); }
 .warn { background: var(--warn-soft); color: var(--warn); }
@@ -13059,93 +13055,78 @@ section { margin-bottom: 1rem; }
 
 .rows > li { padding: .2rem .8rem; min-height: 34px; }
 .rows > li + li { border-top: 1px solid var(--line); }
-.rows > li:not(.heading, .idle):hover { background: light-dark(#f7f9fa, #1b2026); }
-#failures .rows { border-color: var(--red); }
-.id { flex: 0 0 2.7rem; font-weight: 600; }
-.title { font-weight: 600; }
+.rows > .heading { min-height: 0; color: var(--muted); }
 .rows > li > .title { max-width: 45%; }
-.rows > li > .time { margin-left: auto; }
+.id { flex: 0 0 2.7rem; }
 .command.title { font-weight: 400; }
 .why, .cause { flex: 1 1 10rem; min-width: 0; }
-.time { min-width: 4.5rem; text-align: right; }
+.time { min-width: 4.5rem; margin-left: auto; text-align: right; }
 .gpus > li { display: grid; grid-template-columns: 3.4rem 9.5rem 9rem minmax(0, 1fr) auto; gap: 0 .8rem; }
 #gpus > ul { margin-top: .5rem; }
-.gpus > li.heading { min-height: 0; font-size: .82em; color: var(--muted); }
-.gpus > li.idle { background: var(--warn-soft); }
+.time .link { margin-left: .6rem; color: var(--muted); }
 .gauge { flex-wrap: nowrap; white-space: nowrap; }
-.track { flex: 1; width: 100%; height: 8px; border-radius: 4px; overflow: hidden; fill: var(--fill); }
-.track .mean { fill: var(--ink); }
-.track .completed { fill: var(--green); }
-.track .failed { fill: var(--red); }
-.track .cancelled { fill: var(--edge); }
-.use .track { flex: 0 0 6rem; }
+.use progress { flex: 0 0 6rem; }
 .use .line { flex: 1 1 12rem; color: var(--muted); white-space: pre; }
-.group .track { flex: 0 1 11rem; min-width: 5rem; }
+.group progress { flex: 0 1 11rem; }
 
 .log { overflow: hidden; background: var(--paper); color: var(--print); position: relative; }
 .log .head { margin: 0; padding: .3rem .6rem; background: var(--panel); color: var(--ink); }
-.lines { height: max(16rem, 100dvh - 20rem); overflow: auto; padding: .5rem .8rem; font: 12.5px/1.5 var(--mono);
-  white-space: pre-wrap; overflow-anchor: none; contain: layout paint; }
-.lines.over { height: auto; max-height: max(16rem, 100dvh - 20rem); min-height: 4rem; }
+.lines { min-height: 4rem; max-height: max(16rem, 100dvh - 20rem); overflow: auto; padding: .5rem .8rem;
+  font: 12.5px/1.5 var(--mono); white-space: pre-wrap; overflow-anchor: none; contain: layout paint; }
 .log:not(:has(:checked)) .lines { white-space: pre; overflow-wrap: normal; }
 .lines:focus-visible { outline-offset: -3px; }
 .lines div { min-height: 1.5em; padding-left: 2ch; text-indent: -2ch; border-left: 2px solid transparent; }
 .lines .err { border-left-color: #8e3b36; }
-.lines .attempt { color: #f5d067; }
 .lines .marked { background: #3b3108; }
-.lines a { color: #79b0ff; text-decoration: underline; }
 .newer { position: absolute; right: 1.2rem; bottom: .8rem; color: var(--ink); }
 .sgr1 { font-weight: 700; }
 .sgr4 { text-decoration: underline; }
 .sgr30, .sgr90 { color: #a6b0bb; }
 .sgr31, .sgr91 { color: #ff8a80; }
 .sgr32, .sgr92 { color: #5fcf80; }
-.sgr33, .sgr93 { color: #e3b341; }
-.sgr34, .sgr94 { color: #79b0ff; }
+.sgr33, .sgr93, .lines .attempt { color: #e3b341; }
+.sgr34, .sgr94, .lines a { color: #79b0ff; }
 .sgr35, .sgr95 { color: #d79bff; }
 .sgr36, .sgr96 { color: #4fd0d8; }
 .sgr37, .sgr97 { color: #fff; }
 .sgr7 { color: var(--paper); background: var(--print); }
 
 #job > * { margin-bottom: .7rem; }
-.facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(20rem, 100%), 1fr)); gap: 0 1.6rem; }
+.facts, .form { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(16rem, 100%), 1fr)); gap: .6rem; }
 .facts div, .fields > div { display: grid; grid-template-columns: minmax(7rem, 12rem) minmax(0, 1fr); gap: .6rem; }
 dialog { width: min(38rem, calc(100vw - 1.5rem)); max-height: calc(100dvh - 2rem); padding: 1.1rem; color: var(--ink); }
 dialog::backdrop { background: rgb(8 12 18 / .5); }
 dialog pre, #docs pre { padding: .5rem; margin: .5rem 0; max-height: 24rem; overflow: auto; background: var(--sunk); }
-.form { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(15rem, 100%), 1fr)); gap: .6rem; }
 .form > *, #login { display: grid; gap: .3rem; align-content: start; }
 .form > .all { grid-column: 1 / -1; }
 dialog label::first-letter { text-transform: uppercase; }
 summary { cursor: pointer; padding: .3rem 0; }
-summary:is(.head, .call *)::before { content: "\25b8"; content: "\25b8" / ""; width: 1ch; color: var(--muted); }
+summary:is(.head, .call *)::before { content: "\25b8"; content: "\25b8" / ""; color: var(--muted); }
 [open] > summary:is(.head, .call *)::before { content: "\25be"; content: "\25be" / ""; }
 .buttons { display: flex; justify-content: flex-end; gap: .5rem; margin-top: .9rem; }
 #notices { position: fixed; z-index: 8; right: 1rem; bottom: 1rem; width: min(26rem, calc(100vw - 2rem)); }
-.notice { display: flex; gap: .6rem; align-items: start; margin-top: .5rem; padding: .6rem .8rem; border-radius: 8px;
-  background: var(--panel); border: 1px solid var(--line); border-left: 4px solid var(--green); color: var(--ink); }
-.notice.bad { border-left-color: var(--red); }
+#notices > * { display: flex; gap: .6rem; margin-top: .5rem; padding: .6rem .8rem; }
+#notices .bad { border-color: var(--bad); }
 .opening main { opacity: 0; }
 .offline button:not(.log *, dialog *) { pointer-events: none; opacity: .5; }
-.docs header :not(.bar, .brand), .docs .state { display: none; }
+.docs header :not(.bar, .brand) { display: none; }
 .call { margin: .4rem 0; padding: .1rem .8rem; }
-.call > summary { display: flex; flex-wrap: wrap; gap: .1rem .7rem; }
 .call b { min-width: 4rem; color: var(--accent); }
 #docs :is(h2, h3, p) { margin: .7rem 0 .2rem; }
-#docs li a { text-decoration: underline; }
 
 @media (max-width: 700px) {
   .bar, main, footer { padding: .4rem .7rem; }
-  .quiet, .heading, .gpus .track, .gpus .memory, .use .line, #failures :is(.cause, .time) { display: none !important; }
+  .quiet, .heading, .gpus :is(.memory, .line, progress), #failures :is(.cause, .time) { display: none !important; }
   #failures li { flex-wrap: nowrap; }
   #failures .title { flex: 1; max-width: none; }
-  .counts { order: 2; flex: 0 0 100%; }
-  #filter { order: 3; flex-basis: 100%; max-width: none; }
+  .counts, #filter { order: 2; flex: 0 0 100%; max-width: none; }
   .gpus > li { grid-template-columns: 2.2rem 2.8rem minmax(0, 1fr) auto; gap: 0 .5rem; }
   .use .title { flex: 1; }
+  .rows > li > .why:not(:empty) { order: 1; flex-basis: 100%; }
   .time { min-width: 0; }
 }
 @media (pointer: coarse) { button, input, textarea { min-height: 40px; } }
+
 </style>
 </head>
 <body class="opening">
@@ -13155,7 +13136,7 @@ summary:is(.head, .call *)::before { content: "\25b8"; content: "\25b8" / ""; wi
   <span id="host" class="muted quiet"></span>
   <nav class="counts" id="counts" aria-label="Jobs by status"></nav>
   <input id="filter" type="search" placeholder="Filter jobs  ( / )" aria-label="Filter jobs" autocomplete="off">
-  <span id="connection" class="state" role="status">connecting</span>
+  <span id="connection" class="badge" role="status">connecting</span>
   <span id="pause"></span>
   <button id="add" type="button" class="primary">Add job</button>
 </div></header>
@@ -13192,20 +13173,17 @@ const KINDS = {completed: 'ok', failed: 'bad', cancelled: 'warn', running: 'busy
   Busy: 'busy', Paused: 'warn', 'In use': 'warn', Unavailable: 'warn', Fault: 'bad', Unknown: 'bad'};
 const MARKS = {completed: '\u2713', failed: '\u2717', cancelled: '\u2298', running: '\u25b6', pending: '\u2026'};
 const isDocs = location.pathname.endsWith('/docs');             // /docs is this page too
-const SVG = 'http://www.w3.org/2000/svg';
 
 // ---- The document.  Every text becomes a text node; innerHTML is not used.
 
 const byId = (id) => document.getElementById(id);
-const el = (tag, facts = {}, ...children) => dress(document.createElement(tag), facts, children);
-const svg = (tag, facts, ...children) => dress(document.createElementNS(SVG, tag), facts, children);
-
-function dress(node, facts, children) {         // keys and handlers become properties; false and null are left out
+function el(tag, facts = {}, ...children) {     // keys and handlers become properties; false and null are left out
+  const node = document.createElement(tag);
   for (const [name, fact] of Object.entries(facts)) {
     if (name === 'key' || name.startsWith('on')) node[name] = fact;
     else if (known(fact) && fact !== false) node.setAttribute(name, fact === true ? '' : fact);
   }
-  node.append(...children.flat(2).filter((child) => known(child) && child !== false && child !== ''));
+  node.append(...children.flat(3).filter((child) => known(child) && child !== false && child !== ''));
   return node;
 }
 
@@ -13338,7 +13316,7 @@ async function act(method, path, body, done, refuse = complain, headers = {}) {
 }
 
 function tell(text) {
-  const notice = el('div', {class: 'notice'}, text);
+  const notice = el('div', {}, text);
   byId('notices').append(notice);
   setTimeout(() => notice.remove(), 6000);
 }
@@ -13347,7 +13325,7 @@ function complain({message, hint, status}) {    // it stays until it is closed
   if (status === 401) return;                   // the token dialog says it
   const text = known(status) ? message : `An error in this page: it may not show everything (${message}).`;
   const advice = known(status) ? hint : button('Reload', () => location.reload());
-  const notice = el('div', {class: 'notice bad', role: 'alert'},
+  const notice = el('div', {class: 'bad', role: 'alert'},
     el('div', {class: 'grow'}, el('strong', {}, text), el('div', {}, advice)),
     button('Close', () => notice.remove(), {class: 'link'}));
   for (const old of [...byId('notices').children]) if (old.textContent === notice.textContent) old.remove();
@@ -13394,7 +13372,7 @@ byId('token-button').addEventListener('click', () => {
 // ---- The one channel: GET /status?after=VERSION answers when something has changed, with what has changed
 
 let view = null, version = 0;                   // what is shown, as the service describes it, and its version
-let filter = {}, limit = PAGE;                  // {text, status, group, user} of the lists, and their length
+let filter = {}, limit = PAGE;                  // {text, status, group} of the lists, and their length
 let following = null, wake = () => {};
 const isFiltered = () => Object.keys(filter).length > 0;
 const pause = (milliseconds) => new Promise((resolve) => { setTimeout(resolve, milliseconds); wake = resolve; });
@@ -13424,13 +13402,13 @@ async function follow() {
       version = view.state_version;
       delay = 500;
       const bad = view.bad_checks.join(', ');
-      showConnection(bad ? 'live unwell' : 'live', bad ? `not well: ${bad}` : 'live');
+      showConnection(bad ? 'warn' : 'ok', bad ? `not well: ${bad}` : 'live');
       draw();
       jobPage?.refresh(changes);
       await pause(document.hidden ? HIDDEN_PAUSE_MS : NEWS_PAUSE_MS);
     } catch (error) {
       if (signal.aborted || tokenDialog) continue;
-      if (known(error.status)) showConnection('lost', 'reconnecting');
+      if (known(error.status)) showConnection('bad', 'reconnecting');
       if (error.status !== 0) complain(error);
       await pause(delay * (0.75 + Math.random() / 2));
       delay = Math.min(15000, delay * 1.7);
@@ -13447,8 +13425,8 @@ function restart() {                            // with another filter or length
 document.addEventListener('visibilitychange', () => document.hidden || wake());
 
 function showConnection(kind, text) {
-  const isLost = kind === 'lost';               // the page shows the past: no clock ticks, nothing can be done
-  byId('connection').className = `state ${kind}`;
+  const isLost = kind === 'bad';                // the page shows the past: no clock ticks, nothing can be done
+  byId('connection').className = `badge ${kind}`;
   show(byId('connection'), text);
   if (isLost && byId('offline').hidden) show(byId('offline'),
     `Not connected since ${clock(new Date())}: what is shown here is of then, and nothing can be done. Jobs go on.`);
@@ -13471,8 +13449,8 @@ function draw() {
   const banner = (kind, text) => text && el('p', {class: `banner ${kind}`, key: text}, text);
   const state = [el('div', {id: 'banners', key: 'banners'},
     banner('warn', view.is_paused && 'The queue is paused: running jobs go on, nothing new starts.'),
-    banner('bad', view.gpu_trouble), banner('bad', view.slurm?.trouble), view.hints.map((text) => banner('', text)),
-    banner('', !Object.values(view.counts).some(Boolean)
+    banner('bad', view.gpu_trouble), banner('bad', view.slurm?.trouble), view.hints.map((text) => banner('busy', text)),
+    banner('busy', !Object.values(view.counts).some(Boolean)
       && 'There is no job yet. Add one with the button above, or on the machine: nexus add "python train.py"')),
   drawFailures(), drawGpus()];
   const lists = drawLists();                    // what was looked for comes first
@@ -13493,8 +13471,9 @@ function drawHeader() {
   document.title = listed(failures > 0 && `\u2717 ${failures}`,         // tabs behind others tell it, too
     jobPage ? `${MARKS[job?.status] ?? ''} ${job?.name ?? jobPage.id}`.trim()
       : `${number(counts.running)} running, ${number(counts.pending)} waiting`, 'nexus');
-  const icon = `<svg xmlns="${SVG}" viewBox="0 0 16 16"><rect width="16" height="16" rx="4" fill="#2159c9"/><path
-    d="M4.5 12V4l7 8V4" fill="none" stroke="#fff" stroke-width="2"/>${
+  const icon = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16">
+    <rect width="16" height="16" rx="4" fill="#2159c9"/>
+    <path d="M4.5 12V4l7 8V4" fill="none" stroke="#fff" stroke-width="2"/>${
   failures ? '<circle cx="12" cy="4" r="4" fill="#e5322d"/>' : ''}</svg>`;
   byId('icon').href = `data:image/svg+xml,${encodeURIComponent(icon)}`;
 }
@@ -13506,10 +13485,6 @@ function pauseButton(isPaused, name, path, query = '', noun = '') {     // of th
   return view.is_owner && button(`${verb}${noun}`, () => act('POST', address, undefined, done),
     {class: isPaused ? null : noun ? 'quiet link' : 'quiet', 'aria-label': label, title: label});
 }
-
-const bar = (facts, ...parts) => svg(
-  'svg', {class: 'track', viewBox: '0 0 100 1', preserveAspectRatio: 'none', ...facts},
-  parts.map(([x, width, kind, key = null]) => svg('rect', {x, width, height: 1, class: kind, key})));
 
 // What a row tells of a job.
 function describe(job, note) {
@@ -13523,7 +13498,8 @@ function describe(job, note) {
     isRunning && [
       muted(job.gpus % 1 > 0 && `${job.gpus} GPU`), job.stopping && badge('cancelled', 'stopping'),
       job.unknown_since && badge('failed', `unknown since ${clock(job.unknown_since)}`),
-      done && bar({'aria-hidden': 'true'}, [0, done]), line && el('span', {class: 'line clip', title: line}, line)],
+      done && el('progress', {'aria-label': 'Progress', value: done, max: 100}),
+      line && el('span', {class: 'line clip', title: line}, line)],
     status === 'pending' && el('span', {class: 'why'}, listed(
       job.gpus !== 1 && counted(job.gpus || 'no', 'GPU'), hasNodes() && job.only_node && `on ${job.only_node}`,
       job.waiting_for, start && `starts in about ${about(-secondsSince(start))}`)),
@@ -13608,9 +13584,9 @@ function drawGpu(gpu) {
   const title = listed(name, gpu.name, known(mean) && `load in the last hour ${percent(mean)}`,
     known(temperature) && `${Math.round(temperature)} \u00b0C`, known(watts) && `${Math.round(watts)} W`);
   const pause = pauseButton(isPaused, name, `gpus/${encodeURIComponent(place)}`, '', ' GPU');
-  return el('li', {key: gpu.uuid, 'data-gpu': place, class: isIdle && 'idle'}, el('b', {title}, gpu.index),
-    el('span', {class: 'gauge', title}, gauge(`${name} load`, utilization, 100, percent, mean)),
-    el('span', {class: 'gauge memory', title}, gauge(`${name} memory`, used, gpu.memory_total_mib, size)),
+  return el('li', {key: gpu.uuid, 'data-gpu': place, class: isIdle && 'warn'}, el('b', {title}, gpu.index),
+    gauge({class: 'gauge', title}, `${name} load`, utilization, 100, percent),
+    gauge({class: 'gauge memory', title}, `${name} memory`, used, gpu.memory_total_mib, size),
     el('div', {}, jobs.map((job) => el('div', {class: 'use', key: job.id, 'data-job': job.id},
       describe(job, isIdle && badge('Paused', 'idle for 10 minutes')))),
     (state !== 'Busy' || why) && el('div', {class: 'use', key: 'state'}, badge(state), isPaused && pause,
@@ -13618,25 +13594,19 @@ function drawGpu(gpu) {
     el('span', {class: 'time'}, jobs[0] && drawTime(jobs[0]), !isPaused && pause));
 }
 
-function gauge(label, value, total, words, mean) {      // its length is an attribute: the policy forbids inline styles
-  if (!known(value)) return muted('unknown');
-  const share = total ? Math.min(100, 100 * value / total) : 0;
-  return [bar({role: 'meter', 'aria-label': label, 'aria-valuemin': 0, 'aria-valuemax': 100,
-    'aria-valuenow': Math.round(share), 'aria-valuetext': words(value)},
-  [0, share], ...(mean > 1 ? [[Math.min(98, mean), 1, 'mean']] : [])), el('span', {}, words(value))];
-}
+const gauge = (facts, label, value, max, words) => el('span', facts, known(value)
+  ? [el('progress', {'aria-label': label, value, max}), words(value)] : muted('unknown'));
 
 // What waits and what has ended.  A group is one row with a bar, and a link to its jobs.
 
 function drawLists() {
-  const {found, waiting, ended, counts} = view, {status, group, user} = filter;
+  const {found, waiting, ended, counts} = view, {status, group} = filter;
   const wants = (...words) => !status || words.includes(status);
   const chip = (text, isOn, change) => button(text, () => { location.hash = addressOf({...filter, ...change}); },
     {'aria-pressed': `${isOn}`});
   return el('div', {id: 'lists', key: 'lists'}, isFiltered() && el('div', {class: 'head', key: 'chips'},
     ['running', 'pending', ...FINAL].map((word) => chip(word, word === status, {status: word === status ? '' : word})),
-    group && chip(`group ${group} \u00d7`, true, {group: ''}), user && chip(`user ${user} \u00d7`, true, {user: ''}),
-    el('a', {href: '#/'}, 'Show all')),
+    group && chip(`group ${group} \u00d7`, true, {group: ''}), el('a', {href: '#/'}, 'Show all')),
   found.running && wants('running') && drawList('running', 'Running', found.running, found.running.length),
   wants('pending') && drawList('waiting', 'Waiting', waiting, found.waiting, 'Nothing waits.', counts.pending),
   wants(...FINAL) && drawList('ended', 'Ended', ended, found.ended, 'No job has ended yet.'));
@@ -13667,15 +13637,11 @@ function drawJob(job) {
 function drawGroup(group) {
   const {name, hold, estimated_end: end} = group, isOn = group.pending + group.running > 0;
   const statuses = ['completed', 'running', 'failed', 'cancelled', 'pending'].filter((status) => group[status] > 0);
-  const total = statuses.reduce((sum, status) => sum + group[status], 0), parts = [];
-  for (const status of statuses) {
-    const [x, width] = parts.at(-1) ?? [0, 0];
-    if (status !== 'pending') parts.push([x + width, 100 * group[status] / total, status, status]);
-  }
+  const total = statuses.reduce((sum, status) => sum + group[status], 0);
   const ended = total - group.pending - group.running, label = `group ${name}`;
   return el('li', {class: 'group', key: label, 'data-group': name},
     el('a', {class: 'title clip', href: groupAddress(name)}, name),
-    bar({role: 'img', 'aria-label': `${number(ended)} of ${number(total)} have ended`}, ...parts),
+    el('progress', {'aria-label': `${number(ended)} of ${number(total)} have ended`, value: ended, max: total}),
     statuses.map((status) => el('a', {class: `badge ${KINDS[status]}`, key: status, href: groupAddress(name, status),
       title: status}, `${number(group[status])} ${MARKS[status]}`, el('span', {class: 'unseen'}, status))),
     el('span', {class: 'why'}, listed(hold ?? group.waiting_for, group.limit > 0 && `limit ${group.limit}`,
@@ -14208,7 +14174,7 @@ function route() {
     scrollTo(0, 0);
     return draw();
   }
-  const wanted = new URLSearchParams(query), names = ['text', 'status', 'group', 'user'];
+  const wanted = new URLSearchParams(query), names = ['text', 'status', 'group'];
   const chosen = Object.fromEntries(names.map((name) => [name, wanted.get(name)]).filter(([, text]) => text));
   const isNew = JSON.stringify(chosen) !== JSON.stringify(filter);
   homeAddress = addressOf(chosen);

@@ -529,7 +529,7 @@ def test_a_user_sees_what_is_his_and_is_offered_nothing_else(browser, box):
         until(page, lambda: any("/status" in url for url in asked))      # the page goes on to refresh, but for this job
         page.wait_for_timeout(200)
         assert len([url for url in asked if job_id in url]) == 1
-        expect(page.locator(".notice")).to_have_count(0)
+        expect(page.locator("#notices > *")).to_have_count(0)
         page.goto(page.url.split("#")[0] + f"#/jobs/{own}")
         expect(page.locator("#job").get_by_role("button", name="Cancel")).to_be_visible()
         expect(page.locator("#job").get_by_role("button", name="Change")).to_be_visible()
@@ -723,7 +723,7 @@ def test_an_unwell_service_is_not_green_and_an_idle_gpu_is_amber(browser, box):
         page.route("**/status*", lambda route: route.fulfill(json=status))
         page.reload()
         expect(page.locator("#connection")).to_have_text("not well: log disk")
-        expect(page.locator("[data-gpu='0'].idle")).to_contain_text("idle for 10 minutes")
+        expect(page.locator("[data-gpu='0'].warn")).to_contain_text("idle for 10 minutes")
         expect(page.locator("[data-gpu='0']")).to_contain_text(job_id)
         page.unroute_all(behavior="ignoreErrors")
 

@@ -734,7 +734,7 @@ def test_the_line_that_says_out_of_memory(reason, text, line):
 LAST_LINES = [  # reason, text, its last two lines
     ("in their order", "a\n\nValueError: x\n", ["a", "ValueError: x"]), ("nothing", "\r\n\n", []),
     ("a progress bar as it was last", "10%\r50%\r100%\nb", ["100%", "b"]), ("one that ends with its return", "10%\r50%\r", ["50%"]),
-    ("cut", "x" * 500, ["x" * 179 + "…" + "x" * 120]), ("harmless", "\x1b[31merror\x1b[0m", ["[31merror [0m"]),
+    ("cut", "x" * 500, ["x" * 179 + "…" + "x" * 120]), ("without colours", "\x1b[31merror\x1b[0m", ["error"]),
     ("a line is what a newline ends", "a\x0cb\u2028c\r\n", ["a b c"]),
 ]
 
