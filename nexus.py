@@ -264,9 +264,11 @@ MEMORY_UNITS = {"M": 1, "G": 1024, "T": 1024 * 1024}        # in MiB
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of text as DURATION_TEXT allows, or a number: `45s`, `1.5h`, `2h 30m`, `1:30:00`, `90`."""
+    """Seconds of text as DURATION_TEXT allows, or a number: `45s`, `1.5h`, `2h 30m`, `1:30:00`, `1-12:00:00`, `90`."""
     if ":" in text:
-        return sum(int(part) * size for part, size in zip(text.split(":"), (3600, 60, 1)))
+        days, _, clock = text.rpartition("-")
+        return int(days or 0) * 86400 + sum(
+            int(part) * size for part, size in zip(clock.split(":"), (3600, 60, 1)))
     return sum(float(number) * DURATION_UNITS[unit] for number, unit in re.findall("([0-9.]+) ?([smhdw]?)", text))
 
 
@@ -780,7 +782,7 @@ ID_OR_NAME = f"[^\\s,{CONTROL[1:-1]}]+"
 IDS_TEXT = matching(rf"^\s*{ID_OR_NAME}((\s*,\s*|\s+){ID_OR_NAME})*\s*$", "jobs' ids or names, like abc,abd",
                     examples=["abc,abd"])
 AMOUNT = "[0-9]{1,9}(\\.[0-9]{1,9})?"
-DURATION = f"( *{AMOUNT} ?[smhdw])+ *|[0-9]{{1,6}}:[0-5][0-9]:[0-5][0-9]"
+DURATION = f"( *{AMOUNT} ?[smhdw])+ *|([0-9]{{1,4}}-)?[0-9]{{1,6}}:[0-5][0-9]:[0-5][0-9]"
 DURATION_TEXT = matching(f"^({DURATION}|0)$", "a time with its unit", examples=["90s", "2h", "1h30m", "1:30:00"])
 DAY, CLOCK = "[12][0-9]{3}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])", "([01]?[0-9]|2[0-3])(:[0-5][0-9]){1,2}"
 BEGIN_TEXT = matching(f"^(now|\\+({DURATION})|({DAY}[ T])?{CLOCK}{ZONE}?)$",
@@ -11767,16 +11769,18 @@ class Command(Value):
     local: str = ""             # what needs the service's own machine; empty: NEXUS_URL may be set
 
 
-# {a word of other queues and of the shell: our command}
-ALIASES = {
-    "ls": "jobs", "list": "jobs", "ps": "jobs", "squeue": "queue", "sacct": "history", "sinfo": "status",
-    "rm": "remove", "scancel": "cancel", "submit": "add", "srun": "run"}
+# {a word of other queues and of the shell: our words}
+ALIASES: Mapping[str, Sequence[str]] = {
+    "ls": ["jobs"], "list": ["jobs"], "ps": ["jobs"], "squeue": ["queue"], "sacct": ["history"], "sinfo": ["status"],
+    "gpus": ["status"], "watch": ["top"], "rm": ["remove"], "scancel": ["cancel"], "submit": ["add"],
+    "sbatch": ["add"], "srun": ["run"], "tail": ["logs", "-f"], "cat": ["logs"], "info": ["show"]}
+OTHER_FLAGS = {"gpus": ["-g"], "name": ["-n"], "timeout_seconds": ["--time"]}       # of add and run, by field
 
 
 def find_command(name: str, commands: Sequence[Command]) -> Command:
     """Raises: usage; the hint is the nearest name."""
     for command in commands:
-        if command.name == ALIASES.get(name, name):
+        if command.name == ALIASES.get(name, [name])[0]:
             return command
     hint = suggest(name, [command.name for command in commands if command.summary]) or "nexus help lists them"
     raise NexusError("usage", f"'{format_line(name, 40)}' is not a command", hint)
@@ -11948,6 +11952,9 @@ def read_commands(call: Call) -> list[tuple[str, str]]:
     The name tells a sweep's values; it is empty without a sweep.  Raises: usage.
     """
     plain, sweeps, name = read_plain_commands(call), call.options.sweep, call.options.name
+    for key, values in sweeps:
+        if len(values) == 1 and re.search(r"\d-\d|\s", values[0]):
+            call.say(f"--sweep {key}={values[0]} is one value; {key}=1..4 counts, and {key}=1,2 lists values")
     if not sweeps:
         return [(command, "") for command in plain]
     return [(made, format_line(f"{name} {values}" if name else values, 60))
@@ -11959,6 +11966,12 @@ def read_plain_commands(call: Call) -> list[str]:
     if path is None:
         if not words:
             refuse("there is no command", hint='nexus add "python train.py", or nexus add --file commands.txt')
+        first = " ".join(words).partition(" ")[0]
+        local = os.path.join(call.options.cwd or "", first)
+        if os.path.isfile(local) and not os.access(local, os.X_OK) and not call.is_remote and not find_program(first):
+            line = quote(" ".join(["python" if first.endswith(".py") else "bash", *words]))
+            way = f"nexus add --file {quote(first)} adds its lines" if first.endswith(".txt") else f"nexus add {line}"
+            refuse(f"{first} is a file, and no program", hint=way)
         return [words[0] if len(words) == 1 else " ".join(map(quote, words))]
     if words:
         refuse("give a command or --file, not both")
@@ -12518,6 +12531,41 @@ def cmd_config(call: Call) -> None:
                *format_config(load_config(path, call.environ)).rstrip("\n").split("\n"))
 
 
+def cmd_open(call: Call) -> None:
+    """Print the page's address, and how it is reached from elsewhere."""
+    import socket
+    url = call.client.url
+    call.print(url)
+    if not call.is_remote and call.environ.get("SSH_CONNECTION"):
+        port = url.rpartition(":")[2]
+        call.say(f"from where you sit, first: ssh -L {port}:127.0.0.1:{port} {find_user(os.geteuid())}@"
+                 f"{socket.gethostname()}")
+
+
+def cmd_usage(call: Call) -> None:
+    """Print jobs, GPU-hours and the share that failed, for each user or group."""
+    options, now = call.options, time.time()
+    since = now - parse_duration(options.since)
+    rows: dict[str, dict[str, Any]] = {}
+    for job in call.client.jobs():
+        ran = [(parse_time(one["started_at"]), parse_time(one["finished_at"]) if one["finished_at"] else now)
+               for one in job["attempts"] if one["started_at"]]
+        hours = sum(max(0.0, end - max(begin, since)) for begin, end in ran) / 3600
+        if not ran or ran[-1][1] < since:
+            continue
+        name = job[options.by] or "-"
+        row = rows.setdefault(name, {options.by: name, "jobs": 0, "failed": 0, "gpu_hours": 0.0})
+        row["jobs"] += 1
+        row["failed"] += job["status"] == FAILED
+        row["gpu_hours"] += hours * job["gpus"]
+    found = sorted(rows.values(), key=lambda row: -row["gpu_hours"])
+    call.show(found, functools.partial(format_table, (
+        Column(options.by.upper(), lambda row: row[options.by]),
+        Column("JOBS", lambda row: str(row["jobs"])),
+        Column("GPU-HOURS", lambda row: f"{row['gpu_hours']:.1f}"),
+        Column("FAILED", lambda row: f"{100 * row['failed'] / row['jobs']:.0f}%"))))
+
+
 def cmd_config_edit(call: Call) -> int:
     import shlex
     import subprocess
@@ -12525,11 +12573,19 @@ def cmd_config_edit(call: Call) -> int:
     make_folder(os.path.dirname(path))
     if not os.path.exists(path):
         write_atomic(path, [format_sample_config()])
-    try:
-        code = subprocess.call([*shlex.split(editor), path])
-    except (OSError, ValueError) as error:
-        refuse(f"the editor '{editor}' cannot be run: {error}", hint="set EDITOR, like EDITOR=nano nexus config edit")
-    load_config(path, call.environ)
+    while True:
+        try:
+            code = subprocess.call([*shlex.split(editor), path])
+        except (OSError, ValueError) as error:
+            refuse(f"the editor '{editor}' cannot be run: {error}", hint="EDITOR=nano nexus config edit")
+        try:
+            load_config(path, call.environ)
+            break
+        except NexusError as error:
+            if not sys.stdin.isatty():
+                raise
+            call.say(f"{error.message}; Enter edits it again, Ctrl-C leaves it so")
+            input()
     if code == 0 and find_service(call.layout):
         call.say("the running service takes it over at its next start: nexus restart (jobs go on)")
     return code
@@ -12650,11 +12706,14 @@ def cmd_token_revoke(call: Call) -> None:
 
 
 def cmd_help(call: Call) -> None:
+    import textwrap
     if call.options.topic is not None:
         return call.write(make_parser(find_command(call.options.topic, call.commands)).format_help())
+    others = ", ".join([*(f"{word} = {' '.join(ours)}" for word, ours in ALIASES.items()), "stop ID = cancel ID"])
     call.print(
         "nexus: a queue for the GPUs of this machine", "", "nexus [command] [options]", "",
         *(f"  {command.name:<9} {command.summary}" for command in call.commands if command.summary), "",
+        *textwrap.wrap(f"Other words for them: {others}", 110), "",
         "nexus help COMMAND explains a command; nexus --version prints the version and the file's hash.",
         "Exit codes: 0; 1 internal, unhealthy; 2 usage; 3 not found; 4 conflict; 5 forbidden; 6 unavailable.",
         "NEXUS_HOME moves ~/.nexus; NEXUS_MOCK_GPUS=2 makes up two GPUs, for a trial; NO_COLOR=1 turns colours off.")
@@ -12725,6 +12784,8 @@ def cmd_install(call: Call) -> None:
     install_file(program, launcher, 0o755)
     install_file(os.path.join(base, "bash-completion", "completions", "nexus"), BASH_COMPLETION)
     call.say(f"installed {program}, with completion for bash")
+    if find_service(call.layout) and (read_json(call.layout.service_file) or {}).get("hash") != file_hash():
+        call.say("the service that runs is another nexus: nexus restart brings it to this one (jobs go on)")
     if binaries not in call.environ.get("PATH", "").split(":"):
         line = f'export PATH="{binaries}:$PATH"'
         call.say(f"{binaries} is not on PATH yet: add  {line}  to ~/.profile and log in again")
@@ -12770,7 +12831,8 @@ JOB_OPTIONS = (
              help="a shell command, in quotes; several words are taken as they are"),
     *(argument(row.flag, dest=name, action="store_true", help=row.help) if row.schema is FLAG else
       # --cwd may be relative here; its row in the API takes absolute paths alone
-      argument(row.flag, dest=name, metavar=row.metavar or None, row=row if name != "cwd" else None,
+      argument(row.flag, *OTHER_FLAGS.get(name, ()), dest=name, metavar=row.metavar or None,
+               row=row if name != "cwd" else None,
                help=row.help + (f", like {row.like}" if row.like else ""))
       for name, row in ASKED.items() if row.flag),
     argument("--snapshot", action="store_true", help="run the git work tree as it is now, whatever is edited later"),
@@ -12882,6 +12944,11 @@ COMMANDS = (
     Command("serve", "run the service in the foreground", cmd_serve, SERVICE_OPTIONS),
     Command("agent", "", cmd_agent, (argument("head"), argument("grace", type=float))),
     Command("metrics", "run times of finished jobs, utilization of the GPUs", cmd_metrics, (JSON_OPTION,)),
+    Command("usage", "jobs, GPU-hours and failures of each user or group", cmd_usage, (
+        argument("--since", metavar="TIME", default="7d", row=Field(DURATION_TEXT, like="24h"),
+                 help="how far back (default: 7d)"),
+        argument("--by", choices=("user", "group"), default="user"), JSON_OPTION)),
+    Command("open", "the web page's address", cmd_open),
     Command("health", "each check with its reading; exit code 1 when one is bad", cmd_health, (JSON_OPTION,)),
     Command("token", "let others in: make a token for a user, list, revoke", verbs=(
         Command("create", "make a token; prints it", cmd_token_create, (
@@ -12928,8 +12995,10 @@ def main(argv: Sequence[str], environ: Mapping[str, str], out: TextIO, err: Text
         words = ["help", *argv[1:2]] if argv and argv[0] in ("--help", "-h") else list(argv)
         if not words or words[0].startswith("-"):
             words = ["status", *words]
+        if words[0] == "stop" and words[1:] and not words[1].startswith("-"):
+            words[0] = "cancel"                 # whoever names a job does not mean the service
         command = find_command(words[0], COMMANDS)
-        options = parse_words(command, words[1:], out)
+        options = parse_words(command, [*ALIASES.get(words[0], [""])[1:], *words[1:]], out)
         call = Call(options, environ, out, err, COMMANDS)
         call.need_local(command.local)
         return options.chosen.run(call) or 0

@@ -651,6 +651,47 @@ def test_kill_by_id_and_by_gpu(own_home):
         assert done.code == code and says in done.err and "Traceback" not in done.err and len(done.err) < 500, done
 
 
+OTHER_WORDS = [  # what users of other queues type; what it shows
+    (["submit", "-g", "0", "-n", "mine", "--time", "1-00:00:00", "echo out"], ""), (["tail", "mine"], "out"), (["cat", "mine"], "out"),
+    (["info", "mine"], "Job "), (["ls"], "mine"), (["gpus"], "GPU 0"), (["squeue"], ""), (["sacct"], "mine"), (["watch"], "GPU  UTIL")]
+
+
+def test_words_of_other_queues(own_home):
+    for words, says in OTHER_WORDS:
+        done = own_home.main(*words)
+        assert done.code == 0 and says in done.out, (words, done)
+    assert own_home.job("mine")["timeout_seconds"] == 86400
+    job_id = add(own_home, "sleep 600")
+    assert own_home.main("stop", job_id).code == 0 and own_home.job(job_id)["status"] == "cancelled", "and not the service"
+    assert "sbatch = add" in own_home.main("help").out and "stop ID = cancel ID" in own_home.main("help").out
+
+
+@pytest.mark.parametrize("words, hint", [
+    (["train.py"], "nexus add 'python train.py'"), (["train.py --lr 3"], "nexus add 'python train.py --lr 3'"),
+    (["train.py", "--lr", "3"], None), (["job.sh"], "nexus add 'bash job.sh'"), (["cmds.txt"], "nexus add --file cmds.txt")])
+def test_a_file_is_no_command(own_home, tmp_path, words, hint):
+    for name in ("train.py", "job.sh", "cmds.txt"):
+        (tmp_path / name).write_text("")
+    done = own_home.main("add", "--cwd", str(tmp_path), *words)
+    assert done.code == 2 and (hint or "nexus help add") in done.err, done
+
+
+def test_a_sweep_that_is_one_value(own_home):
+    told = own_home.main("add", "--dry-run", "--sweep", "lr=1 2", "--sweep", "seed=1-4", "--sweep", "x=1e-3", "echo {lr} {seed} {x}").err
+    assert "lr=1 2 is one value" in told and "seed=1..4 counts" in told and "x=1e-3" not in told
+
+
+def test_usage(own_home):
+    for command in ("true", "true", "exit 3"):
+        add_and_wait(own_home, command, "--group", "g", "--gpus", "0")
+    add_and_wait(own_home, "true")
+    told = json.loads(own_home.main("usage", "--by", "group", "--json").out)
+    assert {row["group"]: (row["jobs"], row["failed"]) for row in told} == {"g": (3, 1), "-": (1, 0)}
+    assert re.search(r"^root +4 +0\.0 +25%$", own_home.main("usage").out, re.MULTILINE)
+    assert own_home.main("usage", "--since", "0").out.splitlines()[1:] == []
+    assert own_home.main("open").out == f"{own_home.client().url}\n"
+
+
 def test_a_name_does_where_an_id_does(own_home):
     """For reading it is the latest of that name; for a change, the only one that can be changed so."""
     first = add_and_wait(own_home, "echo first; exit 3", "--name", "lr 2")
