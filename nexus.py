@@ -6829,9 +6829,13 @@ class HostedJob:
             code, took_cs = map(int, event.words)
             self.take_result(Result(min(code, 255), None, took_cs / 100))
         elif event.verb == "fail":
-            self.take_result(Result(None, None, 0.0, "launch", why))
+            self.fail_launch(why)
         else:
             self.take_bounce(why)
+
+    def fail_launch(self, why: str) -> None:
+        """Its job.sh could not begin with it."""
+        self.take_result(Result(None, None, 0.0, "launch", why, may_pass=True))
 
     def take_bounce(self, why: str) -> None:
         """Its runner could not have a GPU."""
@@ -6877,7 +6881,7 @@ class HostedJob:
             why = "its job.sh was killed while processes went on after its command"
             self.take_result(replace(result, cause="session-lost", cause_line=why))
         elif (last := read_claim(self.folder, number)) and last.pid and last.began is None:
-            self.requeue = "its runner ended before it began"
+            self.fail_launch("its job.sh ended before it began")
         else:
             # It may have begun, and written its result, since the first looks.
             self.take_result(read_result(self.folder, number) or Result(
@@ -6903,7 +6907,7 @@ class HostedJob:
         if is_mine and launched_at is None:
             self.requeue = "the service ended before it began"
         elif is_mine:
-            self.take_result(Result(None, None, 0.0, "launch", "screen or sh did not begin with it", may_pass=True))
+            self.fail_launch("screen or sh did not begin with it")
 
     def begin_ending(self, now: float, is_stopped: bool) -> None:
         self.ending_since, self.is_stopped, self.next_look_at = now, is_stopped, now

@@ -369,13 +369,25 @@ def test_a_job_that_cannot_be_started(world, error, count, words, is_translated)
         assert [status for status, _ in w.job(job_id).status_history[:2]] == ["pending", "running"]
 
 
-def test_runner_says_that_it_failed(world):
-    w = world()
+@pytest.mark.parametrize("is_heard", [True, False])
+def test_a_runner_that_cannot_write_its_claim(world, is_heard):
+    """It says so; who does not hear it finds a claim without a begin.  Either way it is tried again, for a while."""
+    w = world(launch_attempts=2)
     job_id = w.add()
-    w.turn()
-    w.turn(f"fail {job_id} 1 the log folder /x cannot be written")
-    w.turn()
-    assert (w.job(job_id).status, w.job(job_id).current.cause_line) == ("failed", "the log folder /x cannot be written")
+    for attempt in (1, 2):
+        w.turn()
+        assert (w.job(job_id).status, w.job(job_id).attempt) == ("running", attempt)
+        if is_heard:
+            w.turn(f"fail {job_id} {attempt} the log folder /x cannot be written")
+        else:
+            (w.folder_of(job_id) / f"attempt-{attempt}").write_text("100 1000\n")
+            w.turn(seconds=1.1)
+            w.turn(seconds=1.1)
+        w.turn()
+        assert w.job(job_id).status == ("pending" if attempt == 1 else "failed")
+        w.turn(seconds=10)
+    why = "the log folder /x cannot be written" if is_heard else "its job.sh ended before it began"
+    assert [(one.cause, one.cause_line) for one in w.job(job_id).attempts] == [("launch", why)] * 2
 
 
 @pytest.mark.parametrize("is_over, seconds", [(True, 1), (False, 31)], ids=["screen ends", "screen hangs"])
