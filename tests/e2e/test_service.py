@@ -422,7 +422,7 @@ def test_crash_between_intent_and_spawn(world):
 CRASHES = [  # reason, the claim of attempt 1, whether its runner lives, the exit code of its result, (status, attempt, exit code) then
     ("no runner has come yet", None, False, None, ("running", 2, None)),
     ("its runner came first", "100 1000\n1000\n", True, None, ("running", 1, None)),
-    ("its runner was killed before it began", "100 1000\n", False, None, ("running", 2, None)),
+    ("its runner was killed before it began: it is tried again in a moment", "100 1000\n", False, None, ("pending", 1, None)),
     ("its runner was killed after that", "100 1000\n1000\n", False, None, ("failed", 1, None)),
     ("it has ended", "100 1000\n1000\n", False, 9, ("failed", 1, 9)),
     ("a service claimed it, and was killed before it requeued the job", "", False, None, ("running", 2, None)),
