@@ -1162,7 +1162,7 @@ def list_holds(state: State) -> dict[str, str]:
     return {one.name: f"group {one.name} is held: {one.hold}" for one in state.groups.values() if one.hold}
 
 
-def requeue(state: State, job: Job, why: str, now: float, has_run: bool, **facts: Any) -> Changes:
+def requeue(state: State, job: Job, why: str, now: float, has_run: bool = False, **facts: Any) -> Changes:
     """The changes that requeue a job whose attempt ended without its fault, at its former place."""
     facts["processes_left"] = None
     if not has_run:
@@ -1832,9 +1832,8 @@ class Result(Value):
 
 
 class Requeue(Value):
-    """An attempt ended through no fault of the job, and another is to follow."""
+    """An attempt ended before its command began, through no fault of the job."""
     why: str
-    has_run: bool = False                       # its command had begun
     facts: Mapping[str, Any] | None = None      # new fields of the job
 
 
@@ -2754,8 +2753,8 @@ class Evidence(Value):
     samples: Mapping[str, Any] = {}             # fields of Attempt: its use of memory, CPU and GPUs
 
 
-def judge(job: Job, result: Result, evidence: Evidence, runtime_s: float, config: JobsConfig,
-          now: float) -> tuple[str, dict[str, Any]]:
+def judge_end(job: Job, result: Result, evidence: Evidence, runtime_s: float, config: JobsConfig,
+              now: float) -> tuple[str, dict[str, Any]]:
     """(the next status of a job whose attempt ended, the attempt's facts); `pending` means another attempt."""
     code = result.exit_code
     number = code - 128 if code is not None and 128 < code < 160 else None
@@ -6226,13 +6225,17 @@ def find_job_folder(layout: Layout, job: Job) -> str:
 
 
 class Started(Value):
-    """An attempt runs: its job.sh has claimed it, or its node reports it."""
-    facts: Mapping[str, Any]        # fields of the attempt, `pid` among them
+    """An attempt runs: its job.sh has claimed it, or its node or Slurm reports it."""
+    facts: Mapping[str, Any]        # fields of the attempt
+
+
+class Facts(Value):
+    """What else is learned of an attempt that runs, or that Slurm has."""
+    facts: Mapping[str, Any]        # fields of the attempt
 
 
 if TYPE_CHECKING:
-    # What a backend reports of an attempt.  An error: it could not be started.  A mapping: new fields of the attempt.
-    News = Union[Started, Requeue, Result, OSError, NexusError, Mapping[str, Any]]
+    News = Union[Started, Facts, Requeue, Result]       # what a backend reports of an attempt
     Finding = tuple[Job, News]
 
 
@@ -6374,7 +6377,7 @@ class SlurmBackend(Backend):
                 service.local.host.write_script(service.launcher.make_order(job, submitted))
                 self.written = job.current.slurm_key
         except (OSError, NexusError) as error:
-            return [Started({}), error]
+            return [service.local.host.judge_start_error(error, job)]
         try:
             limit_s, _ = find_time_limit(job, config.jobs)
             slurm_id, words = self.slurm.submit(build_sbatch(job, self.slurm.service_id, folder, limit_s, config))
@@ -6387,12 +6390,12 @@ class SlurmBackend(Backend):
         if slurm_id:
             self.refused = Backoff(*HOLD_S)
             self.hurry()
-            return [{"slurm_id": slurm_id}]
+            return [Facts({"slurm_id": slurm_id})]
         if fault in ("config", "limit"):                    # Slurm would refuse the others too: this job waits
             self.rest(words, hint, fault == "limit")
             return []
         line = format_line(f"Slurm refuses it: {words}" + (f" ({hint})" if hint else ""), 400)
-        return [Started({}), Result(None, None, 0.0, "launch", line, may_pass=not fault)]
+        return [Result(None, None, 0.0, "launch", line, may_pass=not fault)]
 
     def rest(self, words: str, hint: str, is_limit: bool) -> None:
         """Submit nothing for a while, or until one of our jobs has ended there."""
@@ -6441,7 +6444,7 @@ class SlurmBackend(Backend):
             elif job.status == PENDING and not is_waiting:
                 yield job, self.find_start(job, seen)
             elif not job.current.slurm_id:
-                yield job, {"slurm_id": seen.id}
+                yield job, Facts({"slurm_id": seen.id})
 
     def find_start(self, job: Job, seen: SlurmJob | None) -> Started:
         """The start, as the end of the second that Slurm tells, so that no time limit is reached early."""
@@ -6502,16 +6505,16 @@ class SlurmBackend(Backend):
             if isinstance(news, Result):
                 self.refused.succeed()                      # there is room for another
                 self.service.wake()
-            elif isinstance(news, Mapping):
+            elif isinstance(news, Facts):
                 command = format_line(job.command, 500)
-                self.log.info("Submitted to Slurm as %s: job %s: %s", news["slurm_id"], job.id, command)
+                self.log.info("Submitted to Slurm as %s: job %s: %s", news.facts["slurm_id"], job.id, command)
         for job in self.live:
             # Slurm enforces limits of whole minutes.
             limit_s, _ = find_time_limit(job, self.config.jobs)
             if job.status == RUNNING and not job.current.stop_cause and (limit_s or 0) % 60:
                 stop = find_stop(job, find_age(job, self.clock.now()), None, self.config.jobs)
                 if stop:
-                    yield job, {"stop_cause": stop[0], "stop_line": stop[1]}
+                    yield job, Facts({"stop_cause": stop[0], "stop_line": stop[1]})
         self.live = self.list_live()
         if any(job.current.stop_cause and job.current.slurm_id not in self.cancelled_at for job in self.live):
             self.hurry()                                    # after squeue, the thread cancels them
@@ -7018,7 +7021,7 @@ class JobHost:
 
     def fail(self, job: Job, error: OSError | NexusError) -> Requeue | Result:
         """Note that an attempt could not be started."""
-        news, hosted = self.judge(error, job), HostedJob(self, job)
+        news, hosted = self.judge_start_error(error, job), HostedJob(self, job)
         self.hosted[job.id] = hosted                    # so that nobody looks for its runner
         if isinstance(news, Requeue):
             hosted.requeue = news.why
@@ -7026,8 +7029,11 @@ class JobHost:
             hosted.result, hosted.is_over = news, True
         return news
 
-    def judge(self, error: OSError | NexusError, job: Job) -> Requeue | Result:
-        """Requeue a job that could not be started where others could not be either; else its attempt has failed."""
+    def judge_start_error(self, error: OSError | NexusError, job: Job) -> Requeue | Result:
+        """What becomes of a job that could not be started.
+
+        When no other could be started either, as the disk is full: it is requeued, and nothing is started for a while.
+        """
         fault = error if isinstance(error, OSError) else error.__cause__
         if not isinstance(fault, OSError):                  # its script has changed or is gone
             return Result(None, None, 0.0, "launch", format_line(str(error), 300))
@@ -7112,15 +7118,15 @@ class JobHost:
 def list_news(job: Job, progress: Progress) -> Iterator[News]:
     """What is not recorded yet of a job's progress.  Its Result comes when none of its processes is left."""
     if progress.requeue:
-        yield Requeue(progress.requeue, facts={"pid": None, "pid_started": None})
+        yield Requeue(progress.requeue, {"pid": None, "pid_started": None})
         return
     if progress.stop and not job.current.stop_cause:
-        yield {"stop_cause": progress.stop[0], "stop_line": progress.stop[1]}
+        yield Facts({"stop_cause": progress.stop[0], "stop_line": progress.stop[1]})
     if progress.pid is not None and job.current.pid is None:
         yield Started({"pid": progress.pid, "pid_started": progress.pid_started, "session": progress.session})
     notes = tuple(note for note in progress.notes if note not in job.current.notes)
     if notes or progress.processes_left != job.current.processes_left:
-        yield {"processes_left": progress.processes_left, "notes": (*job.current.notes, *notes)}
+        yield Facts({"processes_left": progress.processes_left, "notes": (*job.current.notes, *notes)})
     if progress.is_over and progress.result:
         yield progress.result
 
@@ -7142,16 +7148,7 @@ class MachineBackend(Backend):
     def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterator[Finding]:
         for job, progress in self.poll_jobs(self.list_jobs(), runner_events):
             for news in list_news(job, progress):
-                yield job, self.judge(job, news)
-
-    def judge(self, job: Job, news: News) -> News:
-        """What the end of an attempt there means for the job."""
-        is_reboot = isinstance(news, Result) and news.cause == "reboot"
-        is_wanted = self.config.jobs.on_reboot == "requeue" and not job.current.stop_cause
-        if not (is_reboot and is_wanted):
-            return news
-        has_run = job.current.pid is not None
-        return Requeue(MACHINE_DOWN if has_run else MACHINE_DOWN_EARLY, has_run)
+                yield job, news
 
 
 class Local(MachineBackend):
@@ -7888,22 +7885,22 @@ class Node(MachineBackend):
         return replace(progress, result=result, is_over=progress.is_over and has_all,
                        notes=(*progress.notes, *filter(None, [files])))
 
-    def judge(self, job: Job, news: News) -> News:
-        news = super().judge(job, news)
-        if isinstance(news, Result) and news.cause == "launch" and not news.may_pass and not job.current.stop_cause:
-            return self.judge_launch(job, news.cause_line or "it could not be started")
-        if isinstance(news, Requeue):
-            self.start_backoff.fail(self.clock.monotonic(), news.why)
-            return Requeue(f"{self.name}: {news.why}", facts=news.facts)
-        return news
+    def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterator[Finding]:
+        for job, news in super().poll(runner_events):
+            if isinstance(news, Requeue):
+                self.start_backoff.fail(self.clock.monotonic(), news.why)
+                news = replace(news, why=f"{self.name}: {news.why}")
+            elif isinstance(news, Result) and news.cause == "launch" and not (news.may_pass or job.current.stop_cause):
+                news = self.exclude(job, news.cause_line or "it could not be started")
+            yield job, news
 
-    def judge_launch(self, job: Job, why: str) -> Requeue | Result:
-        """Judge a job that cannot begin there: another machine may have what is missing."""
+    def exclude(self, job: Job, why: str) -> Requeue | Result:
+        """What becomes of a job that cannot begin there: another machine may have what is missing."""
         elsewhere = replace(job, excluded_nodes=(*job.excluded_nodes, (self.name, why)))
         gpus = self.service.gpu_watch.see_gpus(self.store.state)
         if any(may_run_on(elsewhere, name) and sum(gpu.node == name for gpu in gpus) >= len(list_shares(job))
                for name in ("", *self.service.pool.nodes)):
-            return Requeue(f"{self.name}: {why}", facts={"excluded_nodes": elsewhere.excluded_nodes})
+            return Requeue(f"{self.name}: {why}", {"excluded_nodes": elsewhere.excluded_nodes})
         return Result(None, None, 0.0, "launch", f"{self.name}: {why}")
 
     def ask_anew(self) -> None:
@@ -7948,53 +7945,55 @@ class Runners(Part):
 
     def take_news(self, job: Job, news: News) -> None:
         """Record what is new of an attempt; an end is left to record_ends_and_start().  Raises: unavailable."""
-        now, launcher = self.clock.now(), self.service.launcher
-        if isinstance(news, (OSError, NexusError)):
-            news = self.service.local.host.judge(news, job)
-        if isinstance(news, Result) and job.status == PENDING:         # cancelled in Slurm's queue
+        now = self.clock.now()
+        if isinstance(news, Facts):
+            self.service.record(job, job.current.slurm_key is not None, **news.facts)
+            if "stop_line" in news.facts:
+                self.log.info("Job %s is stopped: %s", job.id, news.facts["stop_line"])
+                self.service.wake()
+        elif isinstance(news, Started) and job.status == PENDING:       # in Slurm's queue
+            self.record_start(job, **news.facts)
+            self.service.launcher.tell_start(self.store.state.jobs[job.id])
+        elif isinstance(news, Started):
+            self.service.record(job, False, **news.facts)
+        elif isinstance(news, Requeue):
+            why, facts = news.why, {**(news.facts or {}), "log_base": measure_logs(find_job_folder(self.layout, job))}
+            self.store.update(lambda state: requeue(state, state.jobs[job.id], why, now, **facts))
+            self.forget(job)
+            self.service.observer.annotate(self.service.local.list_jobs())      # shows who holds the GPU
+            self.service.gpu_watch.show_gpus()
+            after = "" if job.current.stop_cause else " and goes back to the queue"
+            self.log.warning("Job %s could not start%s: %s", job.id, after, why)
+        elif job.status == PENDING and news.cause == "killed":          # cancelled in Slurm's queue
             line = None if job.current.stop_cause else news.cause_line
             self.store.update(
                 lambda state: end_job(state, state.jobs[job.id], CANCELLED, now, cause="killed", cause_line=line))
             self.log.info("Job %s cancelled: %s", job.id, line or "killed")
-        elif isinstance(news, Result):
+        else:
+            if job.status == PENDING:                   # Slurm refused it; only a running job can fail
+                self.record_start(job, started_at=now)
             if news.cause == "launch" and not job.current.node:
                 with contextlib.suppress(OSError):      # a late runner must find the attempt claimed
                     take_claim(find_job_folder(self.layout, job), job.attempt)
             self.unrecorded[job.id] = news
-        elif isinstance(news, Started) and job.status == PENDING:       # by Slurm; without facts: it failed before that
-            begun = {"started_at": now, **news.facts}
-            self.store.update(lambda state: [change_status(state.jobs[job.id], RUNNING, now, **begun)])
-            if news.facts:
-                launcher.tell_start(change_status(job, RUNNING, now, **begun).value)
-        elif isinstance(news, Started):
-            self.service.record(job, False, **news.facts)
-        elif isinstance(news, Mapping):                 # without a disk, what must end is ended all the same
-            self.service.record(job, job.current.slurm_key is not None, **news)
-            if "stop_line" in news:
-                self.log.info("Job %s is stopped: %s", job.id, news["stop_line"])
-                self.service.wake()
-        else:
-            why, has_run = news.why, news.has_run
-            facts = {**(news.facts or {}), "log_base": measure_logs(find_job_folder(self.layout, job))}
-            if has_run:
-                facts["runtime_seconds"] = self.find_runtime_s(job, now)
-            self.store.update(lambda state: requeue(state, state.jobs[job.id], why, now, has_run, **facts))
-            self.forget(job)
-            self.service.observer.annotate(self.service.local.list_jobs())      # shows who holds the GPU
-            self.service.gpu_watch.show_gpus()
-            what = "has ended" if has_run else "could not start"
-            after = "" if job.current.stop_cause else " and goes back to the queue"
-            self.log.warning("Job %s %s%s: %s", job.id, what, after, why)
+
+    def record_start(self, job: Job, **facts: Any) -> None:
+        """Record that a job of Slurm's queue runs.  Raises: unavailable."""
+        now = self.clock.now()
+        self.store.update(lambda state: [change_status(state.jobs[job.id], RUNNING, now, **facts)])
 
     def end_attempt(self, state: State, job: Job, result: Result, evidence: Evidence, now: float) -> Changes:
         """The changes at a running job's end: of the job, of its dependents, of its group."""
         runtime_s = self.find_runtime_s(job, now) if result.runtime_seconds is None else result.runtime_seconds
-        if job.current.stop_cause == "reboot" and self.config.jobs.on_reboot == "requeue":
-            yield change_job(job, stop_cause=None, log_base=evidence.log_sizes)
-            yield from requeue(
-                state, state.jobs[job.id], MACHINE_DOWN, now, job.current.pid is not None, runtime_seconds=runtime_s)
+        is_reboot = (job.current.stop_cause or result.cause) == "reboot"
+        if is_reboot and self.config.jobs.on_reboot == "requeue":
+            has_run = job.current.pid is not None
+            yield change_job(job, stop_cause=None, log_base=evidence.log_sizes,
+                             runtime_seconds=runtime_s if has_run else None)
+            why = MACHINE_DOWN if has_run else MACHINE_DOWN_EARLY
+            yield from requeue(state, state.jobs[job.id], why, now, has_run)
             return
-        status, facts = judge(job, result, evidence, runtime_s, self.config.jobs, now)
+        status, facts = judge_end(job, result, evidence, runtime_s, self.config.jobs, now)
         if status == PENDING:
             yield change_status(job, PENDING, now, **facts)
             return
@@ -8054,8 +8053,8 @@ class Runners(Part):
         line = f" ({format_line(done.cause_line, 300)})" if done.cause_line else ""
         again = f"; {describe_next_attempt(job, self.clock.now())}" if job.status == PENDING else ""
         what, how = "failed" if again else job.status, f"{done.cause}{code}{line}{again}"
-        if done.cause == REQUEUED:                      # the machine goes down
-            what, how = "goes back to the queue", str(done.cause_line)
+        if done.cause == REQUEUED:                      # the machine went down
+            what, how = "ended", f"{done.cause_line}; it goes back to the queue"
         self.service.tell(before, "Job %s %s%s: %s", job.id, what, place, how)
 
     def adopt(self) -> None:
@@ -8087,8 +8086,6 @@ class Launcher(Part):
         """Start a job whose intent is on disk.  After a crash before its claim, the next service requeues it."""
         try:
             news = self.service.find_backend(job).start(job, submitted)
-        except (NexusError, OSError) as error:
-            news = error
         except Exception as error:
             hosted = self.service.local.host.hosted.get(job.id)
             if not hosted or hosted.launched_at is None:

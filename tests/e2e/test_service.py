@@ -501,8 +501,9 @@ def test_other_boot(world, reason, on_reboot, has_result, is_stopped, wanted):
 
 
 @pytest.mark.parametrize("pid, statuses, earlier, words", [
-    (100, ["pending", "running", "pending", "running"], [60], "has ended and goes back to the queue: the machine went down while it ran"),
-    (None, ["pending", "running"], [], "could not start and goes back to the queue: the machine went down before it began")])
+    (100, ["pending", "running", "pending", "running"], [60],
+     "ended on GPU 0: the machine went down while it ran; it goes back to the queue"),
+    (None, ["pending", "running"], [], "ended on GPU 0: the machine went down before it began; it goes back to the queue")])
 def test_what_is_known_of_an_attempt_that_a_reboot_ended(world, pid, statuses, earlier, words):
     w = world(on_reboot="requeue")
     job_id = w.add()

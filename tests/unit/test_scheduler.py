@@ -545,10 +545,10 @@ ENDS = [  # reason, fields of the job, exit code or Result, stderr, keys, status
 
 
 @pytest.mark.parametrize("reason, fields, result, stderr, keys, status, facts", ENDS, ids=[case[0] for case in ENDS])
-def test_judge(reason, fields, result, stderr, keys, status, facts):
+def test_judge_end(reason, fields, result, stderr, keys, status, facts):
     one = running("aaa", (0,), **fields)
     result = result if isinstance(result, nexus.Result) else nexus.Result(result)
-    found, told = nexus.judge(one, result, nexus.Evidence(stderr), 60.0, config(**keys).jobs, NOW)
+    found, told = nexus.judge_end(one, result, nexus.Evidence(stderr), 60.0, config(**keys).jobs, NOW)
     assert (found, {name: told[name] for name in facts}) == (status, facts), reason
     after = nexus.change_job(one, status=found, **told).value
     assert after.status == status and (status == "pending") == (after.retry_at is not None)
@@ -560,14 +560,14 @@ def test_judge(reason, fields, result, stderr, keys, status, facts):
 
 def test_what_was_seen_of_it_is_kept():
     one, samples = running("aaa", retries=1), {"peak_rss_mib": 5.0, "cpu_seconds": 2.0}
-    told = nexus.judge(one, nexus.Result(0), nexus.Evidence(samples=samples), 60.0, config().jobs, NOW)[1]
+    told = nexus.judge_end(one, nexus.Result(0), nexus.Evidence(samples=samples), 60.0, config().jobs, NOW)[1]
     assert {name: told[name] for name in samples} == samples
-    told = nexus.judge(one, nexus.Result(3), nexus.Evidence("x", (12, 1234)), 60.0, config().jobs, NOW)[1]
+    told = nexus.judge_end(one, nexus.Result(3), nexus.Evidence("x", (12, 1234)), 60.0, config().jobs, NOW)[1]
     assert told["log_base"] == (12, 1234), "its next attempt's part of the logs begins there"
 
 
 def test_what_went_wrong_with_its_logs_is_told():
-    told = nexus.judge(running("aaa"), nexus.Result(1), nexus.Evidence("x\n", error="the disk is full"), 60.0, config().jobs, NOW)[1]
+    told = nexus.judge_end(running("aaa"), nexus.Result(1), nexus.Evidence("x\n", error="the disk is full"), 60.0, config().jobs, NOW)[1]
     assert (told["cause"], told["cause_line"]) == ("exit", "the disk is full")
 
 
