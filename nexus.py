@@ -6851,8 +6851,7 @@ class HostedJob:
     def take_result(self, result: Result) -> None:
         if result.cause == "bounce":
             return self.take_bounce(result.cause_line or "")
-        known = self.result                 # job.sh reports a second end when others went on
-        if not known or self.work or (known.exit_code is not None and known.runtime_seconds is None):
+        if not self.result or self.result.goes_on:      # the first end counts, unless others of its session went on
             self.result = result
         self.next_look_at = 0.0
 
@@ -6943,7 +6942,8 @@ class HostedJob:
             return []
         if self.work:                   # at the first look they may be about to leave the session, as `setsid x &` does
             # They are over at another time than the command.
-            self.result = replace(result, finished_at=None, runtime_seconds=None)
+            result = replace(result, finished_at=None, runtime_seconds=None)
+        self.result = replace(result, goes_on=True)
         self.work = (self.work or Work()).add(going_on, now)
         pids = {process.pid for process in going_on}
         is_computing = any(process.pid in pids for gpu in observer.gpus for process in gpu.processes)
