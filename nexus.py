@@ -6862,7 +6862,7 @@ class HostedJob:
         if not self.requeue and (self.result is None or self.processes_left):
             host = self.host
             memory_mib = host.observer.find_memory_mib(self.job)
-            self.stop = find_stop(self.job, self.find_runtime_s(), memory_mib, host.config.jobs)
+            self.stop = self.stop or find_stop(self.job, self.find_runtime_s(), memory_mib, host.config.jobs)
 
     def look_at_files(self, is_child_gone: bool) -> None:
         """Look at its files and its pid: the second way to learn that it has started or ended.  Raises: OSError."""
@@ -7076,13 +7076,15 @@ class JobHost:
                 for one in hosted:
                     self.run_guarded(f"looking at job {one.job.id}", one.check, one.job.id in gone)
         self.end_processes([one for one in hosted if one.is_due(now)], now)
-        return [(one.job, one.progress) for one in hosted]
+        return [(job, one.progress) for job, one in zip(jobs, hosted)]
 
     def find(self, job: Job) -> HostedJob:
         hosted = self.hosted.get(job.id)
         if not hosted or hosted.job.attempt != job.attempt:
             hosted = self.hosted[job.id] = HostedJob(self, job)
         hosted.job = job
+        if hosted.stop and not job.current.stop_cause:      # a full disk, where that cannot be recorded, spares no job
+            hosted.job = change_job(job, stop_cause=hosted.stop[0], stop_line=hosted.stop[1]).value
         return hosted
 
     def end_processes(self, due: Sequence[HostedJob], now: float) -> None:

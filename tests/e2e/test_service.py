@@ -827,6 +827,26 @@ def test_a_disk_that_fills_after_a_launch_ends_no_job(world, monkeypatch):
     assert w.job(job_id).status == "running" and not w.service.failure_count
 
 
+def test_a_time_limit_holds_while_the_disk_is_full(world, monkeypatch):
+    """The job is ended all the same; why, is recorded when there is room again."""
+    w = world()
+    job_id = w.run(w.add(timeout_seconds=20), int(w.clock.ticks * 10))     # which is when its process began
+    w.machine.processes.start(200, job_id)
+
+    def refuse_to_write(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(w.store.journal, "append", refuse_to_write)
+    w.turn(seconds=21)
+    w.turn(seconds=1)
+    assert w.machine.processes.signals[:1] == [(200, 15)] and w.job(job_id).current.stop_cause is None
+    w.end(job_id, 143)
+    assert w.job(job_id).status == "running"
+    monkeypatch.undo()
+    w.turn()
+    assert (w.job(job_id).status, w.job(job_id).current.cause) == ("failed", "timeout")
+
+
 # What is submitted
 
 def submit(w, *jobs, key=None, **shared):
