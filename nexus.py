@@ -6269,9 +6269,6 @@ class Backend(Part):
         """Return what is new of attempts.  Runner events may concern any backend's jobs."""
         raise NotImplementedError
 
-    def forget(self, job: Job) -> None:
-        """Drop what was kept for an attempt that is over."""
-
 
 class Worker:
     """A thread that calls step() again and again.
@@ -6326,7 +6323,6 @@ class SlurmBackend(Backend):
         self.worker = Worker(service, "talking to Slurm", self.step)
         self.live = self.list_live()                        # Slurm's jobs as recorded; it cancels all others of ours
         self.submitting: Job | None = None                  # recorded, and not submitted yet
-        self.written: str | None = None                     # the slurm_key for which job.sh is written
         self.found: Sequence[Finding] = ()                  # the thread waits until these are recorded
         self.seen: Mapping[str | None, SlurmJob] = {}       # {slurm_key: squeue's last row}
         self.name = ""                                      # of the cluster
@@ -6373,9 +6369,7 @@ class SlurmBackend(Backend):
         if state.paused or self.error or self.refused.find_why(service.clock.monotonic()):
             return []
         try:
-            if self.written != job.current.slurm_key:       # writing it again would move the first folder aside
-                service.local.host.write_script(service.launcher.make_order(job, submitted))
-                self.written = job.current.slurm_key
+            service.local.host.write_script(service.launcher.make_order(job, submitted))
         except (OSError, NexusError) as error:
             return [service.local.host.judge_start_error(error, job)]
         try:
@@ -6487,6 +6481,7 @@ class SlurmBackend(Backend):
 
     def start(self, job: Job, submitted: Mapping[str, str] | None) -> None:
         """Give the job to the thread."""
+        self.service.launcher.make_room(job)
         self.live, self.submitting = (*self.live, job), job
         self.worker.wanted.set()
 
@@ -7162,11 +7157,8 @@ class Local(MachineBackend):
         self.host = JobHost(service.observer, service.layout, service.umask, service.run_guarded, os.getpid())
 
     def start(self, job: Job, submitted: Mapping[str, str] | None) -> News | None:
-        try:
-            order = self.service.launcher.make_order(job, submitted)
-        except (OSError, NexusError) as error:
-            return self.host.fail(job, error)
-        news = self.host.start(order)
+        self.service.launcher.make_room(job)
+        news = self.host.start(self.service.launcher.make_order(job, submitted))
         if news is None:
             self.service.launcher.tell_start(job)
         return news
@@ -7178,9 +7170,6 @@ class Local(MachineBackend):
         """Whether a job's command has ended, and nothing goes on that has to be waited for."""
         hosted = self.host.hosted.get(job_id)
         return hosted is not None and hosted.result is not None and not hosted.processes_left
-
-    def forget(self, job: Job) -> None:
-        self.host.forget(job)
 
 
 # Nodes.  A job's runner needs no service beside it, so a node has none.  On it an agent, this file at the other end of
@@ -7856,6 +7845,8 @@ class Node(MachineBackend):
                 self.shown = shown
                 self.store.note_change()
         lost = self.find_lost()
+        for key in self.unsent.keys() - {(job.id, job.attempt) for job in jobs}:
+            del self.unsent[key]
         for job in jobs:
             key = job.id, job.attempt
             if lost:
@@ -7913,9 +7904,6 @@ class Node(MachineBackend):
                     (one.key, one.attempt, one.stop_cause) for one in wanted] != [
                     (one.key, one.attempt, one.stop_cause) for one in latest.jobs]):
                 self.ask(self.line)
-
-    def forget(self, job: Job) -> None:
-        self.unsent.pop((job.id, job.attempt), None)
 
     def end(self) -> None:
         self.is_ended = True
@@ -8038,7 +8026,7 @@ class Runners(Part):
         """Drop what was kept for a running job."""
         for table in (self.unrecorded, self.service.observer.usage):
             table.pop(job.id, None)
-        self.service.find_backend(job).forget(job)
+        self.service.local.host.forget(job)
 
     def report_end(self, before: Job, job: Job) -> None:
         """Log and publish an end.  `before`: the job as it ran."""
@@ -8088,6 +8076,8 @@ class Launcher(Part):
         """Start a job whose intent is on disk.  After a crash before its claim, the next service requeues it."""
         try:
             news = self.service.find_backend(job).start(job, submitted)
+        except (OSError, NexusError) as error:
+            news = self.service.local.host.fail(job, error)
         except Exception as error:
             hosted = self.service.local.host.hosted.get(job.id)
             if not hosted or hosted.launched_at is None:
@@ -8103,14 +8093,18 @@ class Launcher(Part):
         slurm = f" as Slurm's {ran.slurm_id}" if ran.slurm_id else ""
         self.service.tell(job, "Started job %s%s%s: %s", job.id, slurm, place, format_line(job.command, 500))
 
-    def make_order(self, job: Job, submitted: Mapping[str, str] | None) -> Order:
-        """Make room for its log folder.  Raises: OSError; forbidden, when it may not run any more; not_found."""
-        code, folder = None, find_job_folder(self.layout, job)
-        if job.attempt == 1 and os.path.lexists(folder):        # of a forgotten job
+    def make_room(self, job: Job) -> None:
+        """Make the folder of a job's logs; what a forgotten job has left there is moved aside.  Raises: OSError."""
+        folder = find_job_folder(self.layout, job)
+        if job.attempt == 1 and os.path.lexists(folder):
             aside = f"{folder}.old-{self.clock.new_token()[:8]}"
             os.rename(folder, aside)
             self.log.info("Job %s: what was in %s is kept as %s", job.id, folder, aside)
         os.makedirs(folder, mode=0o700, exist_ok=True)
+
+    def make_order(self, job: Job, submitted: Mapping[str, str] | None) -> Order:
+        """What a machine needs to start it.  Raises: OSError; forbidden, when it may not run any more; not_found."""
+        code = None
         if job.code:
             code = read_bytes(self.layout.code_file(job.code)).decode("utf-8", "surrogateescape")
         if submitted is None:
@@ -8129,6 +8123,7 @@ class Launcher(Part):
         """
         scripts = self.service.scripts
         interpreter, words = scripts.find_script(job)
+        self.make_room(job)
         order = self.make_order(job, submitted)
         if words:                                           # this service's list of scripts counts, not the node's
             scripts.check_file(interpreter, words[0])
