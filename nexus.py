@@ -7808,16 +7808,13 @@ class Node(MachineBackend):
             self.has_news = True
             self.service.wake()
 
-    def start(self, job: Job, submitted: Mapping[str, str] | None) -> News | None:
+    def start(self, job: Job, submitted: Mapping[str, str] | None) -> None:
         import threading
-        if self.trouble is not None:                        # it was lost since plan()
-            return Requeue(f"{self.name} cannot be reached")
         if job.snapshot:                                    # to push it may take long
             threading.Thread(target=self.send, args=(job, submitted), name="snapshot", daemon=True).start()
         else:
             self.send(job, submitted)
         self.service.launcher.tell_start(job)
-        return None
 
     def send(self, job: Job, submitted: Mapping[str, str] | None) -> None:
         """Have an attempt started.  On any error the job must not wait for ever."""
@@ -7825,7 +7822,7 @@ class Node(MachineBackend):
         try:
             order: Order = self.service.launcher.make_node_order(self, job, submitted)
             with self.guard:
-                if self.line is None:
+                if self.line is None:                       # it was lost since plan()
                     raise NexusError("unavailable", "it cannot be reached")
                 self.orders[key] = order                    # ask_anew() sends all that start together
             self.service.wake()
