@@ -5736,6 +5736,11 @@ def list_cuda_numbers(job: Job, gpus: Sequence[Gpu]) -> list[int]:
     return [usable.index(index) if index in usable else index for index in job.current.gpu_indices]
 
 
+def fill_cuda_numbers(job: Job, gpus: Sequence[Gpu]) -> Job:
+    """The job with its GPUs' numbers in its command, if it has cuda_arg."""
+    return replace(job, command=fill_cuda_option(job.command, list_cuda_numbers(job, gpus))) if job.cuda_arg else job
+
+
 def is_job_variable(name: str) -> bool:
     """Whether a variable marks a job's own processes: jobs and services that a job starts do not get it."""
     return name.startswith("NEXUS_JOB_") or name in ("NEXUS_GPU_ID", "NEXUS_ROLE", "NEXUS_UMASK", "STY", "WINDOW")
@@ -7048,8 +7053,7 @@ class JobHost:
         if order.code is not None:                      # an earlier attempt may have changed the file
             os.makedirs(job.cwd, mode=0o700, exist_ok=True)
             write_atomic(os.path.join(job.cwd, "main.py"), [order.code], is_synced=False)
-        command = fill_cuda_option(job.command, list_cuda_numbers(job, gpus)) if job.cuda_arg else job.command
-        job = replace(job, command=command, umask=self.umask if job.umask is None else job.umask)
+        job = replace(fill_cuda_numbers(job, gpus), umask=self.umask if job.umask is None else job.umask)
         environ = build_environment(job, order.environ, gpus)
         text = build_script(job, environ, self.layout, leases, order.argv, self.recorder)
         script = os.path.join(folder, "job.sh")
@@ -8107,10 +8111,8 @@ class Launcher(Part):
         if submitted is None:
             raise NexusError("not_found", "its environment was lost with a damaged state file; add the job again")
         job, submitted = self.service.scripts.restrain(job, submitted)
-        if job.cuda_arg:
-            numbers = list_cuda_numbers(job, self.service.observer.observation.gpus)
-            job = replace(job, command=fill_cuda_option(job.command, numbers))
-        argv = self.service.scripts.find_argv(job, submitted.get("PATH") or os.defpath)
+        filled = fill_cuda_numbers(job, self.service.observer.observation.gpus)
+        argv = self.service.scripts.find_argv(filled, submitted.get("PATH") or os.defpath)
         return Order(job, submitted, tuple(argv) if argv else None, code)
 
     def make_node_order(self, node: Node, job: Job, submitted: Mapping[str, str] | None) -> Order:
