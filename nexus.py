@@ -1083,7 +1083,7 @@ class State:
 FACTS: Mapping[str, Any] = {name: getattr(State, name) for name in State.__annotations__}       # and their defaults
 
 
-def list_submitted(state: State) -> list[Job]:
+def list_in_slurm(state: State) -> list[Job]:
     """The pending jobs in Slurm's queue."""
     pending = (state.jobs[job_id] for _, job_id in state.pending)
     return [job for job in pending if job.attempts and job.current.slurm_key is not None]
@@ -1223,7 +1223,7 @@ def describe_parent(parent: Job) -> str:
 def count_use(state: State) -> dict[str, float]:
     """{user: GPUs in use}"""
     used: dict[str, float] = {}
-    for job in (*state.running.values(), *list_submitted(state)):
+    for job in (*state.running.values(), *list_in_slurm(state)):
         add_use(used, job)
     return used
 
@@ -2516,7 +2516,7 @@ class Quotas:
             name: Reason("held", name, why) for name, why in list_holds(state).items()}
         self.closed_users: dict[str | None, Reason] = {}        # users at their limit; the key None: all users
         self.counts: dict[tuple[str, str | None], int] = {}
-        for job in (*state.running.values(), *list_submitted(state)):
+        for job in (*state.running.values(), *list_in_slurm(state)):
             self.count(job)
 
     def check(self, group: str | None, user: str) -> Reason | None:
@@ -2575,7 +2575,7 @@ class SlurmCapacity(MachineCapacity):
     """Slurm takes any job: jobs wait there for its GPUs.  One is submitted at a time, so that nexus's order holds."""
 
     def __init__(self, state: State, closed: Reason | None, most: int) -> None:
-        there = len(list_submitted(state)) + sum(1 for job in state.running.values() if job.current.slurm_key)
+        there = len(list_in_slurm(state)) + sum(1 for job in state.running.values() if job.current.slurm_key)
         full = f"Slurm has {format_count(most, 'job')} of nexus, as many as [slurm] max_submitted allows"
         super().__init__("", closed or (Reason("quota", "max_submitted", full) if there >= most else None), 0, ())
 
@@ -5714,7 +5714,7 @@ def build_script(job: Job, environment: Mapping[str, str], layout: Layout,
         *([SNAPSHOT_SCRIPT] if job.snapshot else []), JOB_SCRIPT])
 
 
-def build_environment(job: Job, submitted: Mapping[str, str], gpus: Sequence[Gpu]) -> dict[str, str]:
+def build_environment(job: Job, variables: Mapping[str, str], gpus: Sequence[Gpu]) -> dict[str, str]:
     """The submitter's environment, and nexus's variables over it.  A job with --cuda sees all GPUs."""
     own = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID",
            "CUDA_VISIBLE_DEVICES": ",".join(map(str, list_cuda_numbers(job, gpus))),
@@ -5722,7 +5722,7 @@ def build_environment(job: Job, submitted: Mapping[str, str], gpus: Sequence[Gpu
            "NEXUS_GPU_ID": ",".join(map(str, job.current.gpu_indices))}
     is_slurm = job.current.slurm_key is not None        # job.sh learns its GPUs where it runs
     unset = {*(["CUDA_VISIBLE_DEVICES"] if is_slurm or job.cuda_arg else []), *(["NEXUS_GPU_ID"] if is_slurm else [])}
-    kept = {"PYTHONUNBUFFERED": "1", **{name: text for name, text in submitted.items() if name not in own
+    kept = {"PYTHONUNBUFFERED": "1", **{name: text for name, text in variables.items() if name not in own
                                         and not is_job_variable(name) and not (is_slurm and name.startswith("SLURM_"))}}
     return {**kept, **{name: text for name, text in own.items() if name not in unset}}
 
@@ -6043,7 +6043,7 @@ class Store:
         if found.source and state.running and not is_this_boot and is_elsewhere(state.host):
             raise describe_other_machine(
                 state.host, f"jobs of {state_file} run there", f"mv {self.layout.home} {self.layout.home}.old")
-        if not state.service_id or (is_elsewhere(state.host) and not state.running and not list_submitted(state)):
+        if not state.service_id or (is_elsewhere(state.host) and not state.running and not list_in_slurm(state)):
             # A copy of ~/.nexus for another machine is another service for the nodes, which would end the other's jobs.
             state.service_id = f"{os.geteuid()}-{self.clock.new_token()[:8]}"
         state.host, self.service_id = self.host, state.service_id
@@ -6263,8 +6263,8 @@ class Backend(Part):
         """Whether the job's attempt belongs to this backend."""
         raise NotImplementedError
 
-    def start(self, job: Job, submitted: Mapping[str, str] | None) -> News | None:
-        """Start an attempt whose intent is on disk.  `submitted`: its environment.
+    def start(self, job: Job, variables: Mapping[str, str] | None) -> News | None:
+        """Start an attempt whose intent is on disk.  `variables`: its submitter's environment.
 
         Raises: OSError, NexusError, when it cannot be started.
         """
@@ -6368,13 +6368,13 @@ class SlurmBackend(Backend):
         """Submit a job; return [] while it must wait.  Raises: unavailable; Slurm may have the job all the same."""
         service, folder, config = self.service, self.service.layout.job_folder(job.id), self.service.config
         state = service.store.state
-        known, submitted = state.jobs.get(job.id), state.environments.get(job.environment)
+        known, variables = state.jobs.get(job.id), state.environments.get(job.environment)
         if known is None or known.current.slurm_key != job.current.slurm_key or known.current.stop_cause:
             return [Requeue("it was taken back before it was submitted to Slurm")]
         if state.paused or self.error or self.refused.find_why(service.clock.monotonic()):
             return []
         try:
-            service.local.host.write_script(service.launcher.make_order(job, submitted))
+            service.local.host.write_script(service.launcher.make_order(job, variables))
         except (OSError, NexusError) as error:
             return [service.local.host.judge_start_error(error, job)]
         try:
@@ -6484,7 +6484,7 @@ class SlurmBackend(Backend):
     def has(self, job: Job) -> bool:
         return job.current.slurm_key is not None
 
-    def start(self, job: Job, submitted: Mapping[str, str] | None) -> None:
+    def start(self, job: Job, variables: Mapping[str, str] | None) -> None:
         """Give the job to the thread."""
         self.service.launcher.make_room(job)
         self.live, self.submitting = (*self.live, job), job
@@ -6492,7 +6492,7 @@ class SlurmBackend(Backend):
 
     def list_live(self) -> tuple[Job, ...]:
         state, ended = self.service.store.state, self.service.runners.unrecorded
-        return tuple(job for job in (*list_submitted(state), *state.running.values())
+        return tuple(job for job in (*list_in_slurm(state), *state.running.values())
                      if job.current.slurm_key and job.id not in ended)
 
     def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterator[Finding]:
@@ -6773,7 +6773,7 @@ class Progress(Value):
 class Order(Value):
     """What a machine needs to start an attempt."""
     job: Job
-    environ: Mapping[str, str]                  # the submitter's
+    variables: Mapping[str, str]                # the submitter's environment
     argv: tuple[str, ...] | None = None         # runs instead of bash -c COMMAND
     code: str | None = None                     # the Python that was uploaded as its main.py
 
@@ -7054,7 +7054,7 @@ class JobHost:
             os.makedirs(job.cwd, mode=0o700, exist_ok=True)
             write_atomic(os.path.join(job.cwd, "main.py"), [order.code], is_synced=False)
         job = replace(fill_cuda_numbers(job, gpus), umask=self.umask if job.umask is None else job.umask)
-        environ = build_environment(job, order.environ, gpus)
+        environ = build_environment(job, order.variables, gpus)
         text = build_script(job, environ, self.layout, leases, order.argv, self.recorder)
         script = os.path.join(folder, "job.sh")
         write_atomic(script, [text], 0o700, is_synced=False)
@@ -7160,9 +7160,9 @@ class Local(MachineBackend):
         super().__init__(service)
         self.host = JobHost(service.observer, service.layout, service.umask, service.run_guarded, os.getpid())
 
-    def start(self, job: Job, submitted: Mapping[str, str] | None) -> News | None:
+    def start(self, job: Job, variables: Mapping[str, str] | None) -> News | None:
         self.service.launcher.make_room(job)
-        news = self.host.start(self.service.launcher.make_order(job, submitted))
+        news = self.host.start(self.service.launcher.make_order(job, variables))
         if news is None:
             self.service.launcher.tell_start(job)
         return news
@@ -7201,11 +7201,11 @@ OWN_VARIABLES = (
     r"PATH|(XDG|SSH|DBUS|SYSTEMD|NEXUS|SLURM|TMUX|SCREEN)_?\w*|INVOCATION_ID|JOURNAL_STREAM|CUDA_VISIBLE_DEVICES")
 
 
-def mix_environments(submitted: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+def mix_environments(variables: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
     """The submitter's environment, but for what describes a machine: that is the node's own."""
-    paths = [*submitted.get("PATH", "").split(":"), *(own.get("PATH") or os.defpath).split(":")]
+    paths = [*variables.get("PATH", "").split(":"), *(own.get("PATH") or os.defpath).split(":")]
     return {**{name: text for name, text in own.items() if re.fullmatch(OWN_VARIABLES, name)},
-            **{name: text for name, text in submitted.items() if not re.fullmatch(OWN_VARIABLES, name)},
+            **{name: text for name, text in variables.items() if not re.fullmatch(OWN_VARIABLES, name)},
             "PATH": ":".join(dict.fromkeys(filter(None, paths)))}
 
 
@@ -7416,7 +7416,7 @@ class Agent:
         is_former_left = any(other.id == job.id and key != one.key for key, other in self.jobs.items())
         if is_former_left or (former and not (former.is_over or former.requeue)):
             return refuse(f"an earlier job {job.id} is still being ended")
-        environ = mix_environments(order.environ, self.environ)
+        environ = mix_environments(order.variables, self.environ)
         job = replace(job, log_dir=folder, cwd=job.cwd or os.path.expanduser("~"))
         if order.code is not None:
             program = "python" if find_program("python", environ["PATH"]) else "python3"
@@ -7812,19 +7812,19 @@ class Node(MachineBackend):
             self.has_news = True
             self.service.wake()
 
-    def start(self, job: Job, submitted: Mapping[str, str] | None) -> None:
+    def start(self, job: Job, variables: Mapping[str, str] | None) -> None:
         import threading
         if job.snapshot:                                    # to push it may take long
-            threading.Thread(target=self.send, args=(job, submitted), name="snapshot", daemon=True).start()
+            threading.Thread(target=self.send, args=(job, variables), name="snapshot", daemon=True).start()
         else:
-            self.send(job, submitted)
+            self.send(job, variables)
         self.service.launcher.tell_start(job)
 
-    def send(self, job: Job, submitted: Mapping[str, str] | None) -> None:
+    def send(self, job: Job, variables: Mapping[str, str] | None) -> None:
         """Have an attempt started.  On any error the job must not wait for ever."""
         key = job.id, job.attempt
         try:
-            order: Order = self.service.launcher.make_node_order(self, job, submitted)
+            order: Order = self.service.launcher.make_node_order(self, job, variables)
             with self.guard:
                 if self.line is None:                       # it was lost since plan()
                     raise NexusError("unavailable", "it cannot be reached")
@@ -8073,10 +8073,10 @@ class Launcher(Part):
         begun = begin_attempt(job, gpu_indices=start.gpu_indices, gpu_uuids=start.gpu_uuids, started_at=now, **where)
         return change_status(begun, RUNNING, now, **folders)
 
-    def start(self, job: Job, submitted: Mapping[str, str] | None) -> None:
+    def start(self, job: Job, variables: Mapping[str, str] | None) -> None:
         """Start a job whose intent is on disk.  After a crash before its claim, the next service requeues it."""
         try:
-            news = self.service.find_backend(job).start(job, submitted)
+            news = self.service.find_backend(job).start(job, variables)
         except (OSError, NexusError) as error:
             news = self.service.local.host.fail(job, error)
         except Exception as error:
@@ -8103,19 +8103,19 @@ class Launcher(Part):
             self.log.info("Job %s: what was in %s is kept as %s", job.id, folder, aside)
         os.makedirs(folder, mode=0o700, exist_ok=True)
 
-    def make_order(self, job: Job, submitted: Mapping[str, str] | None) -> Order:
+    def make_order(self, job: Job, variables: Mapping[str, str] | None) -> Order:
         """What a machine needs to start it.  Raises: OSError; forbidden, when it may not run any more; not_found."""
         code = None
         if job.code:
             code = read_bytes(self.layout.code_file(job.code)).decode("utf-8", "surrogateescape")
-        if submitted is None:
+        if variables is None:
             raise NexusError("not_found", "its environment was lost with a damaged state file; add the job again")
-        job, submitted = self.service.scripts.restrain(job, submitted)
+        job, variables = self.service.scripts.restrain(job, variables)
         filled = fill_cuda_numbers(job, self.service.observer.observation.gpus)
-        argv = self.service.scripts.find_argv(filled, submitted.get("PATH") or os.defpath)
-        return Order(job, submitted, tuple(argv) if argv else None, code)
+        argv = self.service.scripts.find_argv(filled, variables.get("PATH") or os.defpath)
+        return Order(job, variables, tuple(argv) if argv else None, code)
 
-    def make_node_order(self, node: Node, job: Job, submitted: Mapping[str, str] | None) -> Order:
+    def make_node_order(self, node: Node, job: Job, variables: Mapping[str, str] | None) -> Order:
         """The job as its node gets it: with places, GPUs and limits as they are there.
 
         Raises: OSError, NexusError, when it cannot run any more.
@@ -8123,7 +8123,7 @@ class Launcher(Part):
         scripts = self.service.scripts
         interpreter, words = scripts.find_script(job)
         self.make_room(job)
-        order = self.make_order(job, submitted)
+        order = self.make_order(job, variables)
         if words:                                           # this service's list of scripts counts, not the node's
             scripts.check_file(interpreter, words[0])
             job = replace(job, command=" ".join(map(quote, [*filter(None, [interpreter]), *words])))
@@ -8138,7 +8138,7 @@ class Launcher(Part):
         job = replace(job, cwd=cwd, status_history=(), timeout_seconds=find_time_limit(job, self.config.jobs)[0],
                       attempts=(replace(job.current, gpu_uuids=uuids),))
         # Whoever sent a script gave no environment: it would be this service's.
-        return Order(job, {} if job.code else order.environ, None, order.code)
+        return Order(job, {} if job.code else order.variables, None, order.code)
 
     def send_snapshot(self, node: Node, commit: str, repository: str) -> str:
         """The path of a snapshot on a node; it is pushed there if it is missing.  Raises: unavailable, not_found."""
@@ -8623,14 +8623,14 @@ class ScriptRules(Part):
             raise NexusError("forbidden", f"{path} cannot be run by itself: it does not begin with #!/",
                              hint="give it a first line like #!/bin/sh, and chmod +x; or name its interpreter")
 
-    def restrain(self, job: Job, submitted: Mapping[str, str]) -> tuple[Job, Mapping[str, str]]:
+    def restrain(self, job: Job, variables: Mapping[str, str]) -> tuple[Job, Mapping[str, str]]:
         """Return a job, and its variables, as allowed_script_paths permits; a job of the owner is unchanged.
 
         This runs at each start: allowed_script_paths may be set after the submission.  A user's umask could let others
         change the files that a script writes (such as .pyc).  The real directory: a link may lead elsewhere by now.
         """
         if not self.is_bound(job):
-            return job, submitted
+            return job, variables
         return replace(job, umask=self.service.umask | 0o022, cwd=os.path.realpath(job.cwd)), self.environ
 
 
@@ -9678,7 +9678,7 @@ class Service:
         self.health = Health(self)
         self.views = Views(self)
         self.overview = Overview(self)
-        slurm_jobs = [job for job in (*list_submitted(store.state), *self.running_jobs()) if job.current.slurm_key]
+        slurm_jobs = [job for job in (*list_in_slurm(store.state), *self.running_jobs()) if job.current.slurm_key]
         self.cluster = SlurmBackend(self) if self.is_slurm or slurm_jobs else None
 
     def wake(self) -> None:
@@ -9835,8 +9835,8 @@ class Service:
             self.runners.forget(before)
         for before, after in ended:         # in the log, an end stands before the start that it made possible
             self.runners.report_end(before, after)
-        for job, submitted in starting:
-            self.run_guarded(f"starting job {job.id}", self.launcher.start, job, submitted)
+        for job, variables in starting:
+            self.run_guarded(f"starting job {job.id}", self.launcher.start, job, variables)
         self.gpu_watch.guard_gpus([before for before, _ in ended])
 
     def tell(self, job: Job, message: str, *details: object) -> None:
