@@ -796,7 +796,7 @@ def round_gpus(gpus: float) -> float:
 
 class Attempt(Value):
     """One start of a job: where it ran, and how it ended."""
-    number: int = 0                             # 1, 2, 3 ... of its job; job.sh claims this number
+    number: int = 0                             # of the job's starts; job.sh claims it; if it never ran, the last one's
     node: str = ""                              # where it was started; "" = on this machine
     gpu_indices: tuple[int, ...] = optional((), list_of(INTEGER), "its GPUs, as the driver counts", "public")
     gpu_uuids: tuple[str, ...] = optional((), list_of(STRING), "and by UUID", "public")
@@ -824,7 +824,6 @@ class Attempt(Value):
     signal: int | None = optional(None, INTEGER, "that ended it, if one did")
     cause: str | None = optional(None, STRING, "why it did not complete, in a word")
     cause_line: str | None = optional(None, STRING, "the line that says so")
-    may_pass: bool = False                      # its launch failed, and another launch may succeed
     peak_rss_mib: float | None = optional(
         None, FLOAT, "host memory of its processes together, shared pages counted once; null without psutil")
     cpu_seconds: float | None = optional(None, FLOAT, "CPU time of its processes")
@@ -845,7 +844,7 @@ class Job(Value):
     user: str = field(TEXT, "whose it is", "kept public")
     created_at: float = field(TIME, "when it was submitted", "public")      # UTC epoch seconds, like every _at
     queue_key: tuple[float, ...]                # (rank, priority, place), lower first; its place is at first its number
-    environment: str = field(TEXT, "digest of the environment it was submitted with", "kept hidden")
+    environment: str = field(TEXT, "its environment's key in State.environments, a digest", "kept hidden")
     number: int = 0                             # its sequence number: the first job ever has 1
     gpus: float = optional(
         1, {**GPU_COUNT, "title": f"{GPU_COUNT['title']} (to choose GPUs: --gpu-ids)"},
@@ -883,7 +882,7 @@ class Job(Value):
     pending_dependencies: tuple[str, ...] = ()                 # of `after` and `after_any`, those not ended yet
     key: str | None = None                      # of its submission, in case the client sends it again
     env_digest: str | None = optional(
-        None, TEXT, "of the variables chosen for it: with command, directory and conda what it is", "kept")
+        None, TEXT, "digest of its `env`: with command, directory and conda what `unique` compares", "kept")
     conda: str | None = optional(None, CONDA, "activate this conda environment", "asked kept", flag="--conda ENV")
     snapshot: str | None = optional(
         None, matching("^[0-9a-f]{40,64}$", "a commit"), "the commit in whose checkout it runs", "asked kept")
@@ -922,7 +921,7 @@ class Job(Value):
 
     @property
     def current(self) -> Attempt:
-        """The running or last attempt; an empty one while the job is pending."""
+        """The running or last attempt; an empty one while it is pending, unless it is in Slurm's queue."""
         last = self.attempts[-1] if self.attempts else NO_ATTEMPT
         return NO_ATTEMPT if self.status == PENDING and last.finished_at is not None else last
 
@@ -1171,7 +1170,7 @@ def requeue(state: State, job: Job, why: str, now: float, has_run: bool = False,
         yield from end_job(state, job, CANCELLED, now, cause=job.current.stop_cause, **facts)
         return
     history = job.status_history
-    if job.status == RUNNING:
+    if job.status == RUNNING:                   # what has not run goes on waiting since it first did
         history = (*history, (PENDING, now)) if has_run else history[:-1]
     yield change_job(job, **facts, status=PENDING, status_history=history, finished_at=now, cause=REQUEUED,
                      cause_line=why)
@@ -1179,9 +1178,9 @@ def requeue(state: State, job: Job, why: str, now: float, has_run: bool = False,
 
 def list_finished(state: State) -> list[Job]:
     """All finished jobs, in the order of their ends."""
-    def find_end(job: Job) -> float:
+    def ended_at(job: Job) -> float:
         return job.status_history[-1][1] if job.status_history else 0.0
-    return sorted([job for job in state.jobs.values() if job.status in FINAL], key=find_end)
+    return sorted([job for job in state.jobs.values() if job.status in FINAL], key=ended_at)
 
 
 def count_finished(state: State) -> int:
@@ -1947,8 +1946,8 @@ def parse_jobs_row(number: int, line: str) -> JobsRow:
         gpu_ids = parse_indices(",".join(allowed)) if any(allowed) else None
     except NexusError as error:
         refuse(f"{error.message}; arguments that hold commas stand in double quotes")
-    environment = parse_field(JOB_FIELDS["conda"], conda, "conda") if conda else None
-    return JobsRow(number, priority, script, environment, arguments, gpu_ids)
+    conda_env = parse_field(JOB_FIELDS["conda"], conda, "conda") if conda else None
+    return JobsRow(number, priority, script, conda_env, arguments, gpu_ids)
 
 
 MAX_SWEEP = 10000                       # commands of one sweep
@@ -2548,7 +2547,7 @@ class MachineCapacity:
 
     def place(self, job: Job, config: GpuConfig, now: float) -> Sequence[GpuCapacity] | Reason:
         """The GPUs that a job gets here now, or why it gets none."""
-        if self.closed and (job.gpus or self.name):
+        if self.closed and (job.gpus or self.name):     # on this machine that concerns its GPUs alone
             return self.closed
         if job.gpus:
             chosen = choose_gpus(job, self.gpus, config, now)
@@ -2761,7 +2760,7 @@ def judge_end(job: Job, result: Result, evidence: Evidence, runtime_s: float, co
     cause, line = find_cause(job, result, evidence, number)
     facts = {"exit_code": code, "signal": number, "cause": cause, "cause_line": line,
              "finished_at": max(result.finished_at or now, job.current.started_at or 0), "runtime_seconds": runtime_s,
-             "may_pass": result.may_pass, "processes_left": None, **evidence.samples}
+             "processes_left": None, **evidence.samples}
     if cause is None:
         return COMPLETED, facts
     if cause == "killed":
@@ -2860,11 +2859,10 @@ class Claim(Value):
     """Whose an attempt is: its job.sh's, or with pid 0 a service's, which keeps a late job.sh from beginning."""
     pid: int
     started: int                                # clock ticks since boot
-    began: int | None = None                    # when it went on to its command, in the same clock; None: not yet
+    began: int | None = None                    # when its job.sh had its GPUs, before checkout and conda; None: not yet
 
 
-NOT_BEGUN, OURS, BEGUN = "not begun", "ours", "begun"       # an attempt's claim: nobody's, a service's, its job.sh's
-REQUEUE, END = "requeue", "end"
+NOT_BEGUN, WITHDRAWN, BEGUN = "not begun", "withdrawn", "begun"     # a claim: nobody's, a service's, its job.sh's
 
 
 def match_slurm_jobs(live: Iterable[Job], jobs: Sequence[SlurmJob]) -> dict[str | None, SlurmJob]:
@@ -2878,15 +2876,15 @@ def match_slurm_jobs(live: Iterable[Job], jobs: Sequence[SlurmJob]) -> dict[str 
 # What becomes of a job without a result file that Slurm calls over, or does not know: (Slurm's state, the claim of its
 # attempt, how many seconds to wait for its result, what to do then).  The first row that fits counts.  None: any; "":
 # Slurm does not know the job.
-SLURM_DECISIONS: Sequence[tuple[str | None, str | None, float, str]] = (
-    (None, OURS, 0.0, REQUEUE),                 # the claim keeps its job.sh from beginning
-    ("", NOT_BEGUN, 0.0, REQUEUE),              # it never reached Slurm, or Slurm has lost it
-    (REQUEUED_BY_SLURM, NOT_BEGUN, 0.0, REQUEUE),
-    (REQUEUED_BY_SLURM, BEGUN, 60.0, END),      # slurmctld has it killed, or its result shows late
-    ("NODE_FAIL", None, 0.0, END),
-    ("BOOT_FAIL", None, 0.0, END),
-    ("COMPLETED", BEGUN, 60.0, END),            # a shared file system may show the result late
-    (None, None, 3.0, END))
+SLURM_DECISIONS: Sequence[tuple[str | None, str | None, float, type[Requeue | Result]]] = (
+    (None, WITHDRAWN, 0.0, Requeue),            # the claim keeps its job.sh from beginning
+    ("", NOT_BEGUN, 0.0, Requeue),              # it never reached Slurm, or Slurm has lost it
+    (REQUEUED_BY_SLURM, NOT_BEGUN, 0.0, Requeue),
+    (REQUEUED_BY_SLURM, BEGUN, 60.0, Result),   # slurmctld has it killed, or its result shows late
+    ("NODE_FAIL", None, 0.0, Result),
+    ("BOOT_FAIL", None, 0.0, Result),
+    ("COMPLETED", BEGUN, 60.0, Result),         # a shared file system may show the result late
+    (None, None, 3.0, Result))
 
 
 def decide(seen: SlurmJob | None, claim: Claim | None, result: Result | None, over_s: float, line: str,
@@ -2895,12 +2893,12 @@ def decide(seen: SlurmJob | None, claim: Claim | None, result: Result | None, ov
 
     `line`: the most telling line of slurm.log.
     """
-    state, whose = seen.state if seen else "", NOT_BEGUN if claim is None else BEGUN if claim.pid else OURS
+    state, whose = seen.state if seen else "", NOT_BEGUN if claim is None else BEGUN if claim.pid else WITHDRAWN
     wait_s, then = next((wait_s, then) for of_state, of_claim, wait_s, then in SLURM_DECISIONS
                         if of_state in (None, state) and of_claim in (None, whose))
-    if result or (then == END and over_s >= wait_s):
+    if result or (then is Result and over_s >= wait_s):
         return make_slurm_end(seen, claim, result, line, folder)
-    if then == REQUEUE:
+    if then is Requeue:
         return Requeue(f"Slurm has not begun it as {seen.id}" if seen else "Slurm does not have it")
     return None
 
@@ -4412,8 +4410,8 @@ MAX_LOG_LINE = 65536            # a longer line comes in pieces
 
 
 # The files that nexus puts into a job's log folder.  Others, like work/ and files/, are the job's, or unknown.
-OWN_FILES = (r"std(out|err)\.log|log\.times|job\.json|job\.sh(\.\d+\.tmp)?|(attempt|claim|fault|stopped)-\d+|"
-             r"result-\d+\.(json|tmp)|slurm-\d+\.log")
+OWN_FILES = (r"std(out|err)\.log|log\.times|job\.json|job\.sh(\.\d+\.tmp)?|(attempt|claim|fault)-\d+|"
+             r"result-\d+\.json|slurm-\d+\.log")
 
 
 def remove_job_files(log_dir: str, folder: str, code_file: str = "") -> None:
@@ -5751,7 +5749,8 @@ def find_visible_devices(environ: Mapping[str, str]) -> str | None:
     return None if "NEXUS_JOB_ID" in environ else environ.get("CUDA_VISIBLE_DEVICES")
 
 
-CLAIM = r"([0-9]{1,19}) ([0-9]{1,19})\n?(?:([0-9]{1,19})\n?)?"      # PID STARTED, and the time of the begin
+# PID STARTED, and the time of the begin, in 1/100 s since boot, which are clock ticks on Linux
+CLAIM = r"([0-9]{1,19}) ([0-9]{1,19})\n?(?:([0-9]{1,19})\n?)?"
 
 
 def read_claim(folder: str, attempt: int) -> Claim | None:
@@ -5854,8 +5853,8 @@ def start_supervisor(layout: Layout, screen: Screen | None, environ: Mapping[str
 
 
 # ==== 12. STORE ==== the one owner of State: journal, state.json, recovery
-# A State is a value: changes are made in a copy, which becomes `state` once they are in the journal, synced.  So nobody
-# sees what the disk may still refuse, and readers never wait.  To copy the tables of 10,000 jobs takes under 1 ms.
+# A State that others see never changes: changes are made in a copy, which becomes `state` once they are in the journal,
+# synced.  So nobody sees what the disk may still refuse, and readers never wait.  To copy 10,000 jobs takes under 1 ms.
 # Each line of journal.jsonl has a number; state.json has the number of the last one that it contains.  It is written
 # in the background, then the journal begins anew.  The files before stay as state.json.prev and journal.jsonl.prev.
 # Recovery takes state.json, or if that is broken state.json.prev, and the lines of both journals after its number.
@@ -5923,7 +5922,7 @@ class Store:
         self.state = State()                                # as on the disk; never altered, but replaced
         self.service_id = ""
         self.version = int(clock.now() * 1e6)               # grows with each change that users see, over restarts too
-        self.note_moves: Callable[[Sequence[Job]], None] = lambda jobs: None        # called with jobs of a new status
+        self.note_status_changes: Callable[[Sequence[Job]], None] = lambda jobs: None       # given the jobs
         self.last_error: NexusError | None = None           # why the last write failed
         self.saving, self.committing, self.counting = (threading.Lock() for _ in range(3))
         self.journal = Journal(layout.journal_file)
@@ -5945,11 +5944,11 @@ class Store:
             changes, answer = make_changes(draft, decide(draft))
             if changes:
                 draft.seq += 1
-                moves = list_moves(self.state, changes)
+                moves = list_status_changes(self.state, changes)
                 self.write(encode_transaction(draft.seq, changes), is_synced)
                 self.state = draft
                 self.note_change()
-                self.note_moves(moves)
+                self.note_status_changes(moves)
         return answer
 
     def note_change(self) -> None:
@@ -6087,7 +6086,7 @@ def make_changes(draft: State, decided: Iterable[Put]) -> tuple[list[Put], Any]:
         rows[change.table, change.key] = change
 
 
-def list_moves(state: State, changes: Iterable[Put]) -> list[Job]:
+def list_status_changes(state: State, changes: Iterable[Put]) -> list[Job]:
     """The jobs whose status these changes of `state` alter, and the new ones that are over at once.
 
     A new job that reuses an old job's id is no change of that one.
@@ -6785,7 +6784,7 @@ class HostedJob:
         self.host, self.machine, self.clock, self.job = host, host.machine, host.clock, job
         self.folder = find_job_folder(host.layout, job)
         self.pid, self.pid_started = job.current.pid, job.current.pid_started
-        self.began: int | None = None                   # its command's start, clock ticks since boot
+        self.began: int | None = None                   # clock ticks since boot: Claim.began
         self.launched_at: float | None = None           # monotonic; None: another process launched it
         self.requeue = ""                               # it never began, and never will: why
         self.result: Result | None = None               # its command has ended
@@ -6816,7 +6815,7 @@ class HostedJob:
                         self.requeue, self.processes_left, self.notes, stop=stop)
 
     def find_runtime_s(self) -> float | None:
-        """Seconds since the begin of its command, whatever the wall clock was set to."""
+        """Seconds since its begin, whatever the wall clock was set to."""
         began = self.began or self.pid_started
         return max(0.0, self.machine.processes.find_age_s(began)) if began is not None and self.is_here else None
 
@@ -7478,7 +7477,7 @@ class Agent:
     def find_news(self, known: Mapping[str, Progress]) -> object:
         """What makes a reply worth sending: it differs from what was last told."""
         return (known, list(self.refused), self.folders, self.observer.find_error(),
-                [describe_for_event(gpu) for gpu in self.observer.gpus])
+                [list_watched(gpu) for gpu in self.observer.gpus])
 
     def has_news(self, known: Mapping[str, Progress]) -> bool:
         wanted = self.question.jobs if self.question else ()
@@ -7699,7 +7698,7 @@ class Node(MachineBackend):
         self.gpus: tuple[Gpu, ...] = ()
         self.gpu_error = ""                                 # why its agent gives no GPU
         self.has_news = False
-        self.shown: object = None                           # what was last published
+        self.shown: object = None                           # what clients have heard of it
         self.guard = threading.Lock()                       # held to send a question, for the next four
         self.line: AgentLine | None = None
         self.questions: collections.deque[Question] = collections.deque()       # without a reply
@@ -7841,7 +7840,7 @@ class Node(MachineBackend):
     def poll_jobs(self, jobs: Sequence[Job], runner_events: Sequence[RunnerEvent]) -> Iterator[tuple[Job, Progress]]:
         if self.has_news:
             self.has_news = False
-            shown = self.find_closed(float("inf")), [describe_for_event(gpu) for gpu in self.gpus]
+            shown = self.find_closed(float("inf")), [list_watched(gpu) for gpu in self.gpus]
             if shown != self.shown:
                 self.shown = shown
                 self.store.note_change()
@@ -8030,7 +8029,7 @@ class Runners(Part):
         self.service.local.host.forget(job)
 
     def report_end(self, before: Job, job: Job) -> None:
-        """Log and publish an end.  `before`: the job as it ran."""
+        """Log an end, and tell the GPU guard of it.  `before`: the job as it ran."""
         ran, done = before.current, job.attempts[-1]
         has_run_briefly = (done.runtime_seconds or 0) <= self.config.gpu.guard_seconds
         is_soon = done.cause in ("exit", "signal", "cuda-oom") and has_run_briefly
@@ -8088,7 +8087,7 @@ class Launcher(Part):
             self.service.runners.take_news(job, news)
 
     def tell_start(self, job: Job) -> None:
-        """Count, log and publish a start."""
+        """Log a start."""
         ran = job.current
         place = format_place(ran.gpu_indices, ran.slurm_node or ran.node) or " on the CPU"
         slurm = f" as Slurm's {ran.slurm_id}" if ran.slurm_id else ""
@@ -8308,8 +8307,8 @@ def is_withdrawn(job: Job, folder: str) -> bool:
         return False                        # Slurm will end it
 
 
-def describe_for_event(gpu: Gpu) -> tuple[object, ...]:
-    """The parts of a GPU whose change is published; its temperature is not."""
+def list_watched(gpu: Gpu) -> tuple[object, ...]:
+    """The parts of a GPU whose change clients hear of at once; its temperature is not among them."""
     return (gpu.index, gpu.uuid, gpu.fault, gpu.is_paused, gpu.lease_holder, gpu.memory_used_mib,
             tuple((process.pid, process.job_id) for process in gpu.processes))
 
@@ -8341,8 +8340,6 @@ HEALTH_INTERVAL_S = 5.0         # between two checks for on_unhealthy
 HOOK_TIMEOUT_S = 60.0           # of one [hooks] command
 MAX_HOOK_TEXT = 32000           # characters of a variable
 MAX_FAULTS_LOGGED = 20          # each time the jobs file is read
-
-
 
 
 class JobsFile:
@@ -8434,9 +8431,9 @@ class Hooks:
         has_hook, store = bool(self.config.on_finish), self.service.store
         if store.state.has_hook != has_hook:
             store.update(lambda state: [Put("facts", "has_hook", has_hook)])
-        self.note_moves(list_finished(store.state))
+        self.note_status_changes(list_finished(store.state))
 
-    def note_moves(self, jobs: Iterable[Job]) -> None:
+    def note_status_changes(self, jobs: Iterable[Job]) -> None:
         """Queue on_finish for those jobs that have ended."""
         self.ended.extend(job for job in jobs if job.is_hook_due and self.config.on_finish)
         if self.ended:
@@ -8481,8 +8478,6 @@ class Hooks:
             error = str(failure)
         if error:
             self.service.log.warning("%s: %s", name, error)
-
-
 
 
 class Caller(Value):
@@ -8996,7 +8991,7 @@ class GpuWatch(Part):
     def show_gpus(self) -> None:
         """Take over the GPUs with their users, and add their mean and peak load."""
         former, self.gpus = self.gpus, tuple(map(self.add_load, self.observer.gpus))
-        if [describe_for_event(gpu) for gpu in self.gpus] != [describe_for_event(gpu) for gpu in former]:
+        if [list_watched(gpu) for gpu in self.gpus] != [list_watched(gpu) for gpu in former]:
             self.store.note_change()
 
     def add_load(self, gpu: Gpu) -> Gpu:
@@ -9037,8 +9032,7 @@ class GpuWatch(Part):
         """Return why jobs get no GPU now, or None."""
         if self.service.cluster and self.service.is_slurm:
             return self.service.cluster.find_trouble()
-        trouble: str | None = self.observer.find_error()
-        return trouble
+        return self.observer.find_error()
 
     def all_gpus(self) -> tuple[Gpu, ...]:
         """Return the GPUs of this machine, then of the nodes."""
@@ -9655,7 +9649,7 @@ class Service:
         self.turned_at = clock.monotonic()                  # when the last tick ended
         # Jobs that have ended since this service started, for GET /metrics
         self.end_counts = Counter({(COMPLETED, ""): 0, (FAILED, "exit"): 0, (CANCELLED, "killed"): 0})
-        store.note_moves = self.note_moves
+        store.note_status_changes = self.note_status_changes
         self.failure_count = 0
         self.failed_at = float("-inf")                      # monotonic
         self.last_failure = ""
@@ -9696,11 +9690,11 @@ class Service:
         self.is_stopping = True
         self.wake()
 
-    def note_moves(self, jobs: Sequence[Job]) -> None:
+    def note_status_changes(self, jobs: Sequence[Job]) -> None:
         """The store calls this with jobs whose status has changed."""
         if not self.log_watch.growths:
             self.log_watch.worker.wanted.set()
-        self.hooks.note_moves(jobs)
+        self.hooks.note_status_changes(jobs)
         for job in jobs:
             if job.status in FINAL:
                 self.end_counts[job.status, job.current.cause or ""] += 1

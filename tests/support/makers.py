@@ -154,7 +154,7 @@ ATTEMPT_FIELDS = {
     "pid_started": maybe(numbers), "notes": tuples(texts), "started_at": maybe(times), "stop_cause": maybe(texts),
     "stop_by": maybe(texts), "stop_line": maybe(texts), "finished_at": maybe(times), "runtime_seconds": maybe(times),
     "exit_code": maybe(st.integers(0, 255)), "signal": maybe(st.integers(1, 64)), "cause": maybe(texts),
-    "cause_line": maybe(texts), "may_pass": st.booleans(), "peak_rss_mib": maybe(times), "cpu_seconds": maybe(times),
+    "cause_line": maybe(texts), "peak_rss_mib": maybe(times), "cpu_seconds": maybe(times),
     "peak_gpu_mem_mib": maybe(times), "mean_gpu_util": maybe(times)}
 attempts = st.fixed_dictionaries({}, optional=ATTEMPT_FIELDS).map(lambda fields: nexus.Attempt(**fields))
 JOB_FIELDS = {

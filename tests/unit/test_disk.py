@@ -247,7 +247,7 @@ def test_log_times(reason, content, expected):
 # Log folders
 
 
-OWN = ("stdout.log", "stderr.log", "job.sh", "job.sh.77.tmp", "attempt-1", "attempt-12", "claim-77", "result-1.json", "result-2.tmp",
+OWN = ("stdout.log", "stderr.log", "job.sh", "job.sh.77.tmp", "attempt-1", "attempt-12", "claim-77", "result-1.json",
        "fault-1", "slurm-1.log")
 MADE = ("work/model.pt", "files/out/loss.txt", "core.77", "stdout.log.bak", "my job.sh")
 

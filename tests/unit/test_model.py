@@ -419,6 +419,6 @@ def test_of_whom_the_history_is_shortened(reason, ended, limit, gone):
 
 def test_what_slurm_has():
     made = state(job("aaa", 1), job("bbb", 2, slurm_key="k", attempt=1), job("ccc", 3, attempts=(nexus.Attempt(1),)))
-    assert [one.id for one in nexus.list_submitted(made)] == ["bbb"]
+    assert [one.id for one in nexus.list_in_slurm(made)] == ["bbb"]
 
 
