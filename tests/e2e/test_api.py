@@ -175,12 +175,6 @@ def test_twice_the_expected_time(box):
     assert shell(box, RESULTS, job_id)["cause_line"] == job["cause_line"]
 
 
-def nexus_code(box, job_id):
-    """The name of a job's script, as the journal has it."""
-    text = "".join(live.read(path) for path in box.home.glob("journal.jsonl*")) + live.read(box.home / "state.json")
-    return re.search(rf'"{job_id}":{{.*?"code":"(\w+)"', text)[1]
-
-
 def test_restart_retry_and_the_end_of_the_history():
     with make_box(history_limit=1) as box:
         job_id = submit(box, "open('model.pt', 'w').write('a week of work')")

@@ -6,26 +6,25 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import threading
 import time
 
 import pytest
 from console import Home
-from live import PATIENCE_S, free_port, until
+from live import PATIENCE_S, free_port, listener, until
 
 import nexus
 
 
 @pytest.fixture(scope="module")
 def home():
-    with Home("jobs.cpu_slots = 20\njobs.kill_grace_seconds = 1") as made:
+    with Home(cpu_slots=20, kill_grace_seconds=1) as made:
         yield made
 
 
 @pytest.fixture
 def own_home():
-    with Home("jobs.cpu_slots = 20") as made:
+    with Home(cpu_slots=20) as made:
         yield made
 
 
@@ -103,22 +102,6 @@ def test_find_does_not_start_a_service_unless_it_may(own_home):
     assert not own_home.file("service.json").exists()
 
 
-def test_two_who_start_it_at_once_find_the_same(own_home):
-    found, faults = [], []
-
-    def start():
-        try:
-            found.append(own_home.client().ask("GET", "/")["pid"])
-        except nexus.NexusError as error:
-            faults.append(error.message)
-    threads = [threading.Thread(target=start) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not faults and len(found) == 4 and len(set(found)) == 1
-
-
 def test_following_over_a_sigkill_of_the_service_loses_and_repeats_nothing(own_home):
     client = own_home.client()
     gate = os.path.join(own_home.top, "gate")
@@ -170,7 +153,7 @@ def test_following_the_end_over_a_restart_loses_nothing(own_home):
 
 
 def test_waiting_over_a_restart_for_what_is_no_longer_kept():
-    with Home("jobs.cpu_slots = 20\nstate.history_limit = 2") as own_home:
+    with Home(cpu_slots=20, history_limit=2) as own_home:
         client = own_home.client()
         ended, going = client.add("true", gpus=0), client.add("sleep 60", gpus=0)
         seen, answer = [], []
@@ -290,45 +273,20 @@ def test_what_may_be_repeated_is_repeated_over_nexus_url(own_home, is_answer):
         wire.server.close()
 
 
-LISTEN_AS_ANOTHER = """
-import os, socket, sys
-os.setuid(65534)
-host = sys.argv[2] if sys.argv[2:] else "127.0.0.1"
-server = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-if ":" in host: server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-server.bind((host, int(sys.argv[1])))
-server.listen()
-server.settimeout(300)
-print("listens", flush=True)
-piece = b""
-while not piece:
-    line, _ = server.accept()
-    line.settimeout(60)
-    piece = line.recv(65536)
-print("received", piece, flush=True)
-"""
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_another_users_listener_on_the_port_is_sent_nothing(own_home):
     client = own_home.client()
     other = free_port()
     text = own_home.file("service.json").read_text()                # as of a service that had that port
     own_home.file("service.json").write_text(text.replace(f":{own_home.port}", f":{other}").replace(f" {own_home.port}", f" {other}"))
-    listener = subprocess.Popen([sys.executable, "-c", LISTEN_AS_ANOTHER, str(other)], stdout=subprocess.PIPE)
-    try:
-        assert listener.stdout.readline() == b"listens\n"
+    with listener(other) as heard:
         client = nexus.Client.find(own_home.environ, is_starting=False)
         assert client.url.endswith(f":{other}")
         job_id = client.add("echo $SECRET", env={"SECRET": "x"}, gpus=0)
         assert client.wait([job_id])[0]["status"] == "completed" and client.status() and b"".join(client.logs(job_id)) == b"x\n"
         done = own_home.run("add", "--gpus", "0", "echo")
         assert done.code == 0, "the service is asked by its socket, whoever has its port"
-        assert listener.poll() is None, "nobody connected"
-    finally:
-        listener.kill()
-        assert b"received" not in listener.communicate()[0]
+        assert heard() == "listens\n"
 
 
 def test_the_socket_is_its_owners(own_home):
@@ -348,16 +306,12 @@ def test_the_socket_is_its_owners(own_home):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "0.0.0.0", "::"])
 def test_a_port_that_another_user_has_is_named_at_the_start(own_home, host):
-    listener = subprocess.Popen([sys.executable, "-c", LISTEN_AS_ANOTHER, str(own_home.port), host], stdout=subprocess.PIPE)
-    try:
-        assert listener.stdout.readline() == b"listens\n"
+    with listener(own_home.port, host=host) as heard:
         done = own_home.run("add", "true")
         assert done.code == 4 and not done.out
         address = "::1" if ":" in host else "127.0.0.1"
         assert f"port {own_home.port} on {address} is in use by {nexus.find_user(65534)}\n" in done.err and "nexus config edit" in done.err
-    finally:
-        listener.kill()
-        assert b"received" not in listener.communicate()[0]
+        assert heard() == "listens\n"
     with contextlib.closing(socket.socket()) as both:           # nothing is kept of the one that was free
         both.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         both.bind(("127.0.0.1", own_home.port))
@@ -367,20 +321,16 @@ def test_a_port_that_another_user_has_is_named_at_the_start(own_home, host):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_nexus_url_on_this_machine_sends_nothing_to_whom_it_does_not_name(home):
     port, user = free_port(), nexus.find_user(65534)
-    listener = subprocess.Popen([sys.executable, "-c", LISTEN_AS_ANOTHER, str(port)], stdout=subprocess.PIPE)
-    try:
-        assert listener.stdout.readline() == b"listens\n"
+    with listener(port) as heard:
         for command in (["status"], ["add", "true"], ["logs", "service"], ["logs", "-f", "abc"], ["wait", "abc"]):
             for url in (f"http://127.0.0.1:{port}", f"http://localhost:{port}", f"http://root@127.0.0.1:{port}"):
                 done = home.main(*command, NEXUS_URL=url, NEXUS_TOKEN="secret-token")
                 assert done.code == 5 and f"belongs to a program of {user}: nothing was sent" in done.err and f"//{user}@" in done.err, done
         assert home.main("status", NEXUS_URL=f"http://no-such-user@127.0.0.1:{port}").code == 5
+        assert heard() == "listens\n"
         with contextlib.suppress(nexus.NexusError):             # but who is named gets it
             nexus.Client.find({"NEXUS_URL": f"http://{user}@127.0.0.1:{port}", "NEXUS_TOKEN": "secret-token"}).status()
-        assert b"Bearer secret-token" in listener.stdout.readline()
-    finally:
-        listener.kill()
-        listener.communicate()
+        until(lambda: "Bearer secret-token" in heard(), heard)
 
 
 def find_own_addresses():
@@ -404,15 +354,11 @@ def name_in_hosts():
                                   *find_own_addresses()])
 def test_however_this_machine_is_called_another_users_program_is_sent_nothing(host):
     port, user = free_port(), nexus.find_user(65534)
-    listener = subprocess.Popen([sys.executable, "-c", LISTEN_AS_ANOTHER, str(port), "0.0.0.0"], stdout=subprocess.PIPE)
-    try:
-        assert listener.stdout.readline() == b"listens\n"
+    with listener(port, host="0.0.0.0") as heard:
         with pytest.raises(nexus.NexusError, match=f"belongs to a program of {user}: nothing was sent") as raised:
             nexus.Client.find({"NEXUS_URL": f"http://{host}:{port}", "NEXUS_TOKEN": "secret-token"}).status()
         assert raised.value.kind == "forbidden"
-    finally:
-        listener.kill()
-        assert b"Bearer" not in listener.communicate()[0]
+        assert heard() == "listens\n"
 
 
 class Stranger(http.server.BaseHTTPRequestHandler):
@@ -481,9 +427,9 @@ def test_an_url_that_is_none(home, url):
     assert done.code == 2 and url in done.err and "http://gpu1:6234" in done.err
 
 
-def test_a_service_that_is_gone_for_good_is_told_soon(own_home):
+def test_a_service_that_is_gone_for_good_is_told_soon(own_home, monkeypatch):
+    monkeypatch.setattr(nexus, "RETRY_TIMEOUT_S", 0.5)
     client = own_home.client()
-    client.retry_timeout_s = 0.5
     own_home.main("stop")
     for ask in (client.status, lambda: client.add("true"), lambda: client.cancel(ids=["abc"]), lambda: client.wait(["abc"])):
         began = time.monotonic()

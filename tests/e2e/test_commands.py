@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -20,13 +19,13 @@ import nexus
 @pytest.fixture(scope="module")
 def home():
     """Shared: jobs come and go in it, each test looks at its own."""
-    with Home("jobs.cpu_slots = 20\njobs.kill_grace_seconds = 1") as made:
+    with Home(cpu_slots=20, kill_grace_seconds=1) as made:
         yield made
 
 
 @pytest.fixture
 def own_home():
-    with Home("jobs.cpu_slots = 20\njobs.kill_grace_seconds = 1") as made:
+    with Home(cpu_slots=20, kill_grace_seconds=1) as made:
         yield made
 
 
@@ -94,16 +93,6 @@ def test_the_snapshot_plain_and_in_colour(own_home):
     own_home.main("remove", own_home.main("queue", "--json").json[0]["id"])
     with own_home.terminal("status") as terminal:
         assert "\x1b[1mGPU 1 (Mock GPU, 24GB):\x1b[0m \x1b[92mAvailable\x1b[0m\n" in terminal.end()[1]
-
-
-def test_status_json_and_detailed(home):
-    status = home.main("status", "--json").json
-    assert {"gpu_status", "is_paused", "queued_jobs", "completed_jobs"} <= status.keys()
-    assert home.main("--json").json.keys() == status.keys()
-    detailed = home.main("status", "--detailed").out
-    for line in ("Version: ", "Status: running", "Uptime: ", "Queue Status:", "  High Priority: 0", "GPU Resources:",
-                 "  GPU 0: 0% allocated (memory 0GB of 24GB", "Active Jobs: ", "Health: HEALTHY"):
-        assert f"\n{line}" in detailed, line
 
 
 def test_without_a_terminal_top_is_printed_once(own_home):
@@ -325,16 +314,6 @@ def test_run_says_why_it_waits(own_home):
     assert process.stderr.readline() == b"nexus: it waits: the queue is paused (nexus resume)\n"
     own_home.main("resume")
     assert process.communicate(timeout=60)[0] == b"done\n"
-
-
-def test_run_goes_on_over_a_restart_of_the_service(own_home):
-    gate = os.path.join(own_home.top, "gate")
-    process = own_home.popen("run", f"echo first; until [ -e {gate} ]; do sleep 0.02; done; echo second; exit 5")
-    assert process.stdout.readline() == b"first\n"
-    assert own_home.main("restart").code == 0
-    open(gate, "w").close()
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (5, b"second\n"), err
 
 
 def test_wait_exits_with_the_jobs_code(home):
@@ -726,7 +705,7 @@ def test_cancel_by_status_and_group(own_home):
 
 
 def test_a_cancelled_sweep_pushes_out_nothing_that_ran():
-    with Home("state.history_limit = 3") as home:
+    with Home(history_limit=3) as home:
         ran = [add_and_wait(home, "echo out"), add_and_wait(home, "exit 3")]
         ids = home.main("add", "--begin", "+1h", "--sweep", "a=1..40", "echo {a}").out.split()
         done = home.main("cancel", "--status", "pending")
@@ -929,9 +908,8 @@ def test_serve_in_the_foreground(own_home):
 
 
 def test_another_config_file(own_home):
-    path = os.path.join(own_home.top, "other.toml")
-    with open(path, "w") as file:
-        file.write(own_home.file("config.toml").read_text() + "[gpu]\nids = [1]\n")
+    path = str(own_home.folder / "other.toml")
+    (own_home.folder / "other.toml").write_text(own_home.file("config.toml").read_text().replace("[gpu]\n", "[gpu]\nids = [1]\n"))
     assert own_home.main("start", "--config", path).code == 0
     assert [gpu["index"] for gpu in own_home.main("status", "--json").json["gpu_status"] if gpu["is_available"]] == [1]
     done = own_home.main("restart", "--config", "/no/such/file")
@@ -1005,12 +983,6 @@ def test_config_edit(own_home):
     own_home.file("config.toml").unlink()
     assert own_home.run("config", "edit", EDITOR="true").code == 0
     assert own_home.file("config.toml").read_text() == nexus.format_sample_config()
-
-
-def test_health(own_home):
-    done = own_home.main("health")
-    assert done.code == 0 and done.out.endswith("HEALTHY\n") and "ok   scheduler: " in done.out
-    assert own_home.main("health", "--json").json["is_healthy"] is True
 
 
 # Installing
@@ -1100,13 +1072,6 @@ def test_install_at_boot_where_there_is_no_user_manager(installing):
     assert done.code == 0 and "crontab -e" in done.err and done.out.startswith("@reboot ") and done.out.count("\n") == 1
     started = subprocess.run(["sh", "-c", done.out[len("@reboot "):]], capture_output=True, timeout=60, env=installing.environ)
     assert started.returncode == 0 and installing.service["port"] == installing.port
-
-
-def test_files_of_the_home_are_private(home):
-    job_id = add_and_wait(home, "echo secret")
-    for path in (home.file("token"), home.file("service.json"), home.file("logs"), home.file("logs", f"job_{job_id}"),
-                 home.file("logs", f"job_{job_id}", "job.sh"), *home.file().glob("journal*"), *home.file().glob("state*")):
-        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
 
 
 def test_until_when_a_token_is_good_is_a_local_time(home):

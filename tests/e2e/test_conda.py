@@ -1,6 +1,6 @@
 """Section 11, --conda: the environment is activated for real, and the command is none the wiser.
 
-The conda here is tests/support/fake_conda, unless NEXUS_TEST_CONDA names a real one: then test_a_real_conda asks that too.
+The conda here is tests/support/fake_conda.
 """
 
 import contextlib
@@ -9,9 +9,7 @@ import os
 import pathlib
 import re
 import shlex
-import shutil
 import signal
-import subprocess
 import sys
 
 import pytest
@@ -255,12 +253,6 @@ def test_an_activation_script_that_ends_the_shell(box, conda, reason, script, co
     assert box.text("stdout.log") == "" and folder_of(box) == sorted([*WHOLE, "fault-1"])
 
 
-def test_bash_env_is_read_once(box, conda):
-    pathlib.Path(box.home, "env.sh").write_text("echo read\n")
-    box.run("echo ran", conda="ml", environment=conda.environ(BASH_ENV=f"{box.home}/env.sh"))
-    assert box.text("stdout.log") == "read\nran\n", "by the command's own bash, as ever"
-
-
 # The command
 
 
@@ -315,44 +307,3 @@ def test_under_screen_it_has_the_terminal(box, conda):
     assert box.run("echo ran", conda="x", environment=conda.environ(), attempt=2).cause == "launch"
 
 
-@pytest.mark.skipif(not shutil.which("script"), reason="script is not installed")
-def test_with_a_terminal_for_stdout(box, conda):
-    conda.make(f"{conda.root}/envs/ml", activate="echo hello; export ML=it\\'s")
-    result = box.run("test -t 1 && echo $ML; python; exit 7", conda="ml", tty=True, environment=conda.environ())
-    assert result.exit_code == 7
-    assert box.text("stdout.log") == f"it's\r\npython of {conda.root}/envs/ml/bin/python\r\n"
-    assert box.text("stderr.log") == "hello\n"
-    assert box.run("echo ran", conda="x", tty=True, environment=conda.environ(), attempt=2).cause == "launch"
-
-
-# By hand, and without
-
-
-def test_by_hand(box, conda):
-    box.prepare("echo $ML $NEXUS_JOB_FAULT; exit 7", conda="ml", environment=conda.environ())
-    done = subprocess.run(["bash", box.path("job.sh")], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (7, "from_ml\n", "")
-    box.prepare("echo ran", conda="x", environment=conda.environ())
-    done = subprocess.run(["bash", box.path("job.sh")], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (1, "") and "nexus: the conda environment 'x' was not found" in done.stderr
-    assert folder_of(box) == ["job.sh"]
-
-
-if "NEXUS_TEST_CONDA" in os.environ:          # where there is one
-
-    @pytest.mark.parametrize("place", ["path", "base", "missing"])
-    def test_a_real_conda(box, tmp_path, place):
-        """It needs no network: an empty environment is a folder with conda-meta in it."""
-        exe, prefix = os.environ["NEXUS_TEST_CONDA"], f"{tmp_path}/an env"
-        os.makedirs(f"{prefix}/conda-meta")
-        pathlib.Path(prefix, "conda-meta/history").touch()
-        os.makedirs(f"{prefix}/etc/conda/activate.d")
-        pathlib.Path(prefix, "etc/conda/activate.d/it.sh").write_text("export ML=from_ml; echo hello\n")
-        variable = "MAMBA_EXE" if "mamba" in os.path.basename(exe) else "CONDA_EXE"
-        result = box.run('echo "$ML $CONDA_PREFIX"; exit 7', conda={"path": prefix, "missing": "no-such-env"}.get(place, place),
-                             environment={**os.environ, variable: exe})
-        if place == "missing":
-            assert result.cause == "launch" and "'no-such-env' was not found, or could not be activated, by " in result.cause_line
-        else:
-            assert result.exit_code == 7, box.text("stderr.log")
-            assert place == "base" or box.text("stdout.log") == f"from_ml {prefix}\n"

@@ -5,13 +5,14 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 
 import pytest
-from live import free_port, kill_all, until
+from live import COMMAND, free_port, kill_all, until
 
 import nexus
 
@@ -40,11 +41,12 @@ def test_a_row_is_all_that_a_field_of_a_job_takes(tmp_path):
     assert read_order(tmp_path / "nexus.py", made_up="blue").made_up == "blue", "a node is sent it"
     home = tmp_path / "home"
     home.mkdir()
-    (home / "config.toml").write_text(f'[service]\nport = {free_port()}\n[jobs]\nlauncher = "direct"\n')
-    environ = {**os.environ, "NEXUS_HOME": str(home), "NEXUS_MOCK_GPUS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    (home / "config.toml").write_text(f'[service]\nport = {free_port()}\nrefresh_rate_seconds = 0.3\n[jobs]\nlauncher = "direct"\n')
+    environ = {**os.environ, "NEXUS_HOME": str(home), "NEXUS_MOCK_GPUS": "1"}
+    shutil.copy(COMMAND, tmp_path)                      # which takes the nexus.py beside it
 
     def run(*words, code=0):
-        argv = [sys.executable, str(tmp_path / "nexus.py"), *words]
+        argv = [sys.executable, str(tmp_path / COMMAND.name), *words]
         done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=120)
         assert done.returncode == code, (words, done)
         return done.stderr if code else done.stdout

@@ -368,17 +368,6 @@ def test_the_jobs_file_of_other_schedulers():
         live.remove_folder(folder)
 
 
-def test_a_file_of_commands():
-    with live.Box(gpus=2) as box:
-        path = box.path("commands.txt")
-        path.write_text("# comments start with #\necho ${HOME:+one}\n\necho two | tr t T\n")
-        assert cli(box, "add", "--file", str(path), "--dry-run").splitlines() == ["echo ${HOME:+one}", "echo two | tr t T"]
-        assert box.ask("GET", "/jobs") == []
-        ids = cli(box, "add", "--file", str(path), "--unique").split()
-        assert [box.logs(box.wait(job_id, "completed")["id"], "stdout") for job_id in ids] == ["one\n", "Two\n"]
-        assert cli(box, "add", "--file", str(path), "--unique").split() == ids
-
-
 def test_state_is_edited_from_outside():
     with live.Box(gpus=2) as box:
         path = box.home / "state.json"
@@ -528,15 +517,20 @@ def test_what_is_known():
 # The right code, the right environment
 
 
-@pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
+def make_tree(box):
+    """(a folder that will be a work tree, what runs git there)."""
+    def git(*words):
+        return subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tree), *words], check=True,
+                              capture_output=True, text=True, env=box.environ).stdout
+
+    tree = box.path("tree")
+    tree.mkdir()
+    return tree, git
+
+
 def test_a_snapshot():
     with live.Box(gpus=1) as box:
-        tree = box.path("tree")
-        tree.mkdir()
-
-        def git(*words):
-            return subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tree), *words], check=True,
-                                  capture_output=True, text=True, env=box.environ).stdout
+        tree, git = make_tree(box)
 
         git("init", "-q")
         (tree / "train.py").write_text("print('committed')\n")
@@ -562,14 +556,9 @@ def test_a_snapshot():
 
 def test_a_snapshot_is_tidied_while_what_the_job_left_is_ended():
     with live.Box(gpus=1, kill_grace_seconds=2) as box:
-        tree = box.path("tree")
-        tree.mkdir()
+        tree, git = make_tree(box)
         for number in range(300):
             (tree / f"file-{number}").write_text(f"{number}\n")
-
-        def git(*words):
-            return subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tree), *words], check=True,
-                                  capture_output=True, text=True, env=box.environ).stdout
 
         git("init", "-q")
         git("add", "-A"), git("commit", "-qm", "one")
@@ -579,19 +568,6 @@ def test_a_snapshot_is_tidied_while_what_the_job_left_is_ended():
         assert live.until(lambda: os.path.isdir(files) and os.listdir(files)) == ["made"]
         ended = box.nexus("run", "--snapshot", "--cwd", str(tree), "cat file-7")
         assert (ended.returncode, ended.stdout) == (0, "7\n"), ended.stderr
-
-
-def test_a_conda_environment():
-    with live.Box(gpus=1) as box:
-        conda = Conda(str(box.path("conda")))
-        environ = {"CONDA_EXE": conda.exe}
-        job_id = cli(box, "add", "--conda", "ml", "echo $CONDA_PREFIX $ML; python", environ=environ).strip()
-        box.wait(job_id, "completed")
-        prefix = f"{conda.root}/envs/ml"
-        assert box.logs(job_id, "stdout").splitlines() == [f"{prefix} from_ml", f"python of {prefix}/bin/python"]
-        job = box.wait(cli(box, "add", "--conda", "mll", "true", environ=environ).strip(), "failed")
-        told = box.logs(job["id"], "stderr")
-        assert "'mll' was not found" in job["cause_line"] and "Could not find conda environment: mll" in told, (job, told)
 
 
 # Several GPUs at once

@@ -53,23 +53,29 @@ def nothing_left(sleep):
     return [(pid, live.read_bytes(f"/proc/{pid}/cmdline"), live.stat(pid)[:4]) for pid in left if live.is_alive(pid)]
 
 
+def start_nasty(box, mark):
+    """{job id: its sleep} of all of them, once their processes are there."""
+    sleeps = {}
+    for (_, command, _), name in zip(NASTY, NAMES):
+        sleep = make_sleep(box, f"{mark}{name}")
+        sleeps[box.add(fill(command, box, sleep, name), gpus=0)] = sleep
+    for (job_id, sleep), (_, _, count) in zip(sleeps.items(), NASTY):
+        live.until(lambda sleep=sleep, count=count: len(find_steady(sleep)) >= count, f"the processes of {job_id}")
+    return sleeps
+
+
 @pytest.mark.parametrize("launcher", ["screen", "direct"])
 def test_kill_leaves_nothing_and_touches_nothing_else(launcher):
     with live.Box(gpus=0, launcher=launcher, cpu_slots=40, kill_grace_seconds=1) as box:
-        sleeps = {}
-        for number, (_, command, count) in enumerate(NASTY):
-            sleep = make_sleep(box, f"Z{NAMES[number]}")
-            sleeps[box.add(fill(command, box, sleep, NAMES[number]), gpus=0)] = sleep, count
-        for job_id, (sleep, count) in sleeps.items():
-            live.until(lambda sleep=sleep, count=count: len(find_steady(sleep)) >= count, f"the processes of {job_id}")
-        members = {job_id: find_steady(sleep) for job_id, (sleep, _) in sleeps.items()}
-        for job_id, (sleep, _) in sleeps.items():
+        sleeps = start_nasty(box, "Z")
+        members = {job_id: find_steady(sleep) for job_id, sleep in sleeps.items()}
+        for job_id, sleep in sleeps.items():
             box.ask("DELETE", f"/jobs/{job_id}")
             assert box.wait(job_id, "cancelled")["cause"] == "killed"
             assert not nothing_left(sleep), job_id
             del members[job_id]
             for other, pids in members.items():
-                assert pids <= find_steady(sleeps[other][0]), f"killing {job_id} hit {other}"
+                assert pids <= find_steady(sleeps[other]), f"killing {job_id} hit {other}"
         for word in ("tail -qn", "nexus_job_", "job.sh"):
             live.until(lambda word=word: not [pid for pid in live.find_processes(f"{box.folder}/") if word.encode() in live.read_bytes(
                 f"/proc/{pid}/cmdline").replace(b"\0", b" ")], f"the end of {word}")
@@ -78,15 +84,10 @@ def test_kill_leaves_nothing_and_touches_nothing_else(launcher):
 def test_all_at_once():
     """Killed together, they do not get in each other's way."""
     with live.Box(gpus=0, launcher="screen", cpu_slots=40, kill_grace_seconds=0.5) as box:
-        sleeps = {}
-        for number, (_, command, count) in enumerate(NASTY):
-            sleep = make_sleep(box, f"Y{NAMES[number]}")
-            sleeps[box.add(fill(command, box, sleep, NAMES[number]), gpus=0)] = sleep, count
-        for job_id, (sleep, count) in sleeps.items():
-            live.until(lambda sleep=sleep, count=count: len(find_steady(sleep)) >= count, f"the processes of {job_id}")
+        sleeps = start_nasty(box, "Y")
         for job_id in sleeps:
             box.ask("DELETE", f"/jobs/{job_id}")
-        for job_id, (sleep, _) in sleeps.items():
+        for job_id, sleep in sleeps.items():
             box.wait(job_id, "cancelled")
             assert not nothing_left(sleep), job_id
 
@@ -126,18 +127,6 @@ def test_completed_waits_for_what_is_left():
         assert took_s > 4 and not live.find_commands(sleep)
         assert job["runtime_seconds"] < took_s - 3 and job["exit_code"] == 0        # the job's own, not what it left
         assert box.wait(then, "completed") and "still there" not in box.logs(then, "stdout")
-
-
-def test_kill_by_gpu_and_conflict():
-    with live.Box(gpus=2, kill_grace_seconds=1) as box:
-        jobs = [box.add("sleep 600"), box.add("sleep 600")]
-        for job_id in jobs:
-            box.wait_started(job_id)
-        done = box.nexus("kill", "1")
-        assert done.returncode == 0, done.stderr
-        assert box.wait(jobs[1], "cancelled") and box.job(jobs[0])["status"] == "running"
-        status, answer = box.call("DELETE", f"/jobs/{jobs[1]}")
-        assert status == 409 and "cancelled" in answer["message"]
 
 
 @pytest.mark.parametrize("launcher", ["screen", "direct"])

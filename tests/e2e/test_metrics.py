@@ -1,7 +1,6 @@
 """GET /metrics: valid for the official parser, by Prometheus' own rules for names, and true."""
 
 import math
-import types
 
 import live
 import pytest
@@ -83,24 +82,6 @@ def test_a_change_that_the_disk_refuses_is_not_counted(monkeypatch):
         assert bench.ask("GET", f"/jobs/{child}")[1]["cause"] == "dependency"
         assert bench.service.end_counts == {
             ("completed", ""): 0, ("failed", "exit"): 0, ("cancelled", "killed"): 2, ("cancelled", "dependency"): 1}
-
-
-def test_metrics_over_http_without_a_loop():
-    def fail(known):
-        raise nexus.NexusError("unavailable", "nvidia-smi is silent")
-
-    with Bench() as bench:
-        bench.add()
-        bench.add()
-        response = bench.respond("GET", "/metrics")
-        assert (response.status, response.content_type) == (200, "text/plain; version=0.0.4; charset=utf-8")
-        families = check_rules(response.body.decode())
-        assert samples(families, "nexus_jobs") == {("pending",): 2, ("running",): 0}
-        bench.service.machine.gpus = types.SimpleNamespace(query_gpus=fail)
-        bench.service.gpu_watch.probe()
-        bench.service.observer.observation = bench.service.observer.latest
-        families = check_rules(bench.respond("GET", "/metrics").body.decode())
-        assert samples(families, "nexus_check_ok")["GPUs",] == 0
 
 
 @pytest.mark.smoke

@@ -3,7 +3,6 @@
 import functools
 import itertools
 import json
-import os
 import re
 import time
 
@@ -53,18 +52,6 @@ def test_every_key_says_what_it_means():
     for name, schema in DOCUMENT["components"]["schemas"].items():
         for key, row in schema.get("properties", {}).items():
             assert row.get("description"), (name, key)
-
-
-PARAMETERS = [  # query of GET /jobs, what is wrong with it
-    ({"limit": ["x"]}, 'limit must be a whole number from 0'), ({"limit": ["1", "2"]}, "limit may be given once"),
-    ({"limti": ["1"]}, "'limti' is not a parameter of /jobs"), ({"status": ["done"]}, "status"), ({"fields": ["id,nam"]}, "fields"),
-]
-
-
-@pytest.mark.parametrize("query, message", PARAMETERS)
-def test_a_wrong_parameter_is_refused(bench, query, message):
-    answer = bench.api.handle(nexus.Request("GET", "/jobs", query, {"host": "localhost"}, bytes, uid=os.geteuid()))
-    assert answer.status == 400 and message in json.loads(answer.body)["message"]
 
 
 def test_its_references_lead_somewhere():
@@ -187,7 +174,7 @@ def for_each(strategy, count, look):
     run()
 
 
-CALLERS = {"the owner": (lambda fleet: {}, 20), "a user": (lambda fleet: {"Authorization": f"Bearer {fleet.token}"}, 16),
+CALLERS = {"the owner": (lambda fleet: {}, 10), "a user": (lambda fleet: {"Authorization": f"Bearer {fleet.token}"}, 8),
            "nobody": (lambda fleet: {"Via": "1.1 proxy"}, 2)}
 
 
@@ -250,11 +237,6 @@ def test_answers_have_the_keys_that_are_described(fleet):
     box.add("true")
     hidden = [job for job in box.call("GET", "/jobs", Authorization=f"Bearer {fleet.token}")[1] if job["user"] != "ann"]
     assert hidden and all(job["command"] is None and job["log_dir"] is None for job in hidden)
-
-
-def test_stop_is_answered_as_described():
-    with live.Box(gpus=1) as box:
-        assert box.call("POST", "/service/stop?group=x")[0] == 400 and box.call("POST", "/service/stop") == (204, "")
 
 
 # Whatever comes, on every route

@@ -79,11 +79,6 @@ def test_a_gpu_of_a_node_is_paused(net):
         assert done.returncode == 3 and message in done.stderr
 
 
-def test_more_gpus_than_one_machine_has(net):
-    done = net.head.nexus("add", "--gpus", "3", "true")
-    assert done.returncode == 2 and "wants 3 GPUs, no machine has more than 2" in done.stderr
-
-
 def test_a_node_that_is_not_heard(net):
     """Red, with why; its jobs are unknown, not failed; monitoring hears of it."""
     head = net.head

@@ -452,3 +452,17 @@ def test_names_in_the_design():
 
 def test_the_sample_is_the_one_that_nexus_prints():
     assert (TOP / "config.toml.example").read_text() == nexus.format_sample_config()
+
+
+def test_pip_installs_it(tmp_path):
+    """Into a virtual environment of its own, from what a wheel of these files holds."""
+    for name in ("nexus.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(TOP / name, tmp_path)
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    pip = [tmp_path / "venv" / "bin" / "pip", "--disable-pip-version-check", "-q"]
+    subprocess.run([*pip, "wheel", "--no-deps", "-w", tmp_path / "made", "."], check=True, cwd=tmp_path)
+    [wheel] = (tmp_path / "made").iterdir()
+    assert wheel.name == f"nexus_gpu_queue-{nexus.__version__}-py3-none-any.whl"
+    subprocess.run([*pip, "install", "--no-deps", wheel], check=True)
+    told = subprocess.run([tmp_path / "venv" / "bin" / "nexus", "--version"], capture_output=True, text=True).stdout
+    assert told.startswith(f"nexus {nexus.__version__} (")

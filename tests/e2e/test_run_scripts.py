@@ -1,5 +1,6 @@
 """Run scripts, in the forms in which researchers publish them, end under nexus as they do in a shell."""
 
+import concurrent.futures
 import os
 import subprocess
 
@@ -77,8 +78,9 @@ def test_run_scripts_end_as_in_a_shell(launcher):
         environ = {**os.environ, **box.environ, "USER_NAME": "ann"}
         shell, ours = make_folders(box.path("shell")), make_folders(box.path("ours"))
         ids = [box.add("bash run.sh", cwd=str(folder), gpus=0, env={"USER_NAME": "ann", "PATH": environ["PATH"]}) for folder in ours]
-        done = [subprocess.run(["bash", "run.sh"], cwd=folder, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-                for folder in shell]
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            done = list(pool.map(lambda folder: subprocess.run(["bash", "run.sh"], cwd=folder, env=environ, stdin=subprocess.DEVNULL,
+                                                               capture_output=True, text=True), shell))
         for (reason, _), job_id, by_hand, there, here in zip(SCRIPTS, ids, done, shell, ours):
             job = box.wait(job_id)
             assert job["exit_code"] == by_hand.returncode % 256 or job["exit_code"] == 128 - by_hand.returncode, (reason, job)

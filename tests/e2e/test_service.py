@@ -405,19 +405,6 @@ def test_no_runner_begins(world, is_over, seconds):
 
 # Histories: what the next service makes of a job that is recorded as running
 
-def test_crash_between_intent_and_spawn(world):
-    w = world()
-    w.machine.launch = lambda *_: (_ for _ in ()).throw(SystemExit)     # killed right there
-    job_id = w.add()
-    with pytest.raises(SystemExit):
-        w.turn()
-    del w.machine.launch
-    w.crash()
-    w.turn()
-    w.turn()
-    assert (w.job(job_id).status, w.job(job_id).attempt) == ("running", 2) and w.machine.launched == [(job_id, 2)]
-    assert (w.folder_of(job_id) / "attempt-1").exists()
-
 
 CRASHES = [  # reason, the claim of attempt 1, whether its runner lives, the exit code of its result, (status, attempt, exit code) then
     ("no runner has come yet", None, False, None, ("running", 2, None)),
@@ -474,9 +461,6 @@ def test_pid_that_is_another_process_now(world):
 
 
 REBOOTS = [  # reason, on_reboot, result there, to be stopped, (status, cause, attempt)
-    ("fails", "fail", False, False, ("failed", "reboot", 1)),
-    ("queued again", "requeue", False, False, ("running", None, 2)),
-    ("it had ended", "fail", True, False, ("failed", "exit", 1)),
     ("it had ended, requeue", "requeue", True, False, ("failed", "exit", 1)),
     ("to be stopped, not queued again", "requeue", False, True, ("cancelled", "killed", 1)),
 ]
@@ -682,23 +666,6 @@ class BrokenLeases:
 
     def close_own(self, job_id):
         self.held.discard(job_id)
-
-
-def test_leases_that_cannot_be_taken(world):
-    w = world(gpus=1)
-    w.machine.leases = BrokenLeases()
-    job_id = w.add()
-    w.turn()
-    assert w.job(job_id).status == "pending"
-    seq = w.store.state.seq
-    for _ in range(20):
-        w.turn(seconds=0.1)
-    assert "not a folder" in w.api(job_id)["waiting_for"]
-    assert w.store.state.seq == seq                     # it is not tried all the time
-    w.machine.leases.error = None
-    w.turn(seconds=5)
-    w.turn()
-    assert w.job(job_id).status == "running"
 
 
 def test_a_lease_is_given_up_when_its_runner_says_that_it_has_it(world):
@@ -1515,38 +1482,6 @@ def test_slurm_answers_nothing_to_sbatch(cluster, reason, has_come, attempts):
     assert w.slurm.cancelled == []
 
 
-@pytest.mark.parametrize("has_begun, words", [(True, "failed: node-fail"), (False, "Slurm has not begun it as 1")])
-def test_slurm_queues_a_running_job_again(cluster, has_begun, words):
-    w = cluster
-    job_id = w.add(retries=1)
-    w.go()
-    w.slurm.set("1", "RUNNING")
-    w.go()
-    if has_begun:
-        (w.folder_of(job_id) / "attempt-1").write_text("77 770\n")
-    w.slurm.set("1", "PENDING", reason="BeginTime")
-    w.go(16, seconds=80)
-    assert any(words in line for line in w.lines) and set(w.slurm.cancelled) == {"1"}
-    w.go(12)
-    assert w.job(job_id).current.slurm_id == "2"
-
-
-@pytest.mark.parametrize("state, patience_s", [("COMPLETED", 30), ("TIMEOUT", 1)])
-def test_slurm_is_ahead_of_the_file_system(cluster, state, patience_s):
-    w = cluster
-    job_id = w.add()
-    w.go()
-    w.slurm.set("1", "RUNNING")
-    w.go()
-    (w.folder_of(job_id) / "attempt-1").write_text("77 770\n")
-    w.slurm.set("1", state)
-    w.go(seconds=patience_s)
-    assert w.job(job_id).status == "running"
-    result_of(w, job_id, 5)
-    w.go()
-    assert w.job(job_id).current.exit_code == 5 and w.job(job_id).current.cause == ("timeout" if state == "TIMEOUT" else "exit")
-
-
 def test_slurm_has_what_nobody_wants_any_more(cluster):
     w = cluster
     ids = [w.add() for _ in range(3)]
@@ -1629,49 +1564,12 @@ def test_slurm_is_given_the_next_jobs_after_an_exception(cluster, monkeypatch):
     assert w.job(job_id).current.slurm_id == "1" and w.job(job_id).attempt == 2
 
 
-def test_slurm_queue_is_full(cluster):
-    """sbatch waits and tries again by itself, until it is ended."""
-    w = cluster
-    first = w.add()
-    w.go()
-
-    def full():
-        raise nexus.NexusError("unavailable", "Slurm does not answer: sbatch ran for 60 s: Slurm job queue full, sleeping and retrying")
-
-    w.slurm.answer = full
-    late = w.add()
-    w.go(4, seconds=4)
-    assert w.job(late).attempt == 1 and w.job(first).current.slurm_id == "1" and not w.service.cluster.error
-    assert "Slurm has 1 job of nexus and takes no more now" in w.api(late)["waiting_for"] and "queue full" in w.api(late)["waiting_for"]
-    w.slurm.answer = lambda: ""
-    w.go(12, seconds=20)
-    assert w.job(late).current.slurm_id == "2"
-
-
 def test_slurm_refuses_what_this_one_asks_for(cluster):
     w = cluster
-    w.slurm.answer = lambda: "Requested time limit is invalid (missing or exceeds some limit)"
-    job_id = w.add()
-    w.go()
-    job = w.job(job_id)
-    assert (job.status, job.current.cause) == ("failed", "launch") and "Slurm refuses it: Requested time limit" in job.current.cause_line
     w.slurm.answer = lambda: "something that nobody has heard of"
     job_id = w.add()
     w.go(40, seconds=200)
     assert w.job(job_id).status == "failed" and len(w.job(job_id).attempts) == 5, "that may pass, and is tried again for a while"
-
-
-def test_slurm_cannot_be_given_a_script(cluster):
-    w = cluster
-    job_id = w.add()
-    w.folder_of(job_id).mkdir()
-    os.rename(w.folder_of(job_id), w.folder / "aside")
-    pathlib.Path(w.layout.log_dir).rmdir()
-    pathlib.Path(w.layout.log_dir).write_text("")
-    w.go()
-    assert (w.job(job_id).status, w.job(job_id).current.cause) in [
-        ("failed", "launch"), ("pending", None)] and w.job(job_id).attempts[-1].cause == "launch", w.lines
-    assert not w.slurm.submitted
 
 
 # A node whose line the test itself is
@@ -1724,27 +1622,6 @@ def news(w, *reports, name="n1"):
     node = w.service.pool.nodes[name]
     node.questions.clear()
     node.take(nexus.Question(node.list_wanted(), (), 0.0), nexus.Report(0.0, reports, {"/": True}, "", None))
-
-
-def test_a_job_is_sent_once_and_its_end_waits_for_its_output(head):
-    w = head()
-    job_id, node = w.add(), w.service.pool.nodes["n1"]
-    w.turn()
-    w.turn()
-    order = node.line.orders[0]
-    assert order.job.id == job_id and order.job.current.gpu_uuids == ("G0",)
-    assert [one.key for one in node.list_wanted()] == [nexus.find_key(w.job(job_id))]
-    news(w, report(w.job(job_id), pid=5))
-    w.turn()
-    assert w.job(job_id).current.pid == 5
-    news(w, report(w.job(job_id), {"exit_code": 1}, (0, 6), (b"", b"wro"), pid=5))
-    w.turn()
-    assert w.job(job_id).status == "running"
-    news(w, report(w.job(job_id), {"exit_code": 1}, (0, 6), (b"", b"ng\n"), pid=5))
-    w.turn()
-    w.turn()
-    assert w.job(job_id).status == "failed" and (w.folder_of(job_id) / "stderr.log").read_text() == "wrong\n"
-    assert len(node.line.orders) == 1 and not node.list_wanted()
 
 
 def test_news_that_comes_while_the_disk_is_full_is_not_lost(head, monkeypatch):
@@ -1812,20 +1689,6 @@ def test_a_job_cannot_be_begun_there(head):
         w.turn()
         assert w.job(job_id).status == ("pending" if failures == 1 else "failed")
         w.turn(seconds=60)
-
-
-def test_a_job_that_lacks_something_there_goes_to_another_machine(head):
-    w = head(nodes=("n1", "n2"))
-    job_id, pinned = w.add(), w.add(node="n1")
-    words = "the conda environment 'ml' was not found"
-    for _ in range(4):
-        w.turn()
-        for each in (job_id, pinned):
-            if w.job(each).status == "running" and w.job(each).current.node == "n1":
-                news(w, report(w.job(each), {"exit_code": None, "cause": "launch", "cause_line": words}))
-                w.turn()
-    assert (w.job(job_id).status, w.job(job_id).current.node, w.job(job_id).excluded_nodes) == ("running", "n2", (("n1", words),))
-    assert (w.job(pinned).status, w.job(pinned).current.cause, w.job(pinned).current.cause_line) == ("failed", "launch", f"n1: {words}")
 
 
 def test_a_node_that_is_added_again_as_it_goes_stays(head, monkeypatch):

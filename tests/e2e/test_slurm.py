@@ -4,10 +4,10 @@ import json
 import os
 import shlex
 import shutil
-import statistics
 import subprocess
 import time
 
+import jsonschema
 import live
 import pytest
 import slurm
@@ -181,8 +181,8 @@ CRASHES = [  # when, what is put in the place of submit(), how often Slurm is as
 
 
 @pytest.mark.parametrize("when, crash, count", CRASHES, ids=[case[0] for case in CRASHES])
-@pytest.mark.parametrize("jobs", [1, 3])
-def test_service_is_killed_while_it_hands_over(when, crash, count, jobs):
+def test_service_is_killed_while_it_hands_over(when, crash, count):
+    jobs = 3
     with slurm.Cluster(nodes={"n1": 4}) as cluster, cluster.box(is_starting=False) as box:
         box.serve(KILL.format(repr(str(box.path("answered"))), crash.replace("GO", str(box.path("go")))))
         command = f"echo $NEXUS_JOB_ID >> {box.path('runs')}"
@@ -223,21 +223,7 @@ def test_slurmctld_goes_and_comes_back():
         assert len(cluster.jobs()) == 3 and box.health()["is_healthy"]
 
 
-def test_slurmctld_has_forgotten_everything():
-    with slurm.Cluster(nodes={"n1": 1}) as cluster, cluster.box() as box:
-        drain(cluster)
-        lost = box.add(f"echo ran >> {box.path('runs')}")
-        box.await_reason(lost, "Slurm has it as")
-        cluster.stop_slurmctld()
-        shutil.rmtree(cluster.folder / "state")
-        (cluster.folder / "state").mkdir()
-        cluster.start_slurmctld("-c")
-        resume(cluster)
-        assert box.wait(lost, "completed")["attempt"] == 2 and live.read(box.path("runs")) == "ran\n"
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_slurmctld_crashes_and_forgets_the_latest_jobs(count):
+def test_slurmctld_crashes_and_forgets_the_latest_jobs():
     """It saves some seconds late; others get the ids that it has forgotten."""
     with slurm.Cluster(nodes={"n1": 4}) as cluster, cluster.box() as box:
         drain(cluster)
@@ -246,7 +232,7 @@ def test_slurmctld_crashes_and_forgets_the_latest_jobs(count):
         shutil.copytree(cluster.folder / "state", cluster.folder / "saved")
         cluster.start_slurmctld()
         command = f"echo $NEXUS_JOB_ID >> {box.path('runs')}"
-        ids = box.ask("POST", "/queue", [{"command": command} for _ in range(count)], key="key-00000001")["ids"]
+        ids = box.ask("POST", "/queue", [{"command": command} for _ in range(3)], key="key-00000001")["ids"]
         for job_id in ids:
             box.await_reason(job_id, "Slurm has it as")
         cluster.stop_slurmctld(9)
@@ -292,21 +278,6 @@ def test_slurmctld_crashes_before_it_saves_that_jobs_began(is_watched):
         assert box.wait(well, "completed")["attempt"] == 1
         assert [box.wait(bad, "failed")[key] for key in ("exit_code", "cause", "attempt")] == [3, "exit", 1]
         assert sorted(live.read(box.path("runs")).split()) == sorted([well, bad])
-
-
-def test_ended_jobs_that_slurm_has_forgotten():
-    """MinJobAge is over before the service comes back."""
-    with slurm.Cluster(nodes={"n1": 2}, MinJobAge="2") as cluster, cluster.box() as box:
-        ended, killed = box.add(f"until [ -e {box.path('go')} ]; do sleep 0.1; done; exit 9"), box.add("sleep 1000")
-        box.wait(ended, "running")
-        box.wait(killed, "running")
-        box.kill_all_of_service()
-        box.path("go").touch()
-        live.kill(int(live.until(lambda: live.read(folder_of(box, killed) / "attempt-1")).split()[0]))
-        live.until(lambda: not cluster.jobs(), "Slurm to forget them", timeout_s=120)
-        box.start()
-        assert box.wait(ended, "failed")["exit_code"] == 9
-        assert box.wait(killed, "failed")["cause"] == "session-lost"
 
 
 def test_how_a_job_ended_that_slurm_has_forgotten():
@@ -433,14 +404,6 @@ def test_no_slurm_here():
         assert box.job(job_id)["status"] == "cancelled"
 
 
-def test_munged_goes():
-    with slurm.Cluster(MessageTimeout="2") as cluster, cluster.box() as box:
-        box.wait(box.add("true"), "completed")
-        cluster.stop("munged.pid", 9)
-        job_id = box.add("true")
-        box.await_reason(job_id, "Slurm does not answer", "unge")
-
-
 # Order and limits
 
 def test_nexus_order_and_limits_hold():
@@ -464,33 +427,19 @@ def test_nexus_order_and_limits_hold():
         box.await_reason(more[2], "Slurm has 3 jobs of nexus, as many as [slurm] max_submitted allows")
 
 
-def test_many_jobs():
-    """What Slurm gets at once is max_submitted; the loop and the API do not wait for it."""
-    with slurm.Cluster(nodes={"n1": 8}) as cluster, cluster.box(max_submitted=20) as box:
-        command = f"echo $NEXUS_JOB_ID $SLURM_JOB_ID >> {box.path('runs')}; [ $(($SLURM_JOB_ID % 7)) != 0 ]"
-        ids = box.ask("POST", "/queue", [{"command": command, "gpus": 0} for _ in range(60)], key="key-00000001")["ids"]
-        most, answers_s = 0, []
-        while (status := box.status())["queued_jobs"] or status["running_jobs"]:
-            began = time.monotonic()
-            told = box.status()["slurm"]
-            answers_s.append(time.monotonic() - began)
-            most = max(most, told["handed_jobs"] + told["running_jobs"])
-            time.sleep(0.05)
-        assert most <= 20 and statistics.median(answers_s) < 1
-        jobs = [box.job(job_id) for job_id in ids]
-        assert [job["status"] == "failed" for job in jobs] == [int(job["slurm_id"]) % 7 == 0 for job in jobs]
-        assert dict(line.split() for line in live.read(box.path("runs")).splitlines()) == {job["id"]: job["slurm_id"] for job in jobs}
-        assert sorted(int(job["slurm_id"]) for job in jobs) == [int(job["slurm_id"]) for job in jobs], "in the queue's order"
-
-
 # What is told
 
 def test_status_tells_what_slurm_has():
+    """As openapi.json describes it."""
     with slurm.Cluster(nodes={"n1": 2}, partitions=PARTITIONS) as cluster, cluster.box() as box:
         job_id, waits = box.add("sleep 1000", gpus=2), box.add("sleep 1000")
         box.wait(job_id, "running")
         box.await_reason(waits, "Slurm has it as")
         assert box.status()["slurm"] == {"cluster": "nx", "trouble": None, "running_jobs": 1, "handed_jobs": 1, "max_submitted": 100}
+        components = box.ask("GET", "/openapi.json")["components"]
+        for path, schema in (("/status", {"$ref": "#/components/schemas/Status"}),
+                             ("/jobs", {"type": "array", "items": {"$ref": "#/components/schemas/Job"}})):
+            jsonschema.validate(box.ask("GET", path), {**schema, "components": components})
         text = box.nexus().stdout
         assert "Slurm (nx): 2 jobs of nexus there, 1 running\n" in text
         assert f"  Job ID: {job_id}\n" in text and f"  Slurm: {box.job(job_id)['slurm_id']} on n1\n" in text

@@ -121,13 +121,6 @@ def replace_file_by_folder(repo):
     repo.write("sub", "a file now\n")
 
 
-def change_at_once(repo):
-    """The same size, within the tick of the clock in which the index was written."""
-    for text in ("aaa\n", "bbb\n"):
-        repo.write("train.py", text)
-        repo.git("add", "train.py") if text == "aaa\n" else None
-
-
 def put_fifo(path):
     path.unlink()
     os.mkfifo(path)
@@ -146,30 +139,20 @@ KEPT = [  # reason, what the user did, {path: (mode, content) or None = not ther
         repo.write("train.py", "two\n"), repo.git("add", "train.py"), repo.write("train.py", "three\n")),
      {"train.py": ("100644", "three\n")}),
     ("a file is deleted", lambda repo: (repo.top / "train.py").unlink(), {"train.py": None}),
-    ("a file is no longer tracked, but there", lambda repo: repo.git("rm", "-q", "--cached", "train.py"), {}),
     ("a new file", lambda repo: repo.write("new/a.py", "new\n"), {"new/a.py": ("100644", "new\n")}),
     ("a new executable, and one that is none any more", lambda repo: (
         repo.write("new", "x").chmod(0o755), (repo.top / "run.sh").chmod(0o644)),
      {"new": ("100755", "x"), "run.sh": ("100644", "#!/bin/sh\necho ran\n")}),
     ("a link", lambda repo: (repo.top / "new").symlink_to("/nowhere"), {"new": ("120000", "/nowhere")}),
     ("odd names", lambda repo: repo.write(ODD, "x"), {ODD: ("100644", "x")}),
-    ("a name that is a pattern", lambda repo: repo.write(":(top)*", "x"), {":(top)*": ("100644", "x")}),
     ("ignored files are not kept", lambda repo: (repo.write("x.ign", "x"), repo.write("ignored/x", "x")), {}),
     ("but tracked ones are", lambda repo: (repo.write("x.ign", "x"), repo.git("add", "-f", "x.ign"), repo.write("x.ign", "y")),
      {"x.ign": ("100644", "y")}),
-    ("ignored by the user's own list", lambda repo: (repo.write(".git/info/exclude", "*.own\n"), repo.write("x.own", "x")), {}),
-    ("intended to be added", lambda repo: (repo.write("new", "x"), repo.git("add", "-N", "new")), {"new": ("100644", "x")}),
     ("half merged", conflict, {"train.py": ("100644", "resolved\n"), "run.sh": None}),
     ("a sparse checkout", make_sparse, {"sub/new.py": ("100644", "new\n")}),
     ("a file where a folder was, and the other way", replace_file_by_folder,
      {"train.py": None, "train.py/inner": ("100644", "x\n"), "sub/part.py": None, "sub": ("100644", "a file now\n")}),
-    ("too quick for the clock", change_at_once, {"train.py": ("100644", "bbb\n")}),
     ("line ends as git would commit them", use_crlf, {"train.py": ("100644", "one\ntwo\n")}),
-    ("a split index", lambda repo: (repo.git("update-index", "--split-index"), repo.write("train.py", "two\n"), repo.write("n", "n")),
-     {"train.py": ("100644", "two\n"), "n": ("100644", "n")}),
-    ("a link to a device is a link", lambda repo: ((repo.top / "train.py").unlink(), (repo.top / "train.py").symlink_to("/dev/zero")),
-     {"train.py": ("120000", "/dev/zero")}),
-    ("a FIFO is no file", lambda repo: os.mkfifo(repo.top / "fifo"), {}),
 ]
 
 
@@ -229,13 +212,6 @@ def test_from_a_folder_below(repo, name):
     repo.write("train.py", "two\n")
     made = repo.snapshot(name)
     assert made.repository == str(repo.top) and made.commit == repo.snapshot().commit
-
-
-def test_through_a_link_to_the_tree(repo):
-    link = repo.top.parent / "a link"
-    link.symlink_to(repo.top / "sub")
-    made = nexus.take_snapshot(str(link), repo.environ)
-    assert made.repository == str(repo.top)
 
 
 def test_in_a_linked_work_tree(repo):
@@ -322,11 +298,6 @@ def test_a_filter_of_the_users_own_is_run(repo):
     repo.write(".git/info/attributes", "*.py filter=up\n")
     repo.write("train.py", "two\n")
     assert repo.files(repo.snapshot().commit)["train.py"] == ("100644", "TWO\n")
-
-
-def test_inside_the_git_folder(repo):
-    with pytest.raises(nexus.NexusError, match="is not in a git work tree"):
-        repo.snapshot(".git")
 
 
 # job.sh
@@ -439,26 +410,6 @@ def test_a_checkout_that_fails_costs_nothing_of_what_was_made(box, repo):
     assert attempts_of(box) == [["1", "one"], ["2", "one"]] and kept_of(box) == {"out/checkpoint": "step\n" * 2}
 
 
-def test_by_hand_it_says_where_its_files_are(box, repo):
-    made = repo.snapshot()
-    box.prepare("echo ran", **of(made))
-    done = subprocess.run(["bash", box.path("job.sh")], capture_output=True, text=True, env=BIN, check=False)
-    assert (done.returncode, done.stdout) == (1, "") and f"git -C {made.repository} worktree add DIR {made.commit}" in done.stderr
-
-
-def test_twenty_at_once_while_the_user_works(box, repo):
-    for number in range(200):
-        repo.write(f"f{number}", "x")
-    made = repo.snapshot()
-    jobs = [box.prepare("cat f199", **of(made, id=f"a{chr(97 + number // 5)}{'abcde'[number % 5]}")) for number in range(20)]
-    for job in jobs:
-        box.start(job)
-    for _ in range(20):
-        repo.git("branch", "--list")
-        repo.git("gc", "-q", "--prune=now")
-    assert [until(lambda job=job: box.result(job)).exit_code for job in jobs] == [0] * 20
-
-
 def remove_repository(repo, made):
     shutil.rmtree(repo.top)
 
@@ -492,13 +443,6 @@ def test_a_checkout_that_fails(box, repo, reason, change, words):
     assert words in box.text("stderr.log")
 
 
-def test_without_git_on_the_path_of_the_job(box, repo):
-    os.mkdir(f"{box.home}/bin")
-    os.symlink(shutil.which("bash"), f"{box.home}/bin/bash")
-    result = box.run("echo ran", environment={"PATH": f"{box.home}/bin"}, **of(repo.snapshot()))
-    assert result.cause == "launch" and "git" in result.cause_line
-
-
 def test_stopped_while_it_is_checked_out(box, repo):
     repo.write(".git/info/attributes", "*.py filter=slow\n")
     repo.git("config", "filter.slow.smudge", f"touch {box.home}/begun; exec sleep 60")
@@ -524,16 +468,6 @@ def test_a_disk_that_the_job_fills_costs_it_nothing_of_what_it_made(box, repo):
         assert process.wait(60) == 0 and box.result(job).exit_code == 5 and kept_of(box) == {"checkpoint": "1\n"}
 
 
-@needs_root
-def test_a_disk_that_a_checkout_fills(box, repo):
-    """What nothing has run in is removed, and so there is room for its result."""
-    repo.write("data", "x" * 2**20)
-    made = repo.snapshot()
-    with mounted(box.layout.log_dir, "size=512k"):
-        assert box.run("echo ran", **of(made)).cause == "launch"
-        assert kept_of(box) is None
-
-
 # What the job made
 
 MADE = [  # reason, command, what is kept beside its logs: {path: content}
@@ -542,22 +476,17 @@ MADE = [  # reason, command, what is kept beside its logs: {path: content}
     ("deep in new folders", "mkdir -p out/a out/empty; echo 1 > out/a/b", {"out/a/b": "1\n"}),
     ("only empty folders", "mkdir -p out/a; mkdir -m 555 locked", None),
     ("a tracked file it changed", "echo more >> train.py", {"train.py": "one\nmore\n"}),
-    ("a file that was not tracked, changed", "echo more >> notes", {"notes": "mine\nmore\n"}),
-    ("one of the same size in the same second", "printf 'two\\n' > train.py", {"train.py": "two\n"}),
     ("one that was only touched", "touch -d tomorrow train.py run.sh", None),
     ("tracked files that it removed", "rm train.py; rm -r sub", None),
     ("an ignored file", "echo 1 > model.ign; mkdir ignored; echo 2 > ignored/x", {"model.ign": "1\n", "ignored/x": "2\n"}),
-    ("beside a tracked one", "echo 1 > sub/loss", {"sub/loss": "1\n"}),
     ("compiled Python", "mkdir -p sub/__pycache__ p/__pycache__; echo x > sub/__pycache__/part.pyc; echo x > p/__pycache__/y", None),
     ("an odd name", f"echo 1 > {nexus.quote(ODD + '2')}", {ODD + "2": "1\n"}),
-    ("names that look like options", "echo 1 > -rf; echo 2 > --", {"-rf": "1\n", "--": "2\n"}),
     ("a link", "ln -s /etc out", {"out": "-> /etc"}),
     ("what it added to the index", "echo 1 > a; echo 2 > train.py; git add -A", {"a": "1\n", "train.py": "2\n"}),
     ("what it committed", "echo 1 > a; echo 2 > train.py; git add -A; git -c user.name=a -c user.email=a@b commit -qm x", {"a": "1\n",
      "train.py": "2\n"}),
     ("a git that was killed", "echo 1 > a; echo 2 > train.py; touch .git/index.lock", {"a": "1\n", "train.py": "2\n"}),
     ("failed", "echo 1 > a; exit 3", {"a": "1\n"}),
-    ("killed by itself", "echo 1 > a; kill -9 $$", {"a": "1\n"}),
 ]
 
 

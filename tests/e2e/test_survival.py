@@ -7,10 +7,8 @@ import pathlib
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 
@@ -492,48 +490,9 @@ def test_full_disk_for_the_logs():
         assert "Internal error" not in box.log()
 
 
-def listen(port, uid, path):
-    """In a process of that user's: take connections, and write down how many bytes came."""
-    os.setgroups([])
-    os.setgid(uid)
-    os.setuid(uid)
-    with socket.socket() as server, open(os.dup(path), "w") as heard:
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        server.bind(("127.0.0.1", port))
-        server.listen(50)
-        print("ready", file=heard, flush=True)
-        while True:
-            line, _ = server.accept()
-            line.settimeout(5)
-            try:
-                print("got", len(line.recv(65536)), file=heard, flush=True)
-            except OSError:
-                print("got nothing", file=heard, flush=True)
-            line.close()
-
-
-@contextlib.contextmanager
-def listener(port, uid):
-    """A program of that user's on the port; yields what it heard."""
-    live.need_root()
-    with tempfile.TemporaryFile("w+") as heard:
-        pid = os.fork()
-        if not pid:
-            try:
-                listen(port, uid, heard.fileno())
-            finally:
-                os._exit(1)
-        try:
-            live.until(lambda: "ready" in os.pread(heard.fileno(), 9999, 0).decode(), "the listener")
-            yield lambda: os.pread(heard.fileno(), 9999, 0).decode()
-        finally:
-            live.kill(pid)
-            os.waitpid(pid, 0)
-
-
 @pytest.mark.parametrize("uid", [65534, 0], ids=["another user's", "an own one"])
 def test_another_program_on_the_port(uid):
-    with live.Box(gpus=1, is_starting=False) as box, listener(box.port, uid) as heard:
+    with live.Box(gpus=1, is_starting=False) as box, live.listener(box.port, uid) as heard:
         done = box.nexus("add", "true")
         assert done.returncode == 4 and f"port {box.port}" in done.stderr and "in use" in done.stderr and "[service] port" in done.stderr
         # service.json names a process that lives, as while a service starts or ends: the port is not called in place of api.sock
@@ -544,7 +503,7 @@ def test_another_program_on_the_port(uid):
         for command in (["add", "true"], ["status"], ["logs", "-f", "abc"], ["stop"]):
             done = box.nexus(*command)
             assert done.returncode == 6 and not done.stdout and "api.sock is gone" in done.stderr and f"kill {own}" in done.stderr, done
-        assert heard() == "ready\n"
+        assert heard() == "listens\n"
 
 
 @pytest.mark.parametrize("launcher", ["screen", "direct"])

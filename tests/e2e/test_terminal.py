@@ -67,7 +67,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def home():
-    with Home("jobs.cpu_slots = 20") as made:
+    with Home(cpu_slots=20) as made:
         client = made.client()
         made.ended = client.add("exit 3", gpus=0, name="ended", group="g")
         client.wait([made.ended])

@@ -138,21 +138,6 @@ def test_a_strange_file_in_the_folder_disturbs_nobody(two):
     assert ann.wait(ann.add("true"), "completed")["gpu_index"] == 1
 
 
-def test_one_user_cannot_call_the_others_service(two):
-    """The kernel says whose socket it is: without ann's token nothing is answered to bob."""
-    ann, bob = two
-    script = ("import http.client, sys; line = http.client.HTTPConnection('127.0.0.1', int(sys.argv[1])); "
-              "line.request(sys.argv[2], sys.argv[3]); print(line.getresponse().status)")
-
-    def ask(user, port, method, path):
-        return subprocess.run([*user.become(), ann.python, "-I", "-c", script, str(port), method, path], capture_output=True, text=True,
-                              timeout=live.PATIENCE_S).stdout.strip()
-
-    assert ask(ann.user, ann.port, "GET", "/jobs") == "200"
-    assert ask(bob.user, ann.port, "GET", "/jobs") == "401" and ask(bob.user, ann.port, "POST", "/service/stop") == "401"
-    assert ann.pid()
-
-
 # What others put into the folder
 
 

@@ -4,18 +4,16 @@ import contextlib
 import io
 import json
 import os
-import pathlib
 import pty
 import re
 import select
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
-from live import COMMAND, PATIENCE_S, find_service, free_port, is_alive, keep_compiled, until
+import live
+from live import COMMAND, PATIENCE_S
 
 import nexus
 
@@ -64,38 +62,15 @@ class Done:
         return json.loads(self.out)
 
 
-class Home:
-    """A NEXUS_HOME and whoever works in it.  Use it in a `with`: all that was started in it ends with it."""
+class Home(live.Box):
+    """A box, and whoever works in it at the command line; the service is started by the first command that needs it."""
 
-    def __init__(self, config="", gpus=2, name="home", host=None):
-        self.top = tempfile.mkdtemp(prefix="nx", dir="/tmp")
-        self.port = free_port()
-        self.path = os.path.join(self.top, name)
-        os.makedirs(self.path, mode=0o700)
-        keep_compiled(self.path)
-        os.makedirs(os.path.join(self.top, "screens"), mode=0o700)
-        self.write_config(config, host)
-        self.environ = {
-            "PATH": os.environ["PATH"], "HOME": self.top, "TERM": "xterm-256color", "TZ": "UTC", "LANG": "C.UTF-8",
-            "NEXUS_HOME": self.path, "NEXUS_MOCK_GPUS": str(gpus), "SCREENDIR": os.path.join(self.top, "screens")}
-
-    def write_config(self, config="", host=None):
-        """`config` is of lines like `jobs.cpu_slots = 1`."""
-        sections = {"service": [f"port = {self.port}"] + ([f'host = "{host}"'] if host else [])}
-        for line in filter(str.strip, config.splitlines()):
-            section, _, setting = line.strip().partition(".")
-            sections.setdefault(section, []).append(setting)
-        text = "\n".join("\n".join([f"[{section}]", *settings]) for section, settings in sections.items())
-        self.file("config.toml").write_text(text + "\n")
+    def __init__(self, **options):
+        super().__init__(launcher="screen", environ={"TERM": "xterm-256color"}, is_starting=False, **options)
+        self.top, self.path = str(self.folder), str(self.home)
 
     def file(self, *names):
-        return pathlib.Path(self.path, *names)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.end()
+        return self.home.joinpath(*names)
 
     def main(self, *argv, **environ):
         """The command line in this process."""
@@ -125,45 +100,16 @@ class Home:
     def job(self, job_id):
         return self.main("show", job_id, "--json").json
 
-    def wait_for(self, job_id, status):
-        return until(lambda: (job := self.job(job_id))["status"] == status and job, f"{job_id} {status}")
-
-    def wait_for_start(self, job_id):
-        """Until its runner has said that it runs: `running` alone is only what the service is about to do."""
-        return until(lambda: (job := self.job(job_id))["pid"] and job, f"the start of {job_id}")
+    wait_for, wait_for_start = live.Box.wait, live.Box.wait_started
 
     @property
     def service(self):
         """What service.json says."""
         return json.loads(self.file("service.json").read_text())
 
-    def kill_service(self):
-        """SIGKILL the one that runs; its supervisor starts another."""
-        pid = until(lambda: find_service(self.path), "a service to kill")
-        os.kill(pid, signal.SIGKILL)
-        until(lambda: not is_alive(pid), "the service's death")
-        return pid
-
     def processes(self):
         """Whatever carries this home in its environment or its arguments."""
-        found = []
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            with contextlib.suppress(OSError):
-                told = pathlib.Path("/proc", pid, "cmdline").read_bytes() + b"\0" + pathlib.Path("/proc", pid, "environ").read_bytes()
-                if int(pid) != os.getpid() and self.top.encode() + b"/" in told:
-                    found.append(int(pid))
-        return found
-
-    def end(self):
-        for _ in range(200):                # what is killed may have started something in the meantime
-            pids = self.processes()
-            for pid in pids:
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
-            if not pids:
-                break
-            time.sleep(0.01)
-        shutil.rmtree(self.top, ignore_errors=True)
+        return live.find_processes(f"{self.folder}/")
 
 
 class Terminal:

@@ -180,6 +180,41 @@ def remove_folder(folder):
         shutil.rmtree(folder, ignore_errors=True)       # never the interpreter that is mounted there
 
 
+LISTEN = """
+import os, socket, sys
+host = sys.argv[1]
+os.setuid(int(sys.argv[3]))
+server = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+if ":" in host: server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+server.bind((host, int(sys.argv[2])))
+server.listen(50)
+print("listens", flush=True)
+while True:
+    line, _ = server.accept()
+    line.settimeout(5)
+    try: piece = line.recv(65536)
+    except OSError: piece = b""
+    if piece: print("received", piece, flush=True)
+    line.close()
+"""
+
+
+@contextlib.contextmanager
+def listener(port, uid=65534, host="127.0.0.1"):
+    """A program of that user's on the port; yields what it says: that it listens, if it can, and what it received."""
+    need_root()
+    with tempfile.TemporaryFile() as out, subprocess.Popen(
+            [sys.executable, "-c", LISTEN, host, str(port), str(uid)], stdout=out, stderr=subprocess.DEVNULL) as process:
+        def heard():
+            return os.pread(out.fileno(), 99999, 0).decode()
+        try:
+            until(lambda: heard() or process.poll() is not None, "the listener")
+            yield heard
+        finally:
+            process.kill()
+
+
 class User:
     """A user of this machine, made for a test, with an interpreter and a nexus.py that any user may run."""
 
@@ -301,9 +336,9 @@ def keep_compiled(home, program=NEXUS):
 class Box:
     """A home, a port, GPUs, and the service that goes with them."""
 
-    def __init__(self, gpus=2, launcher="direct", user=None, environ=None, is_starting=True, **config):
+    def __init__(self, gpus=2, launcher="direct", user=None, environ=None, is_starting=True, name="home", **config):
         self.folder = make_folder()
-        self.home = self.folder / "home"
+        self.home = self.folder / name
         self.user, self.port = user, free_port()
         self.python, self.tests = (user.python, user.folder) if user else (sys.executable, SUPPORT)
         self.bin = self.folder / "bin"

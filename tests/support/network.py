@@ -1,8 +1,8 @@
 """A head and GPU nodes as computers of their own: real OpenSSH servers in network namespaces, on a switch of the test's.
 
     with network.Net(nodes=2, gpus=2, jump=True) as net:        # nodes n1 and n2, which only the host `jump` reaches
-        net.head.ssh("n1", "true")                              # net.head is a live.Box, whose service runs on the head
-        net.nodes[0].cut()                                      # .mend(), .delay(100), .drop(), .reboot(), .stop_sshd() ...
+        net.head.add("hostname", node="n1")                     # net.head is a live.Box, whose service runs on the head
+        net.nodes[0].cut()                                      # .mend(), .delay(100), .drop(), .power_off(), .stop_sshd() ...
 
 Nodes and jump host have each their own processes, user, host name, machine-id, boot_id, /etc, /tmp, /run and sshd.  Nothing
 of it is in the namespaces of the test: no name, address or user.  Namespaces end with the processes in them, devices with
@@ -15,7 +15,6 @@ import ctypes
 import fcntl
 import fnmatch
 import http.client
-import json
 import os
 import pathlib
 import random
@@ -118,17 +117,6 @@ def pid_space(pid):
     with contextlib.suppress(OSError):
         return os.readlink(f"/proc/{pid}/ns/pid")
     return None
-
-
-def inner_pid(pid):
-    lines = [line for line in live.read(f"/proc/{pid}/status").splitlines() if line.startswith("NSpid:")]
-    return int(lines[0].split()[-1]) if lines else None
-
-
-def is_service(pid):
-    """A service of nexus, and not the shell that starts it again."""
-    words = live.read_bytes(f"/proc/{pid}/cmdline").split(b"\0")
-    return b"serve" in words and b"delay=1" not in b" ".join(words) and b"NEXUS_ROLE=service" in live.read_bytes(f"/proc/{pid}/environ")
 
 
 # Machines
@@ -283,12 +271,6 @@ class Machine:
         for path in paths:
             subprocess.run(["chown", "-R", f"{self.uid}:{self.uid}", path], check=True)
 
-    def call(self, method, path, body=None, folder=".nexus", timeout_s=live.PATIENCE_S):
-        """Ask the service in this folder of its home; (HTTP status, JSON or text).  Raises: live.Lost."""
-        port = json.loads(live.read(self.home / folder / "service.json") or '{"port": 9}')["port"]
-        headers = {"Authorization": f"Bearer {live.read(self.home / folder / 'token').strip()}"}
-        return live.ask_service(Line(self.namespace, port, timeout_s), method, path, body, headers)
-
     # Its processes, by the pids that the test sees
 
     def processes(self):
@@ -300,24 +282,10 @@ class Machine:
         here = self.processes()
         return [pid for pid in live.find_commands(words) if pid in here]
 
-    def find_pid(self, own_pid):
-        """The pid that the test sees of what has this one there; None when there is none."""
-        return next((pid for pid in self.processes() if inner_pid(pid) == own_pid), None)
-
-    def service_pids(self):
-        """The service that runs there: none, or one."""
-        return [pid for pid in self.processes() if is_service(pid)]
-
     def kill_agent(self):
         """SIGKILL the agent of the head; ssh notices it."""
         pids = live.until(lambda: self.find(".py agent "), f"an agent on {self.name}")
         live.kill(*pids)
-
-    def kill_service(self):
-        """SIGKILL; whatever would start it again lives on."""
-        pids = live.until(self.service_pids, f"a service on {self.name}")
-        live.kill(*pids)
-        live.until(lambda: not any(live.is_alive(pid) for pid in pids), "the service's death")
 
     def power_off(self):
         """Everything there ends at once, and says goodbye to nobody."""
@@ -331,10 +299,6 @@ class Machine:
         self.change_boot_id()
         self.boot()
         self.await_boot()
-
-    def reboot(self):
-        self.power_off()
-        self.power_on()
 
     # Its links
 
@@ -391,12 +355,6 @@ class HeadBox(live.Box):
 
     def line(self, timeout_s):
         return Line(self.machine.namespace, self.port, timeout_s)
-
-    def ssh(self, *arguments, timeout_s=live.PATIENCE_S):
-        """Run ssh as the head's user; CompletedProcess with text."""
-        return subprocess.run([*self.machine.become(), "ssh", "-o", "BatchMode=yes", *arguments], env=self.environ,
-                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, cwd="/")
-
 
 class Node(Machine):
     """A machine with an sshd, which lets the head's user in; the jump host is one, too.
@@ -498,11 +456,10 @@ class Net:
     """The head (.head), the nodes (.nodes), .jump, and a switch between them.
 
     `nodes`: how many, or a list of dicts with options of Node; `gpus`, of each.  `jump`: nodes are behind a jump host, but for those with
-    is_behind_jump=False.  `shared_home`: all nodes have one user with one home.  `known_hosts`: the head's user knows the nodes' keys.
-    The rest is for the head's box.
+    is_behind_jump=False.  `shared_home`: all nodes have one user with one home.  The rest is for the head's box.
     """
 
-    def __init__(self, nodes=2, gpus=2, jump=False, shared_home=False, known_hosts=True, head_gpus=0, is_starting=True, **config):
+    def __init__(self, nodes=2, gpus=2, jump=False, shared_home=False, head_gpus=0, **config):
         live.need_root()
         self.tools = live.Tools()
         self.folder = self.tools.folder
@@ -512,10 +469,9 @@ class Net:
             self.make_machines([{}] * nodes if isinstance(nodes, int) else nodes, gpus, jump, shared_home)
             self.start_switch()
             self.head = HeadBox(self.head_machine, gpus=head_gpus, **config)
-            self.make_keys(known_hosts)
+            self.make_keys()
             self.boot()
-            if is_starting:
-                self.head.start()
+            self.head.start()
         except BaseException:
             self.close()
             raise
@@ -578,7 +534,7 @@ class Net:
         self.switch.stdin.flush()
         assert self.switch.stdout.readline() == "ok\n", "the switch is gone"
 
-    def make_keys(self, is_known):
+    def make_keys(self):
         box, sshds = self.head, [machine for machine in self.machines if isinstance(machine, Node)]
         keys = box.folder / ".ssh"
         keys.mkdir(mode=0o700)
@@ -588,7 +544,7 @@ class Net:
         for node in sshds:
             node.make_sshd(live.read(keys / "id_ed25519.pub"))
         (keys / "config").write_text("".join(node.ssh_config() for node in sshds))
-        (keys / "known_hosts").write_text("".join(node.host_line() for node in sshds if is_known))
+        (keys / "known_hosts").write_text("".join(node.host_line() for node in sshds))
         self.head_machine.own(keys)
 
     def boot(self):

@@ -1,8 +1,6 @@
 """Section 3: every key of config.toml, its default, its check."""
 
 import contextlib
-import datetime
-import re
 import sys
 
 import pytest
@@ -30,30 +28,6 @@ def test_the_sample_file_says_the_defaults_and_explains_every_key():
     for _, key, row in ROWS:
         line = next(line for line in lines if line.startswith(f"{key} = "))
         assert row.help and row.help in line
-
-
-def test_a_key_that_is_added_is_everywhere(monkeypatch):
-    """A row is all that a new key takes: it is parsed, checked, shown, and explained in the sample."""
-    row = nexus.Field(nexus.integer_in(0, 9), "how many spare parts", default=3)
-
-    def extend(cls, **rows):
-        rows = {**cls.FIELDS, **rows}
-        return type(cls.__name__, (nexus.Value,), {"__annotations__": dict.fromkeys(rows, "Any"), **rows})
-
-    GpuConfig = extend(nexus.GpuConfig, spares=row)
-    Config = extend(nexus.Config, gpu=nexus.section(GpuConfig, "gpu"))
-    monkeypatch.setattr(nexus, "Config", Config)
-    monkeypatch.setattr(nexus, "CONFIG", nexus.object_of(Config.FIELDS, "config.toml"))
-    monkeypatch.setattr(nexus, "SECTIONS", {**nexus.SECTIONS, "gpu": GpuConfig()})
-    assert nexus.parse_config({}, "").gpu.spares == 3
-    made = nexus.parse_config({"gpu": {"spares": 5}}, "")
-    assert made.gpu.spares == 5 and re.search("^spares = 5 +# how many spare parts$", nexus.format_config(made), re.MULTILINE)
-    assert re.search(r"^spares = 3 +# how many spare parts$", nexus.format_sample_config(), re.MULTILINE)
-    for data, words in (({"gpu": {"spares": 10}}, "gpu.spares must be a whole number from 0 to 9, not 10"),
-                        ({"gpu": {"spare": 1}}, "did you mean 'spares'?")):
-        with pytest.raises(nexus.NexusError) as caught:
-            nexus.parse_config(data, "config.toml")
-        assert words in f"{caught.value.message}; {caught.value.hint}"
 
 
 lines_of_text = st.text(st.characters(exclude_categories=["Cc", "Cs"]))
@@ -99,23 +73,6 @@ def test_parse_config_refuses(reason, text, parts):
     assert caught.value.hint.endswith("all keys and what they mean: nexus config sample")
     for part in parts:
         assert part in f"{caught.value.message}; {caught.value.hint}", reason
-
-
-near_configs = st.dictionaries(
-    st.sampled_from([*nexus.SECTIONS, "nodes"]),
-    json_values | st.dictionaries(
-        st.sampled_from([*(key for _, key, _ in ROWS), "prot"]),
-        json_values | st.floats() | st.just(datetime.date(2024, 10, 24)), max_size=4), max_size=4)
-
-
-@given(near_configs)
-def test_parse_config_raises_nothing_else(data):
-    try:
-        made = nexus.parse_config(data, "config.toml")
-    except nexus.NexusError as error:
-        assert error.kind == "usage" and error.message.startswith("config.toml: ")
-    else:
-        assert hash(made), "a configuration is a value through and through"
 
 
 NODES = [  # reason, table, (name, host, user, port, jump, identity_file)

@@ -16,14 +16,6 @@ import nexus
 TOP = os.path.dirname(os.path.abspath(nexus.__file__))
 
 
-def in_child(code, *arguments, **options):
-    """Run Python code that has `nexus` in a process of its own; return what it prints."""
-    made = subprocess.run([sys.executable, "-c", "import os, resource, signal, sys\nimport nexus\n" + textwrap.dedent(code), *arguments],
-                          cwd=TOP, capture_output=True, text=True, timeout=60, **options)
-    assert made.returncode == 0, made.stderr
-    return made.stdout
-
-
 # Whole files
 
 
@@ -71,55 +63,6 @@ def test_write_atomic_does_not_follow_a_link_where_all_may_write(tmp_path):
     with contextlib.suppress(nexus.NexusError):
         nexus.write_atomic(str(tmp_path / "lease"), ["new"])
     assert (tmp_path / "precious").read_text() == "old"
-
-
-# Files that grow
-
-
-@pytest.fixture
-def journal(tmp_path):
-    with nexus.opened(str(tmp_path / "journal"), os.O_WRONLY | os.O_CREAT) as handle:
-        yield handle
-
-
-def test_a_file_grows_by_records(journal, tmp_path):
-    nexus.append_whole(journal, b"one\n", os.fdatasync)
-    nexus.append_whole(journal, b"two\n")
-    assert (tmp_path / "journal").read_bytes() == b"one\ntwo\n"
-    assert (tmp_path / "journal").stat().st_mode & 0o777 == 0o600
-
-
-APPEND_FAULTS = [  # reason, calls that fail, what of the second record is in the file
-    ("no room", {"pwrite": errno.ENOSPC}, b""), ("no room for all of it", {"half": errno.ENOSPC}, b""),
-    ("no room, and it cannot be cut", {"half": errno.ENOSPC, "ftruncate": errno.EIO}, b"t"),
-    ("the sync fails", {"fdatasync": errno.EIO}, b""),
-    ("the sync fails, and it cannot be cut", {"fdatasync": errno.EIO, "ftruncate": errno.EIO}, b"two\n"),
-]
-
-
-@pytest.mark.parametrize("reason, faults, left", APPEND_FAULTS, ids=[case[0] for case in APPEND_FAULTS])
-def test_a_failed_record_leaves_nothing_of_itself(journal, tmp_path, monkeypatch, reason, faults, left):
-    nexus.append_whole(journal, b"one\n")
-    real_pwrite = os.pwrite
-
-    def fail(name):
-        def refuse(*_):
-            raise OSError(faults[name], os.strerror(faults[name]))
-        return refuse
-
-    def write_half(handle, data, offset):
-        if len(data) < 4:
-            fail("half")()
-        return real_pwrite(handle, data[:1], offset)
-
-    for name in faults:
-        monkeypatch.setattr(os, "pwrite" if name == "half" else name, write_half if name == "half" else fail(name))
-    with pytest.raises(OSError, match=r"space|error"):
-        nexus.append_whole(journal, b"two\n", os.fdatasync)
-    assert (tmp_path / "journal").read_bytes() == b"one\n" + left
-    monkeypatch.undo()
-    nexus.append_whole(journal, b"three\n")
-    assert (tmp_path / "journal").read_bytes() == b"one\n" + left + b"three\n"
 
 
 # The end of a log
@@ -233,17 +176,6 @@ def test_whole_lines_that_are_all_noted_come_in_their_order(tmp_path_factory, st
         assert b"".join(entry.content for entry in reader.read()) == b"".join(piece for _, piece in steps[len(steps) - tail:])
 
 
-MARKS = [  # log.times, what is read of it
-    ("torn, and what does not go on", b"10 1 0\n20 3\nx\n30 2 2\n25 1 9\n40 2 3", [(1.0, 1, 0), (3.0, 2, 2)]),
-    ("the clock was set back", b"5000 1 1\n10 2 1\n20 2 2\n", [(500.0, 1, 1), (1.0, 2, 1), (2.0, 2, 2)]),
-]
-
-
-@pytest.mark.parametrize("reason, content, expected", MARKS, ids=[row[0] for row in MARKS])
-def test_log_times(reason, content, expected):
-    assert list(nexus.parse_log_times(content.splitlines(True))) == expected
-
-
 # Log folders
 
 
@@ -323,24 +255,6 @@ def test_no_other_folder_is_touched(tmp_path, reason, log_dir, folder):
 
 # Reading
 
-JSON_FILES = [  # reason, content (None: no file), what it reads as
-    ("no file", None, None), ("whole", b'{"pid": 1}', {"pid": 1}), ("torn", b'{"pid": 1', None), ("no text", b"\xff\0", None),
-    ("a list", b"[1]", None),
-]
-
-
-@pytest.mark.parametrize("reason, content, expected", JSON_FILES, ids=[case[0] for case in JSON_FILES])
-def test_read_json(tmp_path, reason, content, expected):
-    if content is not None:
-        (tmp_path / "service.json").write_bytes(content)
-    assert nexus.read_json(str(tmp_path / "service.json")) == expected
-
-
-def test_read_text_says_what_it_could_not_read(tmp_path):
-    with pytest.raises(nexus.NexusError) as caught:
-        nexus.read_text(str(tmp_path))
-    assert caught.value.kind == "unavailable" and str(tmp_path) in caught.value.message
-
 
 DISK_ERRORS = [  # errno, a word of the hint
     (errno.ENOSPC, "room"), (errno.EDQUOT, "quota"), (errno.EACCES, "owns"), (errno.EROFS, "read-only"), (errno.EIO, ""),
@@ -376,9 +290,6 @@ def test_config_file_is_read(tmp_path):
 
 
 CONFIG_FAULTS = [  # reason, content, environment, words of the message
-    ("no TOML", b"port = \n", {}, ["config.toml", "not valid TOML", "line 1"]),
-    ("an unknown key", b"[service]\nprot = 1\n", {}, ["config.toml", "prot"]),
-    ("all faults at once", b"[service]\nport = 'x'\n[jobs]\nretires = 1\n", {}, ["port", "retires"]),
     ("a mock that is no number", b"", {"NEXUS_MOCK_GPUS": "two"}, ["NEXUS_MOCK_GPUS must be a whole number from 0 to 1024"]),
     ("a mock that is too many", b"", {"NEXUS_MOCK_GPUS": "1025"}, ["1024"]),
     ("a mock does not hide a wrong section", b"gpu = 5\n[service]\nprot = 1\n", {"NEXUS_MOCK_GPUS": "2"}, ["prot"]),
@@ -410,21 +321,6 @@ def test_what_stands_in_the_place_of_the_file_is_not_taken_for_none(tmp_path, re
     assert caught.value.kind == "usage" and caught.value.hint
 
 
-def test_without_a_toml_parser_the_hint_installs_one(tmp_path):
-    (tmp_path / "config.toml").write_text("[service]\nport = 7000\n")
-    said = in_child("""
-        sys.modules["tomllib"] = sys.modules["tomli"] = None
-        print(nexus.load_config(sys.argv[1] + ".none", {}).service.port)
-        try:
-            nexus.load_config(sys.argv[1], {})
-        except nexus.NexusError as error:
-            print(error.kind, error.message, error.hint, sep="|")
-    """, str(tmp_path / "config.toml"))
-    first, second = said.splitlines()
-    assert first == "6234", "without a file none is needed"
-    assert second.startswith("usage|") and "no TOML parser" in second and f"{sys.executable} -m pip install tomli" in second
-
-
 # Layout
 
 
@@ -452,25 +348,6 @@ HOMES = [  # reason, environment, home
 @pytest.mark.parametrize("reason, environ, home", HOMES, ids=[case[0] for case in HOMES])
 def test_find_home(reason, environ, home):
     assert nexus.find_home(environ) == home
-
-
-# Locks
-
-
-def test_one_process_has_the_lock(tmp_path):
-    path = str(tmp_path / "lock")
-    holder = subprocess.Popen([sys.executable, "-c", "import nexus, sys\nhandle = nexus.take_lock(sys.argv[1])\n"
-                               "print(handle is not None, flush=True)\nsys.stdin.read()", path], cwd=TOP,
-                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert holder.stdout.readline() == "True\n"
-    assert nexus.take_lock(path) is None
-    holder.kill()                               # however it ends, the lock goes with it
-    holder.communicate()
-    handle = nexus.take_lock(path)
-    assert handle is not None
-    assert not os.get_inheritable(handle), "a job that outlives the service must not keep its lock"
-    assert nexus.take_lock(path) is None, "not even to itself"
-    os.close(handle)
 
 
 # tokens.json
@@ -502,17 +379,6 @@ def test_tokens_that_are_garbage_let_nobody_in(tmp_path, text):
 
 
 # Logs of jobs elsewhere
-
-def test_what_comes_is_appended(tmp_path):
-    folder = str(tmp_path / "job_abc")
-    assert nexus.measure_logs(folder) == nexus.measure_logs(None) == (0, 0)
-    for piece in (b"one\n", b"tw\xff"):
-        nexus.append_log(f"{folder}/stdout.log", piece, 0)
-    assert nexus.measure_logs(folder) == (7, 0) and (tmp_path / "job_abc/stdout.log").stat().st_mode & 0o777 == 0o600
-    assert nexus.read_part(f"{folder}/stdout.log", 2, 3) == b"e\nt" and nexus.read_part(f"{folder}/stdout.log", 99, 3) == b""
-    os.truncate(f"{folder}/stdout.log", 0)
-    nexus.append_log(f"{folder}/stdout.log", b"two", 7)
-    assert nexus.read_part(f"{folder}/stdout.log", 0, 99) == b"\0" * 7 + b"two", "where the attempt's output begins stays true"
 
 
 def test_nobody_waits_for_a_fifo_in_the_place_of_a_log(tmp_path):

@@ -104,14 +104,6 @@ def test_a_state_survives_state_json(head, tables):
     assert text.count("\n") > len(tables["jobs"]), "a job a line, for people to read"
 
 
-def test_a_state_json_that_was_edited_by_hand_says_so():
-    tables = {"environments": {"d": {"A": "1"}}, "jobs": {"abc": job()}, "groups": {}, "seen": {}, "nodes": {}}
-    text = encode({"seq": 7, "host": "h", "paused_gpus": [1]}, tables)
-    assert decode(text.replace('"paused": false', '"paused": true'))[0]["paused"] is True and decode(text)[0]["paused_gpus"] == ("1",)
-    with pytest.raises(ValueError):
-        decode(text.replace('"paused": false,', '"paused": true'))
-
-
 @given(heads, tables, st.data())
 def test_a_torn_state_json_is_seen(head, tables, data):
     text = encode(head, tables)
@@ -168,15 +160,8 @@ GPUS = [  # case, what is concluded, {index: (uuid, name, total, used, utilizati
      {0: ("GPU-4105cca7-7596-93fd-0f3b-3742c42b7170", "RTX 2080 SUPER", 8192, 214, 0, None)}, 0),
     ("h100_mig_idle", "a process would get one slice only",
      {0: ("GPU-ec3fbf4d-44e9-7e26-33bc-1eaa02cdf2af", "H100 80GB HBM3", 81559, 59, None, MIG)}, 0),
-    ("b200_x8", "eight, all idle", {
-        0: ("GPU-367e5d6d-8a22-9bb8-0a0d-5fe635f11af2", "B200", 183359, 0, 0, None),
-        1: ("GPU-19af685d-4aef-6d2e-e211-04e7421e7a60", "B200", 183359, 0, 0, None),
-        2: ("GPU-4bdbf090-2594-2608-2e23-7c6ca2f7647a", "B200", 183359, 0, 0, None),
-        3: ("GPU-5e617f8e-e80a-4123-f7aa-5d9b62d74145", "B200", 183359, 0, 0, None),
-        4: ("GPU-a0931ed4-9f22-74ee-7fbe-612db9b338eb", "B200", 183359, 0, 0, None),
-        5: ("GPU-8dce6f52-c6c3-f70c-2830-18456be49ee7", "B200", 183359, 0, 0, None),
-        6: ("GPU-1a953cca-13d0-82a6-7a10-839364409ddb", "B200", 183359, 0, 0, None),
-        7: ("GPU-7db224cb-59d2-2336-40b7-f5663a782ebb", "B200", 183359, 0, 0, None)}, 0),
+    ("b200_x8", "eight, all idle", {index: (uuid, "B200", 183359, 0, 0, None) for index, uuid in enumerate(
+        re.findall("GPU-[0-9a-f-]{36}", sample("b200_x8")))}, 0),
     ("gtx1080ti_1060_mixed", "no index was asked for, so none is made up", {}, 2),
     ("rtx2080_440_bare_na", "no index was asked for", {}, 1),
     ("old_driver_not_supported", "no index was asked for", {}, 1),
@@ -265,11 +250,6 @@ LISTS = [  # case, what is concluded, indices
 ]
 
 
-@pytest.mark.parametrize("case, reason, expected", LISTS, ids=[case[0] for case in LISTS])
-def test_gpus_that_are_listed(case, reason, expected):
-    assert re.findall(nexus.GPU_LISTED, sample(case)) == expected, reason
-
-
 APPS = [  # case, what is concluded, {uuid: [(pid, MiB)]}
     ("h200_apps_load", "three on one GPU, a relative name among them",
      {"GPU-e94ae4a7-51f0-cfaf-4434-a8eae583fa5d": [(10291, 2646), (10293, 1575), (10309, 28280)]}),
@@ -356,10 +336,6 @@ def test_no_text_makes_parse_compute_apps_fail(text):
 # /proc, screen, the runner's files
 
 PROC_STATS = [  # reason, text, process
-    ("as usual", "8852 (cat) R 8816 8817 7030 0 -1 4194304 103 0 0 0 1000 200 30 4 20 0 1 0 267381 3796992 417 "
-     "18446744073709551615 94546284728320 94546284748201 140731867474400 0 0 0 0 0 0 0 0 0 17 1 0 0 0 0 0 "
-     "94546284764208 94546284765824 94547054710784 140731867482813 140731867482836 140731867482837 140731867484139 0\n",
-     nexus.Process(8852, 267381, 8816, 7030, "R", 140731867482837, cpu_ticks=1234, name="cat")),
     ("a name that looks like the rest",
      "8857 (a) R 1 (b c) S 8816 8816 7030 0 -1 4194304 147 0 0 0 0 0 0 0 20 0 1 0 267402 2990080 426 "
      "18446744073709551615 94629136044032 94629136061961 140721545151808 0 0 0 0 6 0 1 0 0 17 1 0 0 0 0 0 "
@@ -376,11 +352,6 @@ PROC_STATS = [  # reason, text, process
 ]
 
 
-@pytest.mark.parametrize("reason, text, process", PROC_STATS, ids=[case[0] for case in PROC_STATS])
-def test_parse_proc_stat(reason, text, process):
-    assert nexus.parse_proc_stat(text) == process, reason
-
-
 SCREENS = [  # reason, text, sessions
     ("none", (SAMPLES / "screen" / "4.9.0_none.stdout").read_text(), {}),
     ("one attached; a name with dots and blanks", (SAMPLES / "screen" / "4.9.0_three.stdout").read_text(), {
@@ -390,16 +361,8 @@ SCREENS = [  # reason, text, sessions
         "8828.with.dots and blanks": "Detached"}),
     ("no date, as before 4.2", "There is a screen on:\n\t123.nexus\t(Detached)\n1 Socket in /run/screen/S-ann.\n",
      {"123.nexus": "Detached"}),
-    ("another language's date", "There is a screen on:\n\t123.nexus\t(24.10.2024 15:30:15)\t(Multi, attached)\n",
-     {"123.nexus": "Multi, attached"}),
     ("a session without a name of ours", "\tnexus\t(Detached)\n\t12.\t(Detached)\n", {}),
-    ("nothing", "", {}),
 ]
-
-
-@pytest.mark.parametrize("reason, text, sessions", SCREENS, ids=[case[0] for case in SCREENS])
-def test_screen_sessions(reason, text, sessions):
-    assert dict(re.findall(nexus.SCREEN_SESSION, text)) == sessions, reason
 
 
 SAYINGS = [  # reason, line, saying
@@ -407,17 +370,12 @@ SAYINGS = [  # reason, line, saying
     ("and ended", "end abc 2 137 6050", nexus.RunnerEvent("end", "abc", 2, ("137", "6050"))),
     ("its directory is gone", "fail abc 3 cwd", nexus.RunnerEvent("fail", "abc", 3, ("cwd",))),
     ("its GPU was taken by another user's", "bounce abc 1 bob", nexus.RunnerEvent("bounce", "abc", 1, ("bob",))),
-    ("nothing", "", None), ("one word", "end", None), ("another verb", "begin abc 1 2 3", None),
+    ("another verb", "begin abc 1 2 3", None),
     ("no id", "end 123 1 0 5", None), ("no attempt", "end abc x 0 5", None), ("half a line", "end abc 1 0", None),
     ("two lines in one", "end abc 1 0 5end abd 1 0 5", None),
     ("a code that is none", "end abc 1 x 5", None), ("a digit that is no number", "end abc ² 0 5", None),
-    ("nor a code", "end abc 1 ² 5", None), ("a number without end", f"end abc {'9' * 5000} 0 5", None),
+    ("a number without end", f"end abc {'9' * 5000} 0 5", None),
 ]
-
-
-@pytest.mark.parametrize("reason, line, saying", SAYINGS, ids=[case[0] for case in SAYINGS])
-def test_parse_saying(reason, line, saying):
-    assert nexus.parse_runner_event(line) == saying, reason
 
 
 @given(texts | st.lists(st.sampled_from(["start", "end", "bounce", "fail", "abc", "1", "²", "٣", "\0", "-1"]),
@@ -430,25 +388,17 @@ def test_no_line_makes_parse_saying_fail(line):
 
 COMMAND_FILES = [  # reason, text, [(line, command)]
     ("one a line", "a\nb\n", [(1, "a"), (2, "b")]),
-    ("no line end at the end", "a\nb", [(1, "a"), (2, "b")]),
     ("empty lines and comments", "# first\n\na\n   \n  # b\nc # d\n", [(3, "a"), (6, "c # d")]),
     ("written on Windows", "\ufeffa\r\nb\r\n", [(1, "a"), (2, "b")]), ("joined there", "a \\\r\n  b\r\nc\r\n", [(1, "a   b"), (3, "c")]),
-    ("blanks around it", "  a b \t\n", [(1, "a b")]),
-    ("nothing", "", []),
     ("a line is a line to the shell: other separators of Unicode are text", "echo 'a\u2028b\x85c\x0cd'\n",
      [(1, "echo 'a\u2028b\x85c\x0cd'")]),
     ("joined", "a \\\n  --b \\\n> log\nc\n", [(1, "a   --b > log"), (4, "c")]), ("in a word, too", "ab\\\ncd", [(1, "abcd")]),
     ("to an empty line", "a \\\n\nb", [(1, "a"), (3, "b")]), ("nothing follows", "a\\\n", [(1, "a")]), ("nor here", "a \\", [(1, "a")]),
-    ("a backslash that is text", "a \\\\\nb", [(1, "a \\\\"), (2, "b")]), ("three", "a \\\\\\\nb", [(1, "a \\\\b")]),
+    ("a backslash that is text", "a \\\\\nb", [(1, "a \\\\"), (2, "b")]),
     ("in a comment it joins nothing", "# a \\\nb \\\nd", [(2, "b d")]),
     ("in quotes", 'a "b \\\n # c" "d\\"" \\\ne', [(1, 'a "b  # c" "d\\"" e')]),
     ("blanks behind it", "a \\ \nb", [(1, "a \\"), (2, "b")]),
 ]
-
-
-@pytest.mark.parametrize("reason, text, commands", COMMAND_FILES, ids=[case[0] for case in COMMAND_FILES])
-def test_parse_commands(reason, text, commands):
-    assert nexus.parse_commands(text) == commands, reason
 
 
 PIPED_TO_TEE = [  # whether its last pipe goes into tee, commands
@@ -470,11 +420,9 @@ CUDAS = [  # reason, command, the same on GPUs 2 and 5
     ("it is added where there is none", "python a.py", "python a.py --cuda 2,5"),
     ("replaced", "python a.py --cuda 0 --x", "python a.py --cuda 2,5 --x"),
     ("with an equals sign", "python a.py --cuda=0,1 --x", "python a.py --cuda 2,5 --x"),
-    ("in quotes", "python a.py --cuda '0, 1' --x", "python a.py --cuda 2,5 --x"),
     ("a variable", "python a.py --cuda $GPUS --x", "python a.py --cuda 2,5 --x"),
     ("-1, for the CPU", "python a.py --cuda -1 --x", "python a.py --cuda 2,5 --x"),
     ("without a value", "python a.py --cuda --x", "python a.py --cuda 2,5 --x"),
-    ("without a value, at the end", "python a.py --cuda", "python a.py --cuda 2,5"),
     ("the next command is not its value", "python a.py --cuda; ls", "python a.py --cuda 2,5; ls"),
     ("nor a file it writes to", "python a.py --cuda >log 2>&1", "python a.py --cuda 2,5 >log 2>&1"),
     ("a pipe", "python a.py --cuda 0|tee log", "python a.py --cuda 2,5|tee log"),
@@ -491,9 +439,6 @@ def test_fill_cuda_option(reason, command, filled):
     assert nexus.fill_cuda_option(command, (2, 5)) == filled, reason
     assert bool(re.search(nexus.CUDA_OPTION, command)) is (filled != command + " --cuda 2,5" or command.endswith("--cuda"))
     assert nexus.fill_cuda_option(filled, (2, 5)) == filled, "a second time changes nothing"
-
-
-# llm_config.json
 
 
 # The jobs file
@@ -520,7 +465,7 @@ JOBS_FILES = [  # reason, text, rows
         Row(2, 0, "/data3/experiments/evaluate.py", "ml_env", "--llm qwen2.5-3b-inst --mode test", (0, 1, 2, 3)),
         Row(3, 1, "/data3/experiments/train.py", "ml_env", "--llm qwen2.5-7b-inst --epochs 10", (4, 5, 6, 7)),
         Row(4, 2, "/data3/experiments/inference.py", None, "--model large --batch_size 32", None)]),
-    ("nothing", "", []), ("empty lines and comments", "\n \n # x\n0,a.py\n", [Row(4, 0, "a.py", None, "", None)]),
+    ("empty lines and comments", "\n \n # x\n0,a.py\n", [Row(4, 0, "a.py", None, "", None)]),
     ("written on Windows", "\ufeff0,a.py,,,\r\n1,b.py,,,\r\n", [Row(1, 0, "a.py", None, "", None), Row(2, 1, "b.py", None, "", None)]),
     ("its last line is still being written", "0,a.py,env,--x,\n0,b.py,en", [Row(1, 0, "a.py", "env", "--x", None)]),
     ("a line without its last fields", "0,a.py\n1,b.py,env\n", [Row(1, 0, "a.py", None, "", None), Row(2, 1, "b.py", "env", "", None)]),
@@ -529,13 +474,7 @@ JOBS_FILES = [  # reason, text, rows
     ("arguments that hold commas", '0,a.py,,"--sizes 1,2,3",0\n', [Row(1, 0, "a.py", None, "--sizes 1,2,3", (0,))]),
     ("and quotes", '0,a.py,,"--name ""a b"", --y",\n', [Row(1, 0, "a.py", None, '--name "a b", --y', None)]),
     ("priorities by name, and below zero", "high,a.py\n-1,b.py\n", [Row(1, 0, "a.py", None, "", None), Row(2, -1, "b.py", None, "", None)]),
-    ("other scripts", "0,größe.py,,--数据 1,\n", [Row(1, 0, "größe.py", None, "--数据 1", None)]),
 ]
-
-
-@pytest.mark.parametrize("reason, text, rows", JOBS_FILES, ids=[case[0] for case in JOBS_FILES])
-def test_parse_jobs_file(reason, text, rows):
-    assert nexus.parse_jobs_file(text) == (rows, []), reason
 
 
 BAD_ROWS = [  # reason, line, what is said of it
@@ -590,18 +529,13 @@ def test_every_line_of_a_jobs_file_is_a_row_or_a_fault_or_nothing(text, data):
 # Sweeps
 
 SWEEPS = [  # reason, text, name, values
-    ("values", "lr=1e-3,1e-4", "lr", ("1e-3", "1e-4")), ("one", "lr=0.1", "lr", ("0.1",)),
+    ("values", "lr=1e-3,1e-4", "lr", ("1e-3", "1e-4")),
     ("a range, both ends in", "seed=0..4", "seed", ("0", "1", "2", "3", "4")),
-    ("below zero", "x=-1..1", "x", ("-1", "0", "1")), ("a range of one", "x=3..3", "x", ("3",)),
+    ("below zero", "x=-1..1", "x", ("-1", "0", "1")),
     ("paths are no ranges", "x=../a,a..b,1..", "x", ("../a", "a..b", "1..")),
     ("an equals sign in a value", "x=a=b", "x", ("a=b",)), ("blanks stay", "x=a b, c", "x", ("a b", " c")),
-    ("a name with digits", "top_5=1", "top_5", ("1",)), ("the most", "x=1..10000", "x", tuple(map(str, range(1, 10001)))),
+    ("the most", "x=1..10000", "x", tuple(map(str, range(1, 10001)))),
 ]
-
-
-@pytest.mark.parametrize("reason, text, name, values", SWEEPS, ids=[case[0] for case in SWEEPS])
-def test_parse_sweep(reason, text, name, values):
-    assert nexus.parse_sweep(text) == (name, values), reason
 
 
 NO_SWEEPS = [  # reason, text
@@ -663,16 +597,11 @@ def test_every_value_of_a_sweep_is_put_in_as_it_is(before, after, values):
 
 SCRIPTS = [  # reason, command, (interpreter, script, arguments)
     ("an interpreter and its script", "python train.py --lr 1e-3", ("python", "train.py", ["--lr", "1e-3"])),
-    ("a version", "python3.11 /data/a.py", ("python3.11", "/data/a.py", [])), ("bash", "bash run.sh", ("bash", "run.sh", [])),
-    ("a script alone", "/data/run.sh x y", ("", "/data/run.sh", ["x", "y"])), ("one beside", "./run.sh", ("", "./run.sh", [])),
+    ("a version", "python3.11 /data/a.py", ("python3.11", "/data/a.py", [])),
+    ("a script alone", "/data/run.sh x y", ("", "/data/run.sh", ["x", "y"])),
     ("arguments may hold equals signs, commas, colons", "python a.py --x=1,2 b:c @d", ("python", "a.py", ["--x=1,2", "b:c", "@d"])),
     ("blanks around", "  python  \ta.py ", ("python", "a.py", [])),
 ]
-
-
-@pytest.mark.parametrize("reason, command, found", SCRIPTS, ids=[case[0] for case in SCRIPTS])
-def test_parse_script(reason, command, found):
-    assert nexus.parse_script(command) == found, reason
 
 
 @given(st.text(min_size=1).filter(str.strip))
@@ -732,29 +661,18 @@ def test_the_line_that_says_out_of_memory(reason, text, line):
 
 
 LAST_LINES = [  # reason, text, its last two lines
-    ("in their order", "a\n\nValueError: x\n", ["a", "ValueError: x"]), ("nothing", "\r\n\n", []),
+    ("in their order", "a\n\nValueError: x\n", ["a", "ValueError: x"]),
     ("a progress bar as it was last", "10%\r50%\r100%\nb", ["100%", "b"]), ("one that ends with its return", "10%\r50%\r", ["50%"]),
     ("cut", "x" * 500, ["x" * 179 + "…" + "x" * 120]), ("without colours", "\x1b[31merror\x1b[0m", ["error"]),
     ("a line is what a newline ends", "a\x0cb\u2028c\r\n", ["a b c"]),
 ]
 
 
-@pytest.mark.parametrize("reason, text, lines", LAST_LINES, ids=[case[0] for case in LAST_LINES])
-def test_find_last_lines(reason, text, lines):
-    assert nexus.find_last_lines(text, 2) == lines, reason
-
-
 PRINTED = [  # reason, text, its last line
     ("a progress bar", "epoch 1\n\r 10%|#\r 20%|##\r", "20%|##"),
     ("colours and a title", "\x1b[1;31mloss\x1b[0m 0.5\x1b]0;a title\x07\n\n", "loss 0.5"),
     ("a long one", "x" * 250, "x" * 200),
-    ("nothing", "\n \n", None),
 ]
-
-
-@pytest.mark.parametrize("reason,text,line", PRINTED, ids=lambda value: str(value)[:20])
-def test_parse_last_line(reason, text, line):
-    assert nexus.parse_last_line(text) == line, reason
 
 
 @given(texts | st.lists(texts, max_size=5).map("\n".join))
@@ -855,7 +773,6 @@ def test_a_large_form_takes_no_time():
 
 
 CONFIG_FILES = [  # reason, text, what it says
-    ("nothing", "", {}), ("comments alone", "# a\n\n  # b\n\t\n", {}),
     ("the seed's", 'user_id: "myuser"\nexpected_time: 10  # seconds\n', {"user_id": "myuser", "expected_time": 10}),
     ("numbers", "expected_time: 1.5\ngpus: 0.5\npriority: -1", {"expected_time": 1.5, "gpus": 0.5, "priority": -1}),
     ("in quotes, too", "expected_time: '10'\ngpus: \"2\"\npriority: 'high'", {"expected_time": 10, "gpus": 2, "priority": 0}),
@@ -870,11 +787,6 @@ CONFIG_FILES = [  # reason, text, what it says
         "name": "a", "user_id": "b"}),
     ("blanks", "name :  a  \nuser_id:\tb\t\n", {"name": "a", "user_id": "b"}),
 ]
-
-
-@pytest.mark.parametrize("reason, text, expected", CONFIG_FILES, ids=[case[0] for case in CONFIG_FILES])
-def test_parse_submit_config(reason, text, expected):
-    assert nexus.parse_submit_config(text) == expected, reason
 
 
 WRONG_CONFIGS = [  # reason, text, words of the message, of the hint
@@ -1055,7 +967,22 @@ def test_build_sbatch():
                         "--wrap", "exec bash /h/job_abc/job.sh 1"]
 
 
-# What an agent tells its head
+# Those of one shape
+
+PARSERS = [  # function, its cases: (reason, text, what comes of it)
+    (nexus.parse_proc_stat, PROC_STATS), (lambda text: dict(re.findall(nexus.SCREEN_SESSION, text)), SCREENS),
+    (nexus.parse_runner_event, SAYINGS), (nexus.parse_commands, COMMAND_FILES), (nexus.parse_script, SCRIPTS),
+    (nexus.parse_jobs_file, [(reason, text, (rows, [])) for reason, text, rows in JOBS_FILES]),
+    (nexus.parse_sweep, [(reason, text, (name, values)) for reason, text, name, values in SWEEPS]),
+    (lambda text: nexus.find_last_lines(text, 2), LAST_LINES), (nexus.parse_last_line, PRINTED), (nexus.parse_submit_config, CONFIG_FILES),
+    (lambda case: re.findall(nexus.GPU_LISTED, sample(case)), [(reason, case, indices) for case, reason, indices in LISTS]),
+]
+
+
+@pytest.mark.parametrize("parse, text, found", [
+    pytest.param(parse, text, found, id=reason) for parse, cases in PARSERS for reason, text, found in cases])
+def test_parsers(parse, text, found):
+    assert parse(text) == found
 
 
 @pytest.mark.parametrize("depth", [10, 900, 985, 990, 995, 2000, 100000])

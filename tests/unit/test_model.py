@@ -1,11 +1,8 @@
 """Section 4: jobs, what may become of them, and State with its indexes."""
 
-import random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from makers import JOB_FIELDS, NOW, facts_put, finished, indexes_of, job, json_values, put, running, state, texts
+from makers import JOB_FIELDS, NOW, finished, job, put, running, state
 
 import nexus
 
@@ -64,83 +61,10 @@ def check_indexes(made):
     assert all(one.number < made.next_number for one in made.jobs.values())
 
 
-def dump(made):
-    """All of a State, copied."""
-    return {**{name: getattr(made, name) for name in nexus.FACTS}, "tables": {name: dict(getattr(made, name)) for name in nexus.ROWS},
-            **indexes_of(made)}
-
-
 def letters(number):
     """An id for a number."""
     base = nexus.ID_LETTERS
     return base[number // len(base) ** 2 % len(base)] + base[number // len(base) % len(base)] + base[number % len(base)]
-
-
-def random_change(made, dice, number):
-    """Puts as the service makes them."""
-    jobs = list(made.jobs.values())
-    pending = [one for one in jobs if one.status == nexus.PENDING]
-    deeds = ["add"] * 4 + ["status"] * 3 + ["note", "move", "priority", "remove", "environment", "pause", "paused_gpus",
-                                            "group", "seen", "delay", "met", "hand"]
-    deed, user = dice.choice(deeds), dice.choice(["ann", "ann", "bob"])
-    if deed == "add" or not jobs:
-        priority = dice.choice([0, 1, 1, 2])
-        count = dice.choice([0, 1, 1, 0.5, 2])
-        parents = tuple(dice.sample(sorted(made.jobs), min(len(jobs), dice.choice([0, 0, 1, 2]))))
-        return nexus.add_job(job(
-            letters(number), user=user, **nexus.next_place(made, priority), gpus=count,
-            group=dice.choice([None, "g", "h"]), after=parents,
-            pending_dependencies=parents, gpu_mem_mib=dice.choice([None, 1024]), expected_time=dice.choice([None, 60.0, 600.0]),
-            gpu_ids=dice.choice([None, (0, 1)]) if count else None))
-    one = dice.choice(jobs)
-    if deed == "group":
-        name = dice.choice("gh")
-        return [nexus.Put("groups", name, nexus.Group(name, dice.randrange(3), dice.choice([None, "held"])))]
-    if deed == "seen":
-        return [nexus.Put("seen", dice.choice("abc"), dice.choice([None, 1, 2]))]
-    if deed == "delay" and pending:
-        return [nexus.change_job(dice.choice(pending), retry_at=dice.choice([None, NOW, NOW + 5]),
-                                 begin_at=dice.choice([None, None, NOW + 3, NOW + 9]))]
-    if deed == "hand" and pending:
-        begun = nexus.begin_attempt(dice.choice(pending))
-        return [nexus.change_job(begun, slurm_key=dice.choice([None, "k", "k_2"]), slurm_id=dice.choice([None, "12"]))]
-    if deed == "met" and pending:
-        return [nexus.change_job(dice.choice(pending), pending_dependencies=())]
-    if deed == "status" and one.status in nexus.TRANSITIONS:
-        status = dice.choice(sorted(nexus.TRANSITIONS[one.status]))
-        return [nexus.change_status(nexus.begin_attempt(one, finished_at=None if status == "running" else NOW), status, NOW + number)]
-    if deed == "move" and pending:
-        one = dice.choice(pending)
-        return [nexus.move_job(made, one, dice.random() < 0.5)]
-    if deed == "priority" and pending:
-        one = dice.choice(pending)
-        priority = dice.choice([0, 1, 2])
-        queue_key = dice.choice([(0, priority, one.number), one.queue_key])
-        return [nexus.change_job(one, priority=priority, queue_key=queue_key)]
-    if deed == "remove":
-        return [nexus.Put("jobs", id, None) for id in dice.sample(sorted(made.jobs), min(len(jobs), dice.randrange(4)))]
-    if deed == "environment":
-        return [nexus.Put("environments", dice.choice("abc"), {"A": str(number)})]
-    if deed == "pause":
-        return facts_put(paused=dice.random() < 0.5)
-    if deed == "paused_gpus":
-        return facts_put(paused_gpus=("GPU-0",), has_hook=True)
-    return [nexus.change_job(one if one.attempts else nexus.begin_attempt(one), pid=number, peak_rss_mib=1.5)]
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_puts_keep_the_indexes_and_a_copy_has_its_own(seed):
-    dice, made = random.Random(seed), nexus.State()
-    for number in range(120):
-        changes, before, copy = random_change(made, dice, number), dump(made), made.copy()
-        put(made, *changes)
-        check_indexes(made)
-        assert dump(copy) == before, f"step {number}: {changes}"
-        check_indexes(copy)
-        put(copy, *changes)
-        assert dump(copy) == dump(made), f"step {number}: {changes} again"
-    rebuilt = state(*made.jobs.values(), groups=made.groups.values(), **{name: getattr(made, name) for name in nexus.FACTS})
-    assert indexes_of(rebuilt) == indexes_of(made), "they say nothing that the jobs do not say"
 
 
 def test_finished_jobs_stand_in_the_order_in_which_they_ended():
@@ -150,20 +74,6 @@ def test_finished_jobs_stand_in_the_order_in_which_they_ended():
     for at, id in enumerate(("ccc", "aaa", "bbb")):
         put(made, nexus.change_status(made.jobs[id], nexus.COMPLETED, NOW + at))
     assert [one.id for one in nexus.list_finished(made)] == ["ccc", "aaa", "bbb"]
-
-
-CLASSES = [  # reason, fields of two jobs, whether they are of one request class
-    ("who wants it, and in which place, is nothing to it", {"group": "g", "priority": 0}, {"name": "x", "retries": 2}, True),
-    ("other GPUs", {"gpu_ids": (0,)}, {}, False), ("memory", {"gpu_mem_mib": 1024}, {"gpu_mem_mib": 2048}, False),
-    ("after a CUDA out-of-memory", {"exclusive": True}, {}, False),
-    ("it says how long it takes", {"expected_time": 60}, {}, False),
-    ("much longer", {"expected_time": 60}, {"expected_time": 600}, False),
-]
-
-
-@pytest.mark.parametrize("reason, fields, others, expected", CLASSES, ids=[case[0] for case in CLASSES])
-def test_request_class(reason, fields, others, expected):
-    assert (nexus.request_class(job(**fields)) == nexus.request_class(job(**others))) is expected, reason
 
 
 SHARES = [  # GPUs, whether alone, hundredths of each
@@ -379,30 +289,6 @@ def test_parse_submission_refuses(reason, data, part):
     assert caught.value.hint and len(caught.value.message) < 300
 
 
-submissions = json_values | st.fixed_dictionaries({"command": texts | json_values}, optional={
-    **{key: json_values for key in nexus.ASKED if key != "command"},
-    "gpus": st.integers(-1, 4) | st.floats(-1, 4) | json_values,
-    "gpu_ids": st.lists(st.integers(-1, 4)) | texts | json_values,
-    "priority": st.sampled_from(["low", "9", "٣"]) | json_values,
-    "env": st.dictionaries(texts, texts | json_values), "cwd": texts.map(lambda text: "/" + text)})
-
-
-@given(submissions)
-def test_parse_submission_raises_nothing_else(data):
-    try:
-        asked = nexus.parse_submission(data)[0]
-        made = asked_job(asked)
-    except nexus.NexusError as error:
-        assert error.kind == "usage" and error.message
-    else:
-        assert made.command.strip() and "\0" not in made.command
-        assert made.gpu_ids is None or (made.gpu_ids and list(made.gpu_ids) == sorted(set(made.gpu_ids)))
-        assert made.cwd is None or made.cwd.startswith("/")
-        assert abs(made.gpus * 100 - round(made.gpus * 100)) < 1e-6
-        assert set(data) <= set(nexus.ASKED)
-        assert all(isinstance(text, str) for text in (*asked.env, *asked.env.values()))
-
-
 TRIMMED = [  # reason, (user, whether it ran) of the finished jobs in the order of their ends, the limit, what goes by its number
     ("one user's thousand end nobody else's", [("bob", True)] + 4 * [("ann", True)] + [("bob", True)], 2, [1, 2]),
     ("what never ran pushes out nothing that ran", [("ann", True)] + 5 * [("ann", False)], 2, [1, 2, 3]),
@@ -415,10 +301,3 @@ def test_of_whom_the_history_is_shortened(reason, ended, limit, gone):
     made = state(*(finished(letters(number), number=number, user=user, started_at=NOW if has_run else None,
                             status_history=(("completed", NOW + number),)) for number, (user, has_run) in enumerate(ended)))
     assert [one.number for one in nexus.choose_trimmed(made, limit)] == gone
-
-
-def test_what_slurm_has():
-    made = state(job("aaa", 1), job("bbb", 2, slurm_key="k", attempt=1), job("ccc", 3, attempts=(nexus.Attempt(1),)))
-    assert [one.id for one in nexus.list_in_slurm(made)] == ["bbb"]
-
-

