@@ -914,6 +914,7 @@ class Job(Value):
     retried_as: str | None = optional(None, JOB_ID, "the job that was added to do it again")
     is_hook_due: bool = False                   # it has ended, and on_finish has yet to run for it
     begin_at: float | None = optional(None, TIME, "it was asked not to start before")
+    is_held: bool = optional(False, FLAG, "it does not start before it is resumed: nexus resume ID")
     retry_at: float | None = optional(None, TIME, "it does not start again before")
     exclusive: bool = False                      # after a CUDA out-of-memory error: it gets whole GPUs, the emptiest
     log_base: tuple[int, int] = (0, 0)          # bytes of stdout.log and stderr.log of former attempts
@@ -1341,8 +1342,10 @@ CANCEL = object_of(CANCEL_KEYS, "which jobs", minProperties=1, examples=CHOICE["
 CHANGES = {name: JOB_FIELDS[name] for name in (
     "command", "name", "gpus", "gpu_ids", "gpu_mem_mib", "priority", "timeout_seconds", "expected_time", "retries")}
 CHANGES["begin"] = Asked.FIELDS["begin"]
-EDIT_KEYS = {**CHANGES, "position": Field({**integer_in(-1, 0), "title": "0 (before all others) or -1 (behind them)"},
-                                         "0: before all others; -1: behind them", default=None)}
+EDIT_KEYS = {
+    **CHANGES, "is_held": JOB_FIELDS["is_held"],
+    "position": Field({**integer_in(-1, 0), "title": "0 (before all others) or -1 (behind them)"},
+                      "0: before all others; -1: behind them", default=None)}
 EDIT = object_of(EDIT_KEYS, "a change of a job", required=(), minProperties=1,
                  examples=[{"gpus": 2}, {"position": 0}])
 RETRY_KEYS = {
@@ -2627,7 +2630,7 @@ def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, n
     delays: list[float] = []
     used = count_use(state)
     for job in walk_queue(state, used):
-        if job.pending_dependencies or (job.attempts and job.current.slurm_key is not None):
+        if job.is_held or job.pending_dependencies or (job.attempts and job.current.slurm_key is not None):
             continue
         if (job.begin_at or job.retry_at) and (delay_s := find_delay_s(job, now)):
             delays.append(delay_s)
@@ -2676,6 +2679,8 @@ def find_delay_s(job: Job, now: float) -> float:
 
 def find_reason(job: Job, planned: Plan, config: Config, now: float) -> Reason:
     """Why a pending job does not run now.  Not for jobs in Slurm's queue."""
+    if job.is_held:
+        return Reason("held", "job", f"it is held (nexus resume {job.id})")
     if planned.hold:
         return planned.hold
     if find_delay_s(job, now):
@@ -11764,7 +11769,8 @@ class Command(Value):
 ALIASES: Mapping[str, Sequence[str]] = {
     "ls": ["jobs"], "list": ["jobs"], "ps": ["jobs"], "squeue": ["queue"], "sacct": ["history"], "sinfo": ["status"],
     "gpus": ["status"], "watch": ["top"], "rm": ["remove"], "scancel": ["cancel"], "submit": ["add"],
-    "sbatch": ["add"], "srun": ["run"], "tail": ["logs", "-f"], "cat": ["logs"], "info": ["show"]}
+    "sbatch": ["add"], "srun": ["run"], "tail": ["logs", "-f"], "cat": ["logs"], "info": ["show"],
+    "hold": ["pause"], "release": ["resume"]}
 OTHER_FLAGS = {"gpus": ["-g"], "name": ["-n"], "timeout_seconds": ["--time"]}       # of add and run, by field
 
 
@@ -12419,13 +12425,20 @@ def cmd_clear(call: Call) -> None:
 
 
 def cmd_pause(call: Call) -> None:
-    """Pause or resume the queue, GPUs, or a group."""
-    verb, gpus, group = call.options.subcommand, call.options.GPU, call.options.group
-    if gpus and group is not None:
-        refuse(f"{verb} takes GPUs or --group, not both", hint=f"nexus help {verb}")
-    for index in gpus or [None]:
-        call.client.pause(index, group, verb)
-        what = f"GPU {index}" if index is not None else f"group {group}" if group is not None else "the queue"
+    """Pause or resume the queue, a group, GPUs, or pending jobs."""
+    verb, targets, group = call.options.subcommand, call.options.targets, call.options.group
+    if targets and group is not None:
+        refuse(f"{verb} takes GPUs and jobs, or --group, not both", hint=f"nexus help {verb}")
+    for target in targets:
+        if re.fullmatch(GPU_PLACE, target):
+            call.client.pause(target, verb=verb)
+            call.say(f"GPU {target} is {verb}d; running jobs go on")
+        else:
+            job = call.client.edit(target, is_held=verb == "pause")
+            call.say(f"job {job['id']} {'is held: nexus resume ' + job['id'] if job['is_held'] else 'may start'}")
+    if not targets:
+        call.client.pause(None, group, verb)
+        what = f"group {group}" if group is not None else "the queue"
         call.say(f"{what} is {verb}d; running jobs go on")
 
 
@@ -12853,8 +12866,7 @@ CHOICE_OPTIONS = (argument("--user", help="the jobs of this user"), GROUP, NAME)
 IDS = argument("ids", nargs="+", metavar="ID", help="ids or names")
 ANY_IDS = argument("ids", nargs="*", metavar="ID", help="ids or names")
 ID = argument("id", metavar="ID", help="its id or name")
-GPUS = argument("GPU", nargs="*", help="a GPU's index; none: the queue", row=Field(
-    matching(f"^{GPU_PLACE}$", "an index, like 0 or n1:0", examples=["0"])))
+TARGETS = argument("targets", nargs="*", metavar="GPU|ID", help="GPUs by index, pending jobs; none: the queue")
 
 COMMANDS = (
     Command("status", "what runs where, and what waits (nexus alone does the same)", cmd_status, (
@@ -12924,9 +12936,9 @@ COMMANDS = (
     Command("attach", "attach to a running job's screen session (Ctrl-A D leaves)", cmd_attach, (
         argument("id", metavar="ID|GPU"),), local="attach works"),
     Command("screens", "the screen sessions of nexus", cmd_screens, local="screens are listed"),
-    Command("pause", "start nothing new, on all GPUs or some, or of a group", cmd_pause, (GPUS, GROUP),
-            examples=("pause", "pause 0 1", "pause --group exp1")),
-    Command("resume", "start jobs again", cmd_pause, (GPUS, GROUP)),
+    Command("pause", "start nothing new, on all GPUs or some, or of a group; hold pending jobs", cmd_pause,
+            (TARGETS, GROUP), examples=("pause", "pause 0 1", "pause --group exp1", "pause abc")),
+    Command("resume", "start jobs again", cmd_pause, (TARGETS, GROUP)),
     Command("start", "start the service (any command that needs it does)", cmd_start, SERVICE_OPTIONS,
             local="a service is started"),
     Command("stop", "end the service; running jobs go on", cmd_stop),

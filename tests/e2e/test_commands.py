@@ -671,6 +671,18 @@ def test_usage(own_home):
     assert own_home.main("open").out == f"{own_home.client().url}\n"
 
 
+def test_a_pending_job_is_held(own_home):
+    own_home.main("pause")
+    job_id = own_home.main("add", "--name", "later", "true").id
+    assert f"job {job_id} is held: nexus resume {job_id}" in own_home.main("hold", "later").err
+    own_home.main("resume")
+    other = add_and_wait(own_home, "true")
+    assert own_home.job(other)["status"] == "completed" and own_home.job(job_id)["reason"]["code"] == "held"
+    assert f"held (nexus resume {job_id})" in own_home.main("queue").out and own_home.job(job_id)["estimated_start"] is None
+    assert own_home.main("pause", other).code == 4, "it has ended"
+    assert own_home.main("release", job_id).code == 0 and own_home.main("wait", job_id).code == 0
+
+
 def test_a_name_does_where_an_id_does(own_home):
     """For reading it is the latest of that name; for a change, the only one that can be changed so."""
     first = add_and_wait(own_home, "echo first; exit 3", "--name", "lr 2")
@@ -802,7 +814,7 @@ def test_pause_and_resume(own_home):
     own_home.main("resume", "1")
     own_home.main("wait", job_id)
     assert own_home.job(job_id)["gpu_index"] == 1
-    for words, code in ((["9"], 3), (["x"], 2), (["1", "x"], 2), (["-1"], 2)):
+    for words, code in ((["9"], 3), (["x"], 3), (["-1"], 2)):
         assert own_home.main("pause", *words).code == code, words
     assert [gpu["is_paused"] for gpu in own_home.main("status", "--json").json["gpu_status"]] == [True, False]
 

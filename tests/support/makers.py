@@ -162,7 +162,7 @@ JOB_FIELDS = {
     "environment": texts, "number": st.integers(0, 10**9),
     "gpus": st.integers(0, 16) | st.integers(1, 800).map(lambda cents: cents / 100),
     "gpu_ids": maybe(tuples(st.integers(0, 99))), "gpu_mem_mib": maybe(st.integers(1, 10**6)), "group": maybe(texts),
-    "after": tuples(ids), "after_any": tuples(ids), "begin_at": maybe(times),
+    "after": tuples(ids), "after_any": tuples(ids), "begin_at": maybe(times), "is_held": st.booleans(),
     "pending_dependencies": tuples(ids).map(lambda found: tuple(dict.fromkeys(found))),
     "env_digest": maybe(texts), "conda": maybe(passed_on),
     "snapshot": maybe(passed_on), "snapshot_repo": maybe(passed_on), "code": maybe(passed_on), "labels": tuples(st.tuples(texts, texts)),

@@ -198,6 +198,7 @@ REASONS = [  # what is shown, jobs, GPUs, keys, part of the reason why the last 
      [gpu(0), gpu(1)], {}, "GPU 0 is kept for job aaa"),
     ("its next attempt", [job("aaa", retry_at=NOW + 9, attempts=(failed_attempt(1), failed_attempt(2, "timeout")))], [gpu(0)], {},
      "attempt 2 failed (timeout); it is tried again in 9s"),
+    ("it is held", [job("aaa", is_held=True)], [gpu(0)], {}, "it is held (nexus resume aaa)"),
     ("it is to begin later", [job("aaa", begin_at=NOW + 7200)], [gpu(0)], {}, "begins in 2h, as asked"),
     ("those before it",
      [running("rrr"), job("bbb", 2), job("aaa", 3, after=("rrr", "bbb"), pending_dependencies=("rrr", "bbb"))], [gpu(0)], {},
