@@ -13702,7 +13702,7 @@ function drawJob(job) {
   const note = group && !filter.group && el('a', {class: 'muted', href: groupAddress(group)}, group);
   return el('li', {key: id, 'data-job': id}, describe(job, note), drawTime(job),
     known(job.command) && el('span', {class: 'actions quiet'}, !isOver(job)
-      ? button('Cancel', () => cancel(job), {disabled: Boolean(stopping), 'aria-label': `Cancel job ${id}`})
+      ? button('Cancel', () => cancelJob(job), {disabled: Boolean(stopping), 'aria-label': `Cancel job ${id}`})
       : status !== 'completed' && button('Retry', () => retry({ids: [id]}), {'aria-label': `Retry job ${id}`})));
 }
 
@@ -13758,25 +13758,20 @@ function openDialog(title, focused, ...children) {
   return new Promise((resolve) => { dialog.onclose = () => resolve(dialog.returnValue); });
 }
 
-async function cancelAfter(title, text, detail, verb, chosen, done) {
-  const keep = el('button', {value: ''}, 'Keep'), go = el('button', {value: 'yes', class: 'primary danger'}, verb);
-  const answer = await openDialog(title, keep, el('p', {}, text), el('pre', {tabindex: 0}, detail),
-    el('form', {method: 'dialog', class: 'buttons'}, keep, go));
-  if (answer) await act('POST', 'jobs/cancel', chosen, done);
+async function cancel(name, loss, detail, chosen) {
+  const keep = el('button', {value: ''}, 'Keep');
+  const isSure = await openDialog(`Cancel ${name}?`, keep, el('p', {}, loss), el('pre', {tabindex: 0}, detail),
+    el('form', {method: 'dialog', class: 'buttons'}, keep,
+      el('button', {value: 'yes', class: 'primary danger'}, `Cancel ${name}`)));
+  if (isSure) await act('POST', 'jobs/cancel', chosen, `Cancelled ${name}.`);
 }
 
-function cancel(job) {
-  const [loss, done] = job.status === 'running'
-    ? ['Its processes are asked to end, then killed. What it has not saved is lost.', 'is being stopped']
-    : ['It is taken out of the queue, and so are jobs that run after it.', 'was taken out of the queue'];
-  cancelAfter(`Cancel job ${job.id}?`, loss, commandOf(job), 'Cancel job', {ids: [job.id]}, `Job ${job.id} ${done}.`);
-}
-
-function cancelGroup({name, pending, running: runs}) {
-  cancelAfter(`Cancel all jobs of ${name}?`, 'Those that run are stopped: what they have not saved is lost.',
-    listed(pending && `${number(pending)} that wait`, runs && `${number(runs)} that run`), 'Cancel all', {group: name},
-    ({ids}) => `${counted(ids.length, 'job')} of ${name} end.`);
-}
+const cancelJob = (job) => cancel(`job ${job.id}`, job.status === 'running'
+  ? 'Its processes are asked to end, then killed. What it has not saved is lost.'
+  : 'It is taken out of the queue, and so are jobs that run after it.', commandOf(job), {ids: [job.id]});
+const cancelGroup = ({name, pending, running}) => cancel(`group ${name}`,
+  'Those that run are stopped: what they have not saved is lost.',
+  `${number(running)} running, ${number(pending)} waiting`, {group: name});
 
 async function retry(chosen, change, refuse) {  // chosen: {ids} or {group}; change: what is to be otherwise
   const added = await act('POST', 'jobs/retry', {...chosen, change}, ({ids, warning}) => listed(ids.length === 1
@@ -13835,9 +13830,6 @@ function openForm(title, verb, job, send) {
     if (await send(asked, (refusal) => show(error, sentences(refusal)), key)) byId('dialog').close();
     go.disabled = false;
   }
-  form.elements.command.addEventListener('keydown', ({key: pressed, ctrlKey, metaKey}) => {
-    if (pressed === 'Enter' && (ctrlKey || metaKey)) form.requestSubmit();
-  });
   openDialog(title, form.elements.command, form);
 }
 
@@ -13906,39 +13898,35 @@ class LogSource {
 // The page polls: an open log holds no connection, and a failed poll does no harm.
 class LogView {
   constructor(id) {
-    Object.assign(this, {id, tail: LOG_TAIL, isAtEnd: true, newCount: 0, onLoad: null});
+    Object.assign(this, {id, tail: LOG_TAIL, isAtEnd: true, isSeeking: false, partials: []});
     this.state = el('span', {class: 'small muted grow', role: 'status'});
     this.box = el('div',
       {class: 'lines', role: 'log', 'aria-label': `Log of job ${id}`, 'aria-live': 'off', tabindex: 0});
     this.error = button('Go to the error', () => this.goToError());
-    this.newer = button('', () => this.scrollToEnd(), {class: 'newer', hidden: true});
+    this.newer = button('\u2193 New lines', () => this.scrollToEnd(), {class: 'newer', hidden: true});
     this.node = el('div', {class: 'log'}, el('div', {class: 'head'}, this.state, this.error,
-      el('label', {}, el('input', {type: 'checkbox', checked: true}), 'Wrap'),
+      el('label', {}, el('input', {type: 'checkbox', checked: true}), ' Wrap'),
       button('Download', () => this.download())), this.box, this.newer);
     this.box.addEventListener('scroll', () => this.onScroll(), {passive: true});
     this.open();
   }
 
   onScroll() {
-    const {box} = this, left = box.scrollHeight - box.scrollTop;
-    this.isAtEnd = left - box.clientHeight < 24;
+    const {box} = this;
+    this.isAtEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 24;
     if (this.isAtEnd) this.newer.hidden = true;
-    if (box.scrollTop < 40 && left > box.clientHeight + 40 && this.hasEarlier() && !this.onLoad) {
-      this.loadEarlier(() => { box.scrollTop = box.scrollHeight - left; });     // what is in view stays in view
-    }
+    else if (box.scrollTop < 40 && !this.isNew) this.loadEarlier();
   }
 
   isWhole() {
     return !/[1-9]/.test(this.begin ?? '');
   }
 
-  hasEarlier() {
-    return this.tail < LOG_MOST && !this.isWhole();
-  }
-
-  loadEarlier(onLoad) {                         // begins anew, further above
-    Object.assign(this, {tail: LOG_MOST, onLoad, isAtEnd: false});
+  loadEarlier() {                               // begins anew, further above; returns whether there is more
+    if (this.isWhole() || this.tail === LOG_MOST) return false;
+    Object.assign(this, {tail: LOG_MOST, isAtEnd: false});
     this.open();
+    return true;
   }
 
   async open() {
@@ -13951,13 +13939,17 @@ class LogView {
       const isFinal = isOver(jobPage?.job);
       const [count, error] = await this.read(signal).then((found) => [found], (reason) => [0, reason]);
       if (signal.aborted) return;
-      this.problem = error && (error.status ? error.message : 'the connection is lost');
       this.isOver = error ? error.status >= 400 && error.status < 500 : isFinal;
       wait = count ? LOG_PAUSE_MS : Math.min(LOG_LONG_PAUSE_MS, 1.5 * wait);
       if (!error) this.draw();
+      this.problem = error && (error.status ? error.message : 'the connection is lost');
       this.describe();
       await new Promise((resolve) => setTimeout(resolve, wait));
     }
+  }
+
+  close() {
+    this.control?.abort();
   }
 
   async read(signal) {                          // returns how much is new
@@ -13965,48 +13957,39 @@ class LogView {
     const query = this.begin ? `offset=${offsets}` : `tail=${this.tail}`;
     const {answer, content} = await request('GET', `${pathOf(this)}/logs?${query}`,
       {headers: {Accept: 'application/x-ndjson'}, signal});
-    const starts = answer.headers.get('Log-Offset'), entries = content.split('\n').filter(Boolean);
+    const starts = answer.headers.get('Log-Offset');
+    const entries = content.split('\n').filter(Boolean).map((line) => JSON.parse(line));
     if (this.begin && offsets !== starts) { this.open(); return 0; }           // other files
     this.begin ??= starts;
     sources.forEach((source, index) => { source.offset = Number(starts.split(',')[index]); });
-    for (const entry of entries) this.take(JSON.parse(entry));
+    for (const {attempt, started_at: begun, has_earlier: hasEarlier, stream, end, text} of entries) {
+      if (hasEarlier && attempt !== this.attempt) {
+        this.lines.push([[[`attempt ${attempt}, ${clock(begun)}`, '']], 'attempt']);
+      }
+      this.attempt = attempt;
+      this.sources[stream].offset = end;
+      this.lines.push(...this.sources[stream].feed(text));
+    }
     return entries.length;
   }
 
-  take({attempt, started_at: begun, has_earlier: hasEarlier, stream, end, text}) {
-    if (hasEarlier && attempt !== this.attempt) {
-      this.lines.push([[[`attempt ${attempt}, ${clock(begun)}`, '']], 'attempt']);
-    }
-    this.attempt = attempt;
-    this.sources[stream].offset = end;
-    this.lines.push(...this.sources[stream].feed(text));
-  }
-
-  close() {
-    this.control?.abort();
-  }
-
   draw() {                                      // the lines that are new; all when it was opened anew
-    const {box, isAtEnd} = this, lines = this.lines.splice(0).slice(-LOG_MOST);
+    const {box} = this, lines = this.lines.splice(0).slice(-LOG_MOST), below = box.scrollHeight - box.scrollTop;
     if (this.isNew) box.replaceChildren();
-    this.isNew = false;
-    for (const node of this.partials ?? []) node.remove();
+    for (const node of this.partials) node.remove();
     this.partials = Object.values(this.sources).filter(({raw}) => raw).map(({raw, style, kind}) =>
       lineNode(renderLine(raw, style)[0], raw.includes('\r') ? null : kind));
     box.append(...lines.map((line) => lineNode(...line)), ...this.partials);
     const height = box.scrollHeight;
     while (box.children.length > LOG_MOST) box.firstChild.remove();
-    if (isAtEnd) {
-      this.scrollToEnd();
-    } else if (this.onLoad) {
-      this.onLoad();
-      this.onLoad = null;
-    } else {
-      box.scrollTop -= height - box.scrollHeight;               // the lines in view stay in view
-      this.newCount = lines.length + (this.newer.hidden ? 0 : this.newCount);
-      this.newer.hidden = !this.newCount;
-      show(this.newer, `\u2193 ${number(this.newCount)} new`);
+    if (this.isAtEnd) this.scrollToEnd();
+    else {                                      // the lines in view stay in view
+      if (this.isNew) box.scrollTop = box.scrollHeight - below;
+      else box.scrollTop -= height - box.scrollHeight;
+      this.newer.hidden &&= this.isNew || !lines.length;
     }
+    this.isNew = false;
+    if (this.isSeeking) this.goToError();
   }
 
   scrollToEnd() {
@@ -14017,10 +14000,9 @@ class LogView {
   goToError() {                                 // to the line that says why the job failed
     const wanted = jobPage.job.cause_line.split('\u2026')[0];
     const line = [...this.box.children].findLast((node) => node.textContent.includes(wanted));
-    if (!line) return this.hasEarlier() && this.loadEarlier(() => this.goToError());
-    line.classList.add('marked');
-    line.scrollIntoView({block: 'center'});
-    this.isAtEnd = false;
+    this.isSeeking = !line && this.loadEarlier();
+    line?.classList.add('marked');
+    line?.scrollIntoView({block: 'center'});
   }
 
   describe() {
@@ -14028,8 +14010,7 @@ class LogView {
     const silence = this.isOver ? 'it has printed nothing' : 'nothing printed yet';
     show(this.state, listed(job?.status === 'pending' ? 'the next attempt has not started'
       : this.problem ?? (count ? this.isOver ? 'complete' : 'live' : silence), count && counted(count, 'line'),
-    !this.isWhole() && (this.hasEarlier() ? 'scroll up for earlier ones' : 'earlier ones: Download')));
-    this.box.classList.toggle('over', this.isOver);
+    !this.isWhole() && (this.tail < LOG_MOST ? 'scroll up for earlier ones' : 'earlier ones: Download')));
     this.error.hidden = !isOver(job) || !job.cause_line;
   }
 
@@ -14109,7 +14090,7 @@ class JobPage {
       job.status === 'pending' && [move('First', 0, 'to the front'), move('Last', -1, 'to the end'),
         button('Change', () => openForm(`Change job ${id}`, 'Change', job,
           (change, refuse) => edit(change, `Job ${id} was changed.`, refuse)))],
-      button('Cancel', () => cancel(job), {disabled: Boolean(job.stopping)})];
+      button('Cancel', () => cancelJob(job), {disabled: Boolean(job.stopping)})];
   }
 
   drawParts(job) {
@@ -14158,11 +14139,19 @@ function typeOf(schema) {                       // the type in a word or two
   return schema.format ?? schema.type ?? 'any';
 }
 
-function drawFields(schema) {                   // each with its type and meaning
-  const one = schema.anyOf?.map((each) => shapes[typeOf(each)]).find(Boolean) ?? schema;
-  return el('div', {class: 'fields'}, Object.entries(one.properties ?? {}).map(([name, {description, ...type}]) =>
-    el('div', {}, el('code', {}, name), el('div', {}, marked(description ?? ''), ' ',
-      el('span', {class: 'help'}, typeOf(type).replace(' or null', ''))))));
+const drawFields = (title, fields) => fields.length > 0 && [el('h3', {}, title), el('div', {class: 'fields'},
+  fields.map(([name, {description = '', ...type}]) => el('div', {}, el('code', {}, name),
+    el('div', {}, marked(description), ' ', el('span', {class: 'help'}, typeOf(type).replace(' or null', ''))))))];
+
+function fieldsOf(schema) {                     // [name, schema] of each
+  const one = schema?.anyOf?.map((each) => shapes[typeOf(each)]).find(Boolean) ?? schema;
+  return Object.entries(one?.properties ?? {});
+}
+
+function drawReply([status, {content = {}, ...facts}]) {
+  const names = Object.values(content).map(({schema}) => typeOf(schema)), [shape = ''] = names;
+  const link = shapes[shape.replace('[]', '')] && el('a', {href: `#shape-${shape.replace('[]', '')}`}, shape);
+  return el('li', {}, `${status}: ${facts.description ?? typeOf(facts)} `, link ?? names.join(', '));
 }
 
 function drawCall(path, method, {operationId: id, summary, parameters, requestBody, responses}) {
@@ -14170,7 +14159,7 @@ function drawCall(path, method, {operationId: id, summary, parameters, requestBo
   const shape = shapes[typeOf(schema)] ?? schema;
   const area = (name, text) => el('textarea', {name, 'aria-label': name, rows: 6, spellcheck: 'false'}, text);
   const areas = isJson ? [area('Body', indented(shape.examples?.[0] ?? {}))]
-    : Object.entries(shape?.properties ?? {}).map(([name, {examples}]) => area(name, examples?.[0]));
+    : fieldsOf(shape).map(([name, {examples}]) => area(name, examples?.[0]));
   const address = el('input', {'aria-label': 'Address', value: path.slice(1), spellcheck: 'false'});
   const curl = el('pre', {tabindex: 0, 'aria-label': 'the same with curl'});
   const answer = el('div', {'aria-live': 'polite'}), send = el('button', {class: 'primary'}, 'Send');
@@ -14193,18 +14182,12 @@ function drawCall(path, method, {operationId: id, summary, parameters, requestBo
     send.disabled = false;
   }
   oninput();
-  const fields = Object.fromEntries(parameters.map(({name, description, schema: type}) =>
-    [name, {...type, description}]));
-  const replies = Object.entries(responses).map(([status, {content = {}, ...facts}]) => el('li', {},
-    `${status}: ${facts.description ?? typeOf(facts)}`, Object.entries(content).map(([type, {schema: one}]) => {
-      const name = typeOf(one), shapeName = name.replace('[]', '');
-      return [` \u2014 ${type} `, shapes[shapeName] ? el('a', {href: `#shape-${shapeName}`}, name) : name];
-    })));
   return el('details', {class: 'call panel', id},
-    el('summary', {}, el('b', {}, method), el('code', {}, path), el('span', {class: 'muted'}, marked(summary))),
-    parameters.length > 0 && [el('h3', {}, 'Parameters'), drawFields({properties: fields})],
-    shape && [el('h3', {}, 'Body'), drawFields(shape)],
-    el('h3', {}, 'Answers'), el('ul', {}, replies), el('h3', {}, 'With curl, or from here'),
+    el('summary', {}, el('b', {}, method), el('code', {}, path), muted(marked(summary))),
+    drawFields('Parameters', parameters.map(({name, description, schema: type}) => [name, {...type, description}])),
+    drawFields('Body', fieldsOf(shape)),
+    el('h3', {}, 'Answers'), el('ul', {}, Object.entries(responses).map(drawReply)),
+    el('h3', {}, 'With curl, or from here'),
     el('form', {oninput, onsubmit}, curl, address, areas, el('div', {class: 'buttons'}, send), answer));
 }
 
@@ -14212,21 +14195,16 @@ async function openDocs() {
   document.body.className = 'docs';
   document.title = 'nexus: the API';
   byId('docs').hidden = false;
-  const api = await ask('GET', 'openapi.json');
-  shapes = api.components.schemas;
-  show(byId('about'), `${api.info.description}\n\nVersion ${api.info.version}`.split('\n\n')
+  const {info, paths, components} = await ask('GET', 'openapi.json');
+  shapes = components.schemas;
+  show(byId('about'), `${info.description}\n\nVersion ${info.version}`.split('\n\n')
     .map((text) => el('p', {}, marked(text))));
-  const calls = Object.entries(api.paths).flatMap(([path, methods]) =>
-    Object.entries(methods).map(([method, facts]) => drawCall(path, method.toUpperCase(), facts)));
-  const objects = Object.entries(shapes).map(([name, schema]) => el('details',
-    {class: 'call panel', id: `shape-${name}`}, el('summary', {}, el('code', {}, name)), drawFields(schema)));
-  byId('calls').append(el('h2', {}, 'Calls'), ...calls, el('h2', {}, 'Objects'), ...objects);
-  const openWanted = () => {
-    const wanted = byId(decodeURIComponent(location.hash.slice(1)));
-    if (wanted?.tagName === 'DETAILS') { wanted.open = true; wanted.scrollIntoView(); }
-  };
-  addEventListener('hashchange', openWanted);
-  openWanted();
+  byId('calls').append(el('h2', {}, 'Calls'),
+    ...Object.entries(paths).flatMap(([path, methods]) =>
+      Object.entries(methods).map(([method, facts]) => drawCall(path, method.toUpperCase(), facts))),
+    el('h2', {}, 'Objects'), ...Object.entries(shapes).map(([name, schema]) => el('details',
+      {class: 'call panel', id: `shape-${name}`}, el('summary', {}, el('code', {}, name)),
+      drawFields('Fields', fieldsOf(schema)))));
 }
 
 // ---- Which page: the overview with its filter, or a job

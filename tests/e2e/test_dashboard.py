@@ -149,7 +149,7 @@ def test_a_job_submitted_with_curl_appears_streams_its_log_and_is_cancelled(brow
         expect(dialog).to_be_hidden()
         expect(button).to_be_focused()
         cancel(page, job_id)
-        expect(page.locator("#notices")).to_contain_text(f"Job {job_id} is being stopped.")
+        expect(page.locator("#notices")).to_contain_text(f"Cancelled job {job_id}.")
         expect(page.locator("#job .head .badge").first).to_have_text("cancelled: killed")
         go_home(page)
         expect(page.locator("#ended").locator(f"[data-job={job_id}]")).to_contain_text("killed")
@@ -276,9 +276,9 @@ def test_the_log_stays_where_its_reader_is(browser, box):
         go.touch()
         expect(lines.locator("div").last).to_have_text("600")
         assert lines.evaluate("(node) => node.scrollTop") == 100
-        page.get_by_role("button", name="100 new").click()
+        page.get_by_role("button", name="New lines").click()
         expect(lines.locator("div").last).to_be_in_viewport()
-        expect(page.get_by_role("button", name="100 new")).to_be_hidden()
+        expect(page.get_by_role("button", name="New lines")).to_be_hidden()
 
 
 # Many tabs: a browser has six connections to a host, for all of them
@@ -710,7 +710,7 @@ def test_a_group_is_a_row_that_opens_and_is_acted_on_as_one(browser, box):
         expect(page.locator("#ended .id")).to_have_text([bad])
         page.get_by_role("link", name="Show all").click()
         group.get_by_role("button", name="Cancel group sweep").click()
-        page.get_by_role("button", name="Cancel all").click()
+        page.get_by_role("dialog").get_by_role("button", name="Cancel group sweep").click()
         expect(page.locator("#ended [data-group=sweep]")).to_contain_text("61")
         expect(page.locator("#counts")).to_contain_text("0 waiting")
 
