@@ -3998,6 +3998,10 @@ class Layout:
     def job_folder(self, job_id: str) -> str:
         return os.path.join(self.log_dir, f"job_{job_id}")
 
+    def folder_of(self, job: Job) -> str:
+        """The folder of a job's logs, whether it exists yet or not.  log_dir may have changed since its start."""
+        return job.log_dir or self.job_folder(job.id)
+
     def work_folder(self, job_id: str) -> str:
         return os.path.join(self.job_folder(job_id), "work")        # cwd of a job with an uploaded script
 
@@ -5692,7 +5696,7 @@ def build_script(job: Job, environment: Mapping[str, str], layout: Layout,
         kept = [f"{name}={environment[name]}" for name in ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES")
                 if name in environment]
         launch = ["bash", "-p", "-c", CONDA_SCRIPT, "nexus", job.conda, "/usr/bin/env", *kept, *launch]
-    folder, cwd = job.log_dir or layout.job_folder(job.id), job.cwd
+    folder, cwd = layout.folder_of(job), job.cwd
     settings = {"id": job.id, "dir": folder, "service": str(0 if is_slurm else recorder), "events": layout.events_file,
                 "job_path": environment.get("PATH") or os.defpath, "commit": job.snapshot or ""}
     if job.snapshot_repo:
@@ -6228,11 +6232,6 @@ def is_machine_fault(error: OSError) -> bool:
     return errno.errorcode.get(error.errno or 0) in MACHINE_FAULTS
 
 
-def find_job_folder(layout: Layout, job: Job) -> str:
-    """The folder of a job's logs, whether it exists yet or not."""
-    return job.log_dir or layout.job_folder(job.id)
-
-
 class Started(Value):
     """An attempt runs: its job.sh has claimed it, or its node or Slurm reports it."""
     facts: Mapping[str, Any]        # fields of the attempt
@@ -6370,7 +6369,7 @@ class SlurmBackend(Backend):
 
     def submit(self, job: Job) -> list[News]:
         """Submit a job; return [] while it must wait.  Raises: unavailable; Slurm may have the job all the same."""
-        service, folder, config = self.service, self.service.layout.job_folder(job.id), self.service.config
+        service, folder, config = self.service, self.service.layout.folder_of(job), self.service.config
         state = service.store.state
         known, variables = state.jobs.get(job.id), state.environments.get(job.environment)
         if known is None or known.current.slurm_key != job.current.slurm_key or known.current.stop_cause:
@@ -6437,7 +6436,7 @@ class SlurmBackend(Backend):
         now, over_at, self.over_at = self.service.clock.monotonic(), self.over_at, {}
         for job in live:
             key, seen = job.current.slurm_key, self.seen.get(job.current.slurm_key)
-            claim = read_claim(self.service.layout.job_folder(job.id), job.attempt)
+            claim = read_claim(self.service.layout.folder_of(job), job.attempt)
             is_waiting = seen is not None and seen.state in SLURM_WAITING
             # By Slurm: its node was lost, or slurmctld crashed before it saved that the job began.
             is_requeued = is_waiting and (job.status == RUNNING or bool(claim and claim.pid))
@@ -6457,7 +6456,7 @@ class SlurmBackend(Backend):
 
     def find_end(self, job: Job, seen: SlurmJob | None, over_s: float) -> Iterator[Finding]:
         """Judge a job that Slurm calls ended or does not know, by its files."""
-        folder = self.service.layout.job_folder(job.id)
+        folder = self.service.layout.folder_of(job)
         self.hurry()
         if seen and seen.state in SLURM_WAITING:
             seen = replace(seen, state=REQUEUED_BY_SLURM, reason=f"queued again: {seen.reason}", started_at=None)
@@ -6787,7 +6786,7 @@ class HostedJob:
 
     def __init__(self, host: JobHost, job: Job) -> None:
         self.host, self.machine, self.clock, self.job = host, host.machine, host.clock, job
-        self.folder = find_job_folder(host.layout, job)
+        self.folder = host.layout.folder_of(job)
         self.pid, self.pid_started = job.current.pid, job.current.pid_started
         self.began: int | None = None                   # clock ticks since boot: Claim.began
         self.launched_at: float | None = None           # monotonic; None: another process launched it
@@ -7041,7 +7040,7 @@ class JobHost:
         fault = error if isinstance(error, OSError) else error.__cause__
         if not isinstance(fault, OSError):                  # its script has changed or is gone
             return Result(None, None, 0.0, "launch", format_line(str(error), 300))
-        path = fault.filename or find_job_folder(self.layout, job)
+        path = fault.filename or self.layout.folder_of(job)
         why = format_line(describe_disk_error(fault, "start it with", path).message, 300)
         if not is_machine_fault(fault):
             return Result(None, None, 0.0, "launch", why, may_pass=True)
@@ -7052,7 +7051,7 @@ class JobHost:
     def write_script(self, order: Order, leases: Sequence[tuple[str, str, str]] = ()) -> str:
         """Write a job's folder and its job.sh; return the path of that.  Raises: OSError."""
         job, gpus = order.job, self.observer.observation.gpus
-        folder = find_job_folder(self.layout, job)
+        folder = self.layout.folder_of(job)
         os.makedirs(folder, mode=0o700, exist_ok=True)
         if order.code is not None:                      # an earlier attempt may have changed the file
             os.makedirs(job.cwd, mode=0o700, exist_ok=True)
@@ -7952,7 +7951,7 @@ class Runners(Part):
         elif isinstance(news, Started):
             self.service.record(job, False, **news.facts)
         elif isinstance(news, Requeue):
-            why, facts = news.why, {**(news.facts or {}), "log_base": measure_logs(find_job_folder(self.layout, job))}
+            why, facts = news.why, {**(news.facts or {}), "log_base": measure_logs(self.layout.folder_of(job))}
             self.store.update(lambda state: requeue(state, state.jobs[job.id], why, now, **facts))
             self.forget(job)
             self.service.observer.annotate(self.service.local.list_jobs())      # shows who holds the GPU
@@ -7969,7 +7968,7 @@ class Runners(Part):
                 self.record_start(job, started_at=now)
             if news.cause == "launch" and not job.current.node:
                 with contextlib.suppress(OSError):      # a late runner must find the attempt claimed
-                    take_claim(find_job_folder(self.layout, job), job.attempt)
+                    take_claim(self.layout.folder_of(job), job.attempt)
             self.unrecorded[job.id] = news
 
     def record_start(self, job: Job, **facts: Any) -> None:
@@ -8004,7 +8003,7 @@ class Runners(Part):
 
     def gather_evidence(self, job: Job, result: Result) -> Evidence:
         """What tells why an attempt failed, and what its processes used."""
-        folder, trouble = find_job_folder(self.layout, job), None
+        folder, trouble = self.layout.folder_of(job), None
         most = TAIL_BYTES if result.exit_code else 0
         text, _ = read_tail(os.path.join(folder, "stderr.log"), job.log_base[1], most)
         if result.exit_code and not job.current.node:
@@ -8100,7 +8099,7 @@ class Launcher(Part):
 
     def make_room(self, job: Job) -> None:
         """Make the folder of a job's logs; what a forgotten job has left there is moved aside.  Raises: OSError."""
-        folder = find_job_folder(self.layout, job)
+        folder = self.layout.folder_of(job)
         if job.attempt == 1 and os.path.lexists(folder):
             aside = f"{folder}.old-{self.clock.new_token()[:8]}"
             os.rename(folder, aside)
@@ -8827,7 +8826,7 @@ class Admission(Part):
 
         # Only when nothing speaks against it: a job whose attempt is claimed here does not run any more.
         withdrawn = {job.current.slurm_key for job in find(self.store.state) if job.current.slurm_id
-                     and job.status == PENDING and is_withdrawn(job, self.layout.job_folder(job.id))}
+                     and job.status == PENDING and is_withdrawn(job, self.layout.folder_of(job))}
 
         def stop(state: State) -> Changes:
             left = find(state)
