@@ -1112,12 +1112,17 @@ def add_job(job: Job) -> tuple[Put, ...]:
     return Put("jobs", job.id, job), Put("facts", "next_number", job.number + 1)
 
 
-def change_job(job: Job, **facts: Any) -> Put:
-    """The change of these fields of a job, or of its last attempt."""
+def with_facts(job: Job, **facts: Any) -> Job:
+    """The job with these fields of it, or of its last attempt."""
     learned = {name: facts.pop(name) for name in [name for name in facts if name in ATTEMPT_FIELDS]}
     if learned:
         facts["attempts"] = (*job.attempts[:-1], replace(job.attempts[-1], **learned))
-    return Put("jobs", job.id, replace(job, **facts))
+    return replace(job, **facts)
+
+
+def change_job(job: Job, **facts: Any) -> Put:
+    """The change of these fields of a job, or of its last attempt."""
+    return Put("jobs", job.id, with_facts(job, **facts))
 
 
 def change_status(job: Job, status: str, now: float, **facts: Any) -> Put:
@@ -5181,7 +5186,7 @@ class Machine:
         if config.jobs.launcher == "screen":
             self.no_screen_reason = self.screen.prepare()
         self.children: dict[str, subprocess.Popen[bytes]] = {}          # {job id: its screen or job.sh}, to be reaped
-        self.launched: dict[str, int] = {}                  # {job id: that process's pid}, until the job is forgotten
+        self.launched: dict[str, int] = {}                  # {job id: that process's pid}, for session_of()
         self.boot_id = read_boot_id()
 
     def launch(self, job: Job, script: str) -> None:
@@ -5479,12 +5484,13 @@ has_company() {
   cat "${files[@]}" </dev/null 2>/dev/null | sed -n "s/^\([0-9]*\) .*) [^ZX] \([0-9]*\) [0-9]* $$ .*/ \1 \2 /p" |
     grep -qv " $$ "
 }
-# Write how it ended.  A full disk loses nothing: retry until there is room.
+# Write how it ended: code $1, after $took, for $cause and $words; $goes_on if others of its session do.  A full disk
+# loses nothing: retry until there is room.
 finish() {
   until { [ -z "$cause" ] || printf '%s\n' "$words" > "$dir/fault-$attempt"; } &&
       printf '{"exit_code": %s, "runtime_seconds": %s.%02d%s}\n' "$1" $((took / 100)) $((took % 100)) \
         "${cause:+, \"cause\": \"$cause\"}${goes_on:+, \"goes_on\": true}" > "$dir/result-$attempt.json" &&
-      { [ -d "/proc/$service" ] || sync "$dir/result-$attempt.json"; }      # a running service records the end itself
+      { [ -d "/proc/$recorder" ] || sync "$dir/result-$attempt.json"; }      # a running service records the end itself
   do
     sleep 2
     [ -d "$dir" ] || break
@@ -5697,7 +5703,7 @@ def build_script(job: Job, environment: Mapping[str, str], layout: Layout,
                 if name in environment]
         launch = ["bash", "-p", "-c", CONDA_SCRIPT, "nexus", job.conda, "/usr/bin/env", *kept, *launch]
     folder, cwd = layout.folder_of(job), job.cwd
-    settings = {"id": job.id, "dir": folder, "service": str(0 if is_slurm else recorder), "events": layout.events_file,
+    settings = {"id": job.id, "dir": folder, "recorder": str(0 if is_slurm else recorder), "events": layout.events_file,
                 "job_path": environment.get("PATH") or os.defpath, "commit": job.snapshot or ""}
     if job.snapshot_repo:
         tree = os.path.join(folder, "files")
@@ -6787,7 +6793,7 @@ class HostedJob:
     def __init__(self, host: JobHost, job: Job) -> None:
         self.host, self.machine, self.clock, self.job = host, host.machine, host.clock, job
         self.folder = host.layout.folder_of(job)
-        self.pid, self.pid_started = job.current.pid, job.current.pid_started
+        self.pid, self.pid_started = job.current.pid, job.current.pid_started       # known here before it is recorded
         self.began: int | None = None                   # clock ticks since boot: Claim.began
         self.launched_at: float | None = None           # monotonic; None: another process launched it
         self.requeue = ""                               # it never began, and never will: why
@@ -6997,7 +7003,7 @@ class JobHost:
         self.run_guarded = run_guarded                  # what is wrong with one job must not hold up the others
         self.hosted: dict[str, HostedJob] = {}          # {job id: its attempt here}
         self.checked_at = float("-inf")                 # monotonic
-        self.start_backoff = Backoff(*HOLD_S)           # nothing is started here during it
+        self.start_backoff = Backoff(*HOLD_S)           # nothing is started here during it, nor on nodes or in Slurm
 
     def start(self, order: Order) -> Requeue | Result | None:
         """Start an attempt; return why it could not be started, for now or for good."""
@@ -7086,7 +7092,7 @@ class JobHost:
             hosted = self.hosted[job.id] = HostedJob(self, job)
         hosted.job = job
         if hosted.stop and not job.current.stop_cause:      # a full disk, where that cannot be recorded, spares no job
-            hosted.job = change_job(job, stop_cause=hosted.stop[0], stop_line=hosted.stop[1]).value
+            hosted.job = with_facts(job, stop_cause=hosted.stop[0], stop_line=hosted.stop[1])
         return hosted
 
     def end_processes(self, due: Sequence[HostedJob], now: float) -> None:
@@ -7094,7 +7100,7 @@ class JobHost:
         if not due:
             return
         # No process outlives a boot.  The pid of a short job is not recorded yet.
-        here = [change_job(one.job, pid=one.pid, pid_started=one.pid_started).value for one in due if one.is_here]
+        here = [with_facts(one.job, pid=one.pid, pid_started=one.pid_started) for one in due if one.is_here]
         over = [job_id for job_id, one in self.hosted.items() if one.result]
         members = self.machine.processes.find_members(here, over)
         for one in due:
@@ -7397,7 +7403,7 @@ class Agent:
             if same is None or same.attempt != job.attempt:
                 same = Wanted(key, job.attempt, (0, 0), "killed")
             if same.stop_cause and not job.current.stop_cause:
-                self.jobs[key] = change_job(job, stop_cause=same.stop_cause, stop_signal=same.stop_signal).value
+                self.jobs[key] = with_facts(job, stop_cause=same.stop_cause, stop_signal=same.stop_signal)
         for one in self.question.jobs:
             known = self.jobs.get(one.key)
             if one.order and one.key not in self.refused and (known is None or known.attempt != one.attempt):
@@ -7446,7 +7452,7 @@ class Agent:
 
     def stop(self, key: str, cause: str, line: str) -> None:
         """End a job that has reached a limit: the head may not be there."""
-        self.jobs[key] = change_job(self.jobs[key], stop_cause=cause, stop_line=line).value
+        self.jobs[key] = with_facts(self.jobs[key], stop_cause=cause, stop_line=line)
         self.keep(self.jobs[key])
 
     def report(self, one: Wanted, progress: Progress | None, most_bytes: int) -> JobReport:
