@@ -6383,7 +6383,7 @@ class SlurmBackend(Backend):
         if state.paused or self.error or self.refused.find_why(service.clock.monotonic()):
             return []
         try:
-            service.local.host.write_script(service.launcher.make_order(job, variables))
+            service.local.host.write_script(service.starter.make_order(job, variables))
         except (OSError, NexusError) as error:
             return [service.local.host.judge_start_error(error, job)]
         try:
@@ -6495,12 +6495,12 @@ class SlurmBackend(Backend):
 
     def start(self, job: Job, variables: Mapping[str, str] | None) -> None:
         """Give the job to the thread."""
-        self.service.launcher.make_room(job)
+        self.service.starter.make_room(job)
         self.live, self.submitting = (*self.live, job), job
         self.worker.wanted.set()
 
     def list_live(self) -> tuple[Job, ...]:
-        state, ended = self.service.store.state, self.service.runners.unrecorded
+        state, ended = self.service.store.state, self.service.outcomes.unrecorded
         return tuple(job for job in (*list_in_slurm(state), *state.running.values())
                      if job.current.slurm_key and job.id not in ended)
 
@@ -7170,10 +7170,10 @@ class Local(MachineBackend):
         self.host = JobHost(service.observer, service.layout, service.umask, service.run_guarded, os.getpid())
 
     def start(self, job: Job, variables: Mapping[str, str] | None) -> News | None:
-        self.service.launcher.make_room(job)
-        news = self.host.start(self.service.launcher.make_order(job, variables))
+        self.service.starter.make_room(job)
+        news = self.host.start(self.service.starter.make_order(job, variables))
         if news is None:
-            self.service.launcher.tell_start(job)
+            self.service.starter.tell_start(job)
         return news
 
     def poll_jobs(self, jobs: Sequence[Job], runner_events: Sequence[RunnerEvent]) -> list[tuple[Job, Progress]]:
@@ -7827,13 +7827,13 @@ class Node(MachineBackend):
             threading.Thread(target=self.send, args=(job, variables), name="snapshot", daemon=True).start()
         else:
             self.send(job, variables)
-        self.service.launcher.tell_start(job)
+        self.service.starter.tell_start(job)
 
     def send(self, job: Job, variables: Mapping[str, str] | None) -> None:
         """Have an attempt started.  On any error the job must not wait for ever."""
         key = job.id, job.attempt
         try:
-            order: Order = self.service.launcher.make_node_order(self, job, variables)
+            order: Order = self.service.starter.make_node_order(self, job, variables)
             with self.guard:
                 if self.line is None:                       # it was lost since plan()
                     raise NexusError("unavailable", "it cannot be reached")
@@ -7936,7 +7936,7 @@ class Node(MachineBackend):
         return trouble.message if trouble else f"{self.name}: {why}" if why else None       # trouble names it
 
 
-class Runners(Part):
+class Outcomes(Part):
     """Records what the backends report: starts, ends, requeues."""
 
     def __init__(self, service: Service) -> None:
@@ -7953,7 +7953,7 @@ class Runners(Part):
                 self.service.wake()
         elif isinstance(news, Started) and job.status == PENDING:       # in Slurm's queue
             self.record_start(job, **news.facts)
-            self.service.launcher.tell_start(self.store.state.jobs[job.id])
+            self.service.starter.tell_start(self.store.state.jobs[job.id])
         elif isinstance(news, Started):
             self.service.record(job, False, **news.facts)
         elif isinstance(news, Requeue):
@@ -8067,7 +8067,7 @@ class Runners(Part):
                 self.log.info("Job %s goes on", job.id)
 
 
-class Launcher(Part):
+class Starter(Part):
     """Starts jobs through their backends."""
 
     def intend(self, job: Job, start: Start, now: float) -> Put:
@@ -8091,10 +8091,10 @@ class Launcher(Part):
         except Exception as error:
             hosted = self.service.local.host.hosted.get(job.id)
             if not hosted or hosted.launched_at is None:
-                self.service.runners.take_news(job, Result(None, None, 0.0, "launch", format_line(repr(error), 300)))
+                self.service.outcomes.take_news(job, Result(None, None, 0.0, "launch", format_line(repr(error), 300)))
             raise
         if news:
-            self.service.runners.take_news(job, news)
+            self.service.outcomes.take_news(job, news)
 
     def tell_start(self, job: Job) -> None:
         """Log a start."""
@@ -8995,7 +8995,7 @@ class GpuWatch(Part):
         self.first_probe.set()
         if [gpu.uuid for gpu in latest.gpus] != [gpu.uuid for gpu in before.gpus]:
             # GPU indices that were written while the GPUs were unknown
-            self.service.history.apply_edit({"paused_gpus": self.store.state.paused_gpus})
+            self.service.housekeeping.apply_edit({"paused_gpus": self.store.state.paused_gpus})
         self.host = measure_host(self.machine.psutil)
 
     def show_gpus(self) -> None:
@@ -9083,8 +9083,8 @@ def pause_gpus(state: State, uuids: Sequence[str], *reasons: tuple[str, str]) ->
     yield Put("facts", "pause_reasons", (*kept, *reasons))
 
 
-class History(Part):
-    """Keeps the disk in order: trims finished jobs with their files, and writes state.json."""
+class Housekeeping(Part):
+    """Keeps the disk in order: forgets finished jobs with their files, keeps sent scripts, writes state.json."""
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
@@ -9451,7 +9451,7 @@ class Views(Part):
         return {
             **{name: round_known(number) for name, number in usage.samples.items()},
             "rss_mib": round_known(usage.rss_mib), "cpu_percent": round_known(usage.cpu_percent),
-            "runtime_seconds": round(self.service.runners.find_runtime_s(job, now), 3),
+            "runtime_seconds": round(self.service.outcomes.find_runtime_s(job, now), 3),
             "unknown_since": node.since if node and node.trouble else None,
             "last_line": self.service.log_watch.find_last_line(job.log_dir)}
 
@@ -9673,11 +9673,11 @@ class Service:
         self.drafts = Drafts(self)
         self.admission = Admission(self)
         self.gpu_watch = GpuWatch(self)
-        self.runners = Runners(self)
-        self.launcher = Launcher(self)
+        self.outcomes = Outcomes(self)
+        self.starter = Starter(self)
         self.local = Local(self)
         self.pool = NodePool(self)
-        self.history = History(self)
+        self.housekeeping = Housekeeping(self)
         self.log_watch = LogWatch(self)
         self.health = Health(self)
         self.views = Views(self)
@@ -9716,12 +9716,12 @@ class Service:
 
     def run(self) -> None:
         self.run_guarded("looking for jobs whose hook is due", self.hooks.begin)
-        self.runners.adopt()
+        self.outcomes.adopt()
         for worker in (Worker(self, "asking for the GPUs", self.gpu_watch.probe),
                        Worker(self, "measuring jobs' memory", self.observer.measure_memory),
                        self.health.disk_watch,
-                       Worker(self, "writing state.json", self.history.keep_state),
-                       self.history.trimmer, self.hooks.worker, self.log_watch.worker,
+                       Worker(self, "writing state.json", self.housekeeping.keep_state),
+                       self.housekeeping.trimmer, self.hooks.worker, self.log_watch.worker,
                        *(one.worker for one in (self.cluster, self.jobs_file) if one)):
             worker.thread.start()
         while not self.is_stopping:
@@ -9729,8 +9729,8 @@ class Service:
         self.run_guarded("ending jobs", self.end_for_reboot)
         for node in self.pool.nodes.values():
             node.end()
-        self.run_guarded("at the end", self.store.look_for_edit, self.history.apply_edit)
-        self.run_guarded("at the end", self.runners.keep_samples)
+        self.run_guarded("at the end", self.store.look_for_edit, self.housekeeping.apply_edit)
+        self.run_guarded("at the end", self.outcomes.keep_samples)
         self.run_guarded("at the end", self.log_watch.end)
 
     def end_for_reboot(self) -> None:
@@ -9741,7 +9741,7 @@ class Service:
 
         def end(state: State) -> Changes:
             for job in list(state.running.values()):
-                is_over = job.id in self.runners.unrecorded or self.local.is_ending(job.id)
+                is_over = job.id in self.outcomes.unrecorded or self.local.is_ending(job.id)
                 if self.local.has(job) and not job.current.stop_cause and not is_over:
                     yield change_job(job, stop_cause="reboot", stop_line=MACHINE_DOWN)
 
@@ -9765,7 +9765,7 @@ class Service:
         for known, news in backend.poll(runner_events):
             job = self.store.state.jobs.get(known.id)
             if job and job.attempt == known.attempt and job.status not in FINAL:
-                self.run_guarded(f"hearing of job {job.id}", self.runners.take_news, job, news)
+                self.run_guarded(f"hearing of job {job.id}", self.outcomes.take_news, job, news)
 
     @property
     def backends(self) -> Sequence[Backend]:
@@ -9797,7 +9797,7 @@ class Service:
         next_look_s = self.local.host.find_next_look_s()
         if is_late or (self.store.last_error and next_look_s is None):
             return WATCH_INTERVAL_S             # backoff after a failure
-        if self.runners.unrecorded:
+        if self.outcomes.unrecorded:
             return TERMINATION_INTERVAL_S
         until = self.plan.delayed_until
         delays = [] if until is None else [max(0.01, until - self.clock.now())]
@@ -9810,8 +9810,8 @@ class Service:
     def record_ends_and_start(self) -> None:
         """Record the ends of jobs and plan starts in one transaction; then start the jobs."""
         now, trouble, nodes = self.clock.now(), self.gpu_watch.find_gpu_error(), self.pool.view_nodes()
-        over = dict(self.runners.unrecorded)
-        evidence = {job.id: self.runners.gather_evidence(job, over[job.id])
+        over = dict(self.outcomes.unrecorded)
+        evidence = {job.id: self.outcomes.gather_evidence(job, over[job.id])
                     for job in self.running_jobs() if job.id in over}
         hold = "the machine goes down" if self.is_going_down else (
             self.local.host.start_backoff.find_why(self.clock.monotonic()) or "")
@@ -9823,24 +9823,24 @@ class Service:
             ended = []
             for job_id, proof in evidence.items():          # only here a running job ends: it still runs
                 job = state.jobs[job_id]
-                yield from self.runners.end_attempt(state, job, over[job_id], proof, now)
+                yield from self.outcomes.end_attempt(state, job, over[job_id], proof, now)
                 ended.append((job, state.jobs[job_id]))
             planned = plan(state, self.gpu_watch.see_gpus(state), trouble, self.config, now, nodes, hold)
             for start in planned.starts:
-                yield self.launcher.intend(state.jobs[start.job_id], start, now)
+                yield self.starter.intend(state.jobs[start.job_id], start, now)
             jobs = [state.jobs[start.job_id] for start in planned.starts]
             starting.extend((job, state.environments.get(job.environment)) for job in jobs)
             return planned, ended
 
         self.plan, ended = self.store.update(decide)
         for job_id in over:
-            self.runners.unrecorded.pop(job_id, None)
+            self.outcomes.unrecorded.pop(job_id, None)
         for before, _ in ended:
-            self.runners.forget(before)
+            self.outcomes.forget(before)
         for before, after in ended:         # in the log, an end stands before the start that it made possible
-            self.runners.report_end(before, after)
+            self.outcomes.report_end(before, after)
         for job, variables in starting:
-            self.run_guarded(f"starting job {job.id}", self.launcher.start, job, variables)
+            self.run_guarded(f"starting job {job.id}", self.starter.start, job, variables)
         self.gpu_watch.guard_gpus([before for before, _ in ended])
 
     def tell(self, job: Job, message: str, *details: object) -> None:
@@ -10483,7 +10483,7 @@ class Calls(Gate):
     @route("POST /jobs/clear", "user",
            "forget finished jobs, with their logs: those named, or all of a group or status", "Ids", body="Choice")
     def post_clear(self, caller: Caller, body: Any) -> dict[str, Any]:
-        return {"ids": self.service.history.clear(
+        return {"ids": self.service.housekeeping.clear(
             Choice(**read_object(CHOICE_KEYS, CHOICE, body)), caller)}
 
     @route("POST /jobs/retry", "user",
@@ -10621,7 +10621,7 @@ class Api(Calls):
         admission, name = self.service.admission, self.service.clock.new_token()
         asked = Asked({"labels": labels, **{name: value for name, value in config.items() if name in JOB_FIELDS},
                        "command": f"{self.service.drafts.find_python()} main.py", "code": name})
-        with self.service.history.keep_code(name, code):
+        with self.service.housekeeping.keep_code(name, code):
             job = self.describe(self.find_job(admission.submit([asked], caller, key).ids[0], caller))
         return {"job_id": job["id"], "node_id": self.service.pool.number_nodes().get(job["node"]), "status": PENDING,
                 "queue_position": job["position"] or 0}        # 0 for one that has started by now, too
@@ -10667,7 +10667,7 @@ class Api(Calls):
             wait = [job for job in waiting
                     if (job.only_node if job.only_node in service.pool.nodes else service.node) == name]
             times = [None if job.expected_time is None else
-                     max(0.0, job.expected_time - service.runners.find_runtime_s(job, now)) for job in run]
+                     max(0.0, job.expected_time - service.outcomes.find_runtime_s(job, now)) for job in run]
             times += [job.expected_time for job in wait]
             is_well = all(check.startswith("node ") for check in bad)
             if number:

@@ -170,7 +170,7 @@ class World:
         self.store = nexus.Store(self.layout, self.clock, self.log)
         self.store.recover()
         self.service = nexus.Service(self.config, self.layout, self.store, self.machine, self.clock, self.log, {"PATH": "/usr/bin"})
-        self.service.runners.adopt()
+        self.service.outcomes.adopt()
         self.probe()
 
     def crash(self, is_reboot=False):
@@ -298,7 +298,7 @@ def test_bounce_of_a_job_that_is_to_be_stopped_ends_it(world):
     w.turn(f"bounce {job_id} 1 taken")
     w.turn()
     assert (w.job(job_id).status, w.job(job_id).current.cause, w.job(job_id).current.stop_by) == ("cancelled", "killed", "ann")
-    assert w.machine.launched == [(job_id, 1)] and not w.service.runners.unrecorded and not w.service.local.host.hosted
+    assert w.machine.launched == [(job_id, 1)] and not w.service.outcomes.unrecorded and not w.service.local.host.hosted
 
 
 def test_starts_that_come_to_nothing_leave_no_trail(world):
@@ -527,14 +527,14 @@ def test_history_is_trimmed(world):
     end_all(w, [jobs[number] for number in (4, 1, 0, 5, 2, 3)])
     made.parent.mkdir(parents=True, exist_ok=True)
     made.write_text("a week of work")
-    w.service.history.trim_history()
+    w.service.housekeeping.trim_history()
     kept = nexus.list_finished(w.store.state)
     assert [job.id for job in kept] == [jobs[5], jobs[2], jobs[3]], "those that ended last"
     assert sorted(path.name for path in w.folder_of("x").parent.iterdir() if ".old-" not in path.name) == sorted(
         f"job_{job_id}" for job_id in (jobs[1], jobs[2], jobs[3], jobs[5]))
     assert os.listdir(w.folder_of(jobs[1])) == ["files"] and made.read_text() == "a week of work"
     assert w.lines[-1] == f"Trimmed 3 jobs beyond history_limit = 3, with their logs: {jobs[4]}, {jobs[1]}, {jobs[0]}"
-    w.service.history.trim_history()
+    w.service.housekeeping.trim_history()
     assert sum("Trimmed" in line for line in w.lines) == 1
 
 
@@ -543,7 +543,7 @@ def test_what_a_job_made_stays_when_its_id_comes_again(world):
     first, second = (w.add("true", gpus=0) for _ in range(2))
     end_all(w, [first, second])
     fill(w.folder_of(first) / "work/model.pt")
-    w.service.history.trim_history()
+    w.service.housekeeping.trim_history()
     again = w.add("true", gpus=0)
     assert again == first
     w.turn()
@@ -564,7 +564,7 @@ def test_a_snapshot_goes_with_the_last_job_that_has_it(world, monkeypatch):
     of = {"snapshot": "a" * 40, "snapshot_repo": "/repo", "cwd": "/repo/sub", "gpus": 0}
     for job_id in [w.add("true", **of), w.add("true", **of), w.add("true", gpus=0)]:
         w.service.admission.cancel(nexus.Choice([job_id], ("pending",)), ANN)
-        w.service.history.trim_history()
+        w.service.housekeeping.trim_history()
         assert released == [] or len(w.store.state.jobs) == 1
     assert released == [("/repo", "a" * 40)]
 
@@ -790,7 +790,7 @@ def test_a_disk_that_fills_after_a_launch_ends_no_job(world, monkeypatch):
 
     monkeypatch.setattr(w.machine, "launch", launch_and_fill)
     w.turn()
-    assert w.machine.launched == [(job_id, 1)] and job_id not in w.service.runners.unrecorded
+    assert w.machine.launched == [(job_id, 1)] and job_id not in w.service.outcomes.unrecorded
     assert w.job(job_id).status == "running" and not w.service.failure_count
 
 
@@ -1084,7 +1084,7 @@ def test_samples_of_a_job_are_kept_over_a_restart_and_a_retry_begins_anew(world)
     assert (told["rss_mib"], told["cpu_percent"]) == (500, 50)
     status = w.service.views.status()["gpu_status"][0]
     assert status["utilization_peak"] == 100 and status["utilization_mean"] == 50      # of 0, 50, 100: up to the look before
-    w.service.runners.keep_samples()
+    w.service.outcomes.keep_samples()
     w.crash()
     w.machine.shown = [makers.gpu(0), makers.gpu(1)]
     w.machine.processes.alive.pop(200)
@@ -1116,7 +1116,7 @@ def test_a_gpu_that_its_job_has_not_used_for_ten_minutes_is_idle(world):
 # state.json, edited by others
 
 def look_for_edit(w):
-    return w.store.look_for_edit(w.service.history.apply_edit)
+    return w.store.look_for_edit(w.service.housekeeping.apply_edit)
 
 
 def edit(w, act):
@@ -1364,7 +1364,7 @@ def test_on_finish_runs_for_each_job_that_ended_while_it_was_configured(world, m
     w.crash()
     w.service.hooks.begin()
     ended = [end() for _ in range(3)]
-    w.service.history.trim_history()
+    w.service.housekeeping.trim_history()
     assert w.service.hooks.look() == 0 and calls == ended[:1]
     w.crash()
     w.service.hooks.begin()
@@ -1671,7 +1671,7 @@ def test_what_keeps_an_order_from_being_made(head, monkeypatch, error, status):
     """Whatever it fails at, the job does not wait for ever."""
     w = head()
     job_id = w.add()
-    monkeypatch.setattr(w.service.launcher, "make_node_order", lambda *_: (_ for _ in ()).throw(error))
+    monkeypatch.setattr(w.service.starter, "make_node_order", lambda *_: (_ for _ in ()).throw(error))
     for _ in range(3):
         w.turn()
     assert w.job(job_id).status == status and str(error) in w.job(job_id).attempts[-1].cause_line
