@@ -13147,6 +13147,7 @@ section { margin-bottom: 1rem; }
 .group progress { flex: 0 1 11rem; }
 
 .log { overflow: hidden; background: var(--paper); color: var(--print); position: relative; }
+.log .grow { flex-basis: 10rem; }
 .log .head { margin: 0; padding: .3rem .6rem; background: var(--panel); color: var(--ink); }
 .lines { min-height: 4rem; max-height: max(16rem, 100dvh - 20rem); overflow: auto; padding: .5rem .8rem;
   font: 12.5px/1.5 var(--mono); white-space: pre-wrap; overflow-anchor: none; contain: layout paint; }
@@ -13172,6 +13173,7 @@ section { margin-bottom: 1rem; }
 .facts, .form { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(16rem, 100%), 1fr)); gap: .6rem; }
 .facts div, .fields > div { display: grid; grid-template-columns: minmax(7rem, 12rem) minmax(0, 1fr); gap: .6rem; }
 dialog { width: min(38rem, calc(100vw - 1.5rem)); max-height: calc(100dvh - 2rem); padding: 1.1rem; color: var(--ink); }
+dialog h2 { margin-bottom: .4rem; }
 dialog::backdrop { background: rgb(8 12 18 / .5); }
 dialog pre, #docs pre { padding: .5rem; margin: .5rem 0; max-height: 24rem; overflow: auto; background: var(--sunk); }
 .form > *, #login { display: grid; gap: .3rem; align-content: start; }
@@ -13684,7 +13686,7 @@ function drawLists() {
   return el('div', {id: 'lists', key: 'lists'}, isFiltered() && el('div', {class: 'head', key: 'chips'},
     ['running', 'pending', ...FINAL].map((word) => chip(word, word === status, {status: word === status ? '' : word})),
     group && chip(`group ${group} \u00d7`, true, {group: ''}), el('a', {href: '#/'}, 'Show all')),
-  found.running && wants('running') && drawList('running', 'Running', found.running, found.running.length),
+  found.running?.length > 0 && wants('running') && drawList('running', 'Running', found.running, found.running.length),
   wants('pending') && drawList('waiting', 'Waiting', waiting, found.waiting, 'Nothing waits.', counts.pending),
   wants(...FINAL) && drawList('ended', 'Ended', ended, found.ended, 'No job has ended yet.'));
 }
@@ -13745,8 +13747,7 @@ byId('filter').addEventListener('input', () => {                // asks when one
   }, 250);
 });
 addEventListener('keydown', (event) => {
-  const {key, target} = event, isPlain = !event.ctrlKey && !event.metaKey && !event.altKey;
-  if (key !== '/' || !isPlain || /INPUT|TEXTAREA|SELECT/.test(target.tagName) || isDocs || byId('dialog').open) return;
+  if (event.key !== '/' || /INPUT|TEXTAREA/.test(event.target.tagName) || isDocs || byId('dialog').open) return;
   event.preventDefault();
   byId('filter').focus();
 });
@@ -13798,7 +13799,7 @@ const UNITS = {gpu_mem_mib: 'M', timeout_seconds: 's', expected_time: 's'};
 
 function drawField({name, type, like, label, help}, job) {
   const id = `field-${name}`, isLong = name === 'command' || type === 'object', isNumber = READ[type] === Number;
-  const value = known(job[name]) ? `${job[name]}${job[name] && (UNITS[name] ?? '')}` : null;
+  const value = known(job[name]) ? `${job[name]}${UNITS[name] ?? ''}` : null;
   const kind = isNumber ? {type: 'number', min: 0, step: 'any'} : {type: type === 'boolean' ? 'checkbox' : 'text'};
   const choices = {priority: PRIORITIES, node: Object.keys(view?.nodes ?? {})}[name];
   const facts = {id, name, autocomplete: 'off', spellcheck: 'false', 'aria-describedby': `${id}-help`,
@@ -14099,8 +14100,8 @@ class JobPage {
   }
 
   drawParts(job) {
-    const facts = Object.entries(job).filter(([, fact]) => ![null, false, ''].includes(fact)
-      && (typeof fact !== 'object' || Object.keys(fact).length));
+    const facts = Object.entries(job).filter(([, fact]) => Array.isArray(fact)
+      ? fact.length > 0 && typeof fact[0] !== 'object' : typeof fact !== 'object' && fact !== false && fact !== '');
     const part = (title, ...children) => el('section', {'aria-label': title, key: title},
       el('div', {class: 'head'}, el('h2', {}, title)), ...children);
     const list = (lines, kind) => lines.map((line) => el('li', {class: kind}, line));
@@ -14123,7 +14124,7 @@ class JobPage {
         && part('Attempts', el('ul', {class: 'panel pad'}, list(attempts))),
       el('details', {class: 'panel pad', key: 'Details'}, el('summary', {}, 'Details'),
         el('dl', {class: 'facts'}, facts.map(([name, fact]) => el('div', {key: name},
-          el('dt', {}, name), el('dd', {}, typeof fact === 'object' ? JSON.stringify(fact) : String(fact))))))];
+          el('dt', {}, name), el('dd', {}, String(fact))))))];
   }
 }
 
@@ -14156,7 +14157,8 @@ function fieldsOf(schema) {                     // [name, schema] of each
 function drawReply([status, {content = {}, ...facts}]) {
   const names = Object.values(content).map(({schema}) => typeOf(schema)), [shape = ''] = names;
   const link = shapes[shape.replace('[]', '')] && el('a', {href: `#shape-${shape.replace('[]', '')}`}, shape);
-  return el('li', {}, `${status}: ${facts.description ?? typeOf(facts)} `, link ?? names.join(', '));
+  return el('li', {}, `${status}: ${facts.description ?? typeOf(facts)} `,
+    el('span', {class: 'help'}, link ?? names.join(', ')));
 }
 
 function drawCall(path, method, {operationId: id, summary, parameters, requestBody, responses}) {

@@ -786,6 +786,7 @@ def test_a_job_is_changed_and_the_rest_of_it_stays(browser, box):
         expect(dialog.get_by_label("GPU ids")).to_have_value("1")
         expect(dialog.get_by_label("Timeout")).to_have_value("5405s")
         expect(dialog.get_by_label("Priority")).to_have_value("normal")
+        expect(dialog.get_by_label("Retries")).to_have_value("2")
         expect(dialog.get_by_label("Conda")).to_have_count(0)
         dialog.get_by_label("Command").fill("python b.py")
         dialog.get_by_label("GPU mem").fill("much")
