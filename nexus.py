@@ -13175,6 +13175,7 @@ section { margin-bottom: 1rem; }
 dialog { width: min(38rem, calc(100vw - 1.5rem)); max-height: calc(100dvh - 2rem); padding: 1.1rem; color: var(--ink); }
 dialog h2 { margin-bottom: .4rem; }
 dialog::backdrop { background: rgb(8 12 18 / .5); }
+dialog:has(#login)::backdrop { background: var(--bg); }
 dialog pre, #docs pre { padding: .5rem; margin: .5rem 0; max-height: 24rem; overflow: auto; background: var(--sunk); }
 .form > *, #login { display: grid; gap: .3rem; align-content: start; }
 .form > .all { grid-column: 1 / -1; }
@@ -13186,7 +13187,6 @@ summary:is(.head, .call *)::before { content: "\25b8"; content: "\25b8" / ""; co
 #notices { position: fixed; z-index: 8; right: 1rem; bottom: 1rem; width: min(26rem, calc(100vw - 2rem)); }
 #notices > * { display: flex; gap: .6rem; margin-top: .5rem; padding: .6rem .8rem; }
 #notices .bad { border-color: var(--bad); }
-.opening main { opacity: 0; }
 .offline button:not(.log *, dialog *) { pointer-events: none; opacity: .5; }
 .docs header :not(.bar, .brand) { display: none; }
 .call { margin: .4rem 0; padding: .1rem .8rem; }
@@ -13208,7 +13208,7 @@ summary:is(.head, .call *)::before { content: "\25b8"; content: "\25b8" / ""; co
 
 </style>
 </head>
-<body class="opening">
+<body>
 <a class="skip" href="#/">Skip to the content</a>
 <header><div class="bar">
   <a class="brand" href="./#/">nexus</a>
@@ -13242,7 +13242,7 @@ const HIDDEN_PAUSE_MS = 20000;                  // the same for a tab that nobod
 const ANSWER_MS = 20000, SILENCE_MS = 45000, TRIAL_MS = 60000, DOWNLOAD_MS = 3600000;      // timeouts
 const LOG_TAIL = 2000, LOG_MOST = 20000;        // lines of a log at first; with earlier ones
 const LINE_LENGTH = 20000;                      // characters of a line that are shown
-const LOG_PAUSE_MS = 700, LOG_LONG_PAUSE_MS = 5000;
+const LOG_PAUSE_MS = 700, LOG_LONG_PAUSE_MS = 5000;             // between two looks for more of a log
 const ANSWER_LENGTH = 200000;                   // characters of an answer that /docs shows
 const FINAL = ['completed', 'failed', 'cancelled'];
 const PRIORITIES = ['high', 'normal', 'low'];
@@ -13364,10 +13364,7 @@ async function request(method, path, {headers, body, signal, timeout = ANSWER_MS
   }
   const date = Date.parse(answer.headers.get('Date') ?? '');
   if (date && Math.abs(date - Date.now() - clockOffset) > 2000) clockOffset = date - Date.now();
-  if (answer.ok) {
-    document.body.classList.remove('opening');
-    return {answer, content};
-  }
+  if (answer.ok) return {answer, content};
   const isJson = answer.headers.get('Content-Type')?.startsWith('application/json');
   const {message = `The service answered ${answer.status}.`, hint = ''} = isJson ? JSON.parse(content) : {};
   const refusal = failure(message, hint, answer.status, content);
@@ -13432,7 +13429,6 @@ async function askForToken({message, hint}) {
     pattern: '\\s*[!-~]+\\s*', title: 'A token has no spaces and only ASCII letters.'});
   const onsubmit = (event) => { event.preventDefault(); keepToken(field.value.trim()); byId('dialog').close(); };
   keepToken('');
-  document.body.classList.toggle('opening', !isDocs);           // hide what another token showed
   showConnection('', 'token needed');
   await openDialog('This service asks for a token', field, el('form', {id: 'login', autocomplete: 'off', onsubmit},
     el('p', {class: 'muted', role: 'alert'}, sentences({message, hint: advice})),

@@ -14,7 +14,7 @@ import time
 import live
 import network
 import pytest
-from playwright.sync_api import Error, expect, sync_playwright
+from playwright.sync_api import expect, sync_playwright
 
 import nexus
 
@@ -439,36 +439,6 @@ def test_a_fault_while_drawing_is_shown(browser, box, missing):
         page.get_by_role("button", name="Reload").first.click()
         expect(page.locator("#connection")).to_have_text("live")
         expect(broken).to_have_count(0)
-
-
-def test_nothing_flashes_before_a_stored_token_is_refused(browser, box):
-    with visit(browser, box, is_expecting_errors=True, is_waiting=False, extra_http_headers=FORWARDED) as page:
-        expect(page.locator("#login").get_by_label("Token")).to_be_visible()
-        page.add_init_script("""
-            sessionStorage.setItem('nexus-token', 'it-was-revoked');
-            window.seen = [];
-            const look = () => {
-                const part = ['overview', 'job'].find((id) => document.getElementById(id)?.checkVisibility({opacityProperty: true}));
-                if (part) seen.push(part);
-                requestAnimationFrame(look);
-            };
-            look();
-        """)
-        held = []
-        for path in ("", "#/jobs/abc"):
-            for asked in ("**/status*", "**/jobs/abc"):
-                page.route(asked, lambda route: held.append(route))
-            page.goto(f"http://127.0.0.1:{box.port}/{path}")
-            page.reload()
-            until(page, lambda: held)
-            page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-            page.unroute_all()
-            for route in held:
-                with contextlib.suppress(Error):        # of the page before
-                    route.continue_()
-            held.clear()
-            expect(page.locator("#login")).to_contain_text("the token is not right")
-            assert page.evaluate("seen") == []
 
 
 def until(page, look):
