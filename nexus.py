@@ -1347,8 +1347,9 @@ CANCEL = object_of(CANCEL_KEYS, "which jobs", minProperties=1, examples=CHOICE["
 CHANGES = {name: JOB_FIELDS[name] for name in (
     "command", "name", "gpus", "gpu_ids", "gpu_mem_mib", "priority", "timeout_seconds", "expected_time", "retries")}
 CHANGES["begin"] = Asked.FIELDS["begin"]
+EDITS = {**CHANGES, **{name: JOB_FIELDS[name] for name in ("group", "after", "after_any")}}
 EDIT_KEYS = {
-    **CHANGES, "is_held": JOB_FIELDS["is_held"],
+    **EDITS, "is_held": JOB_FIELDS["is_held"], "env": Asked.FIELDS["env"],
     "position": Field({**integer_in(-1, 0), "title": "0 (before all others) or -1 (behind them)"},
                       "0: before all others; -1: behind them", default=None)}
 EDIT = object_of(EDIT_KEYS, "a change of a job", required=(), minProperties=1,
@@ -8652,7 +8653,8 @@ class Drafts(Part):
         for asked in submissions:
             source = id(asked.environment), id(asked.env)
             if source not in environments:
-                environments[source] = self.make_environment(asked)
+                base = self.environ if asked.environment is None else asked.environment
+                environments[source] = self.make_environment(base, asked.env)
             digest, variables = environments[source]
             drafts.append(Draft(self.make_job(asked, user, digest), variables, asked))
         for job in {request_class(draft.job): draft.job for draft in drafts}.values():
@@ -8717,10 +8719,9 @@ class Drafts(Part):
         if never := find_never(job, machines):
             refuse(f"the job {never.detail}", NEVER_HINTS[never.subject] + watch.describe_limit("; the service "))
 
-    def make_environment(self, asked: Asked) -> tuple[str, Mapping[str, str]]:
-        """Return (digest, variables) of a job: its whole environment, or the service's, with `env` on top."""
-        base = self.environ if asked.environment is None else asked.environment
-        variables = {name: text for name, text in {**base, **asked.env}.items() if not is_job_variable(name)}
+    def make_environment(self, base: Mapping[str, str], added: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
+        """Return (digest, variables) of an environment with further variables.  Raises: usage."""
+        variables = {name: text for name, text in {**base, **added}.items() if not is_job_variable(name)}
         text = json.dumps(variables, sort_keys=True)
         if len(text) > 1024 * 1024:
             refuse("the environment is larger than 1 MiB", hint="unset what the job does not need")
@@ -8791,23 +8792,18 @@ class Admission(Part):
         if len(state.pending) >= config.queue_limit:
             raise NexusError("queue_full", f"the queue is full: {len(state.pending)} jobs are pending, queue_limit is "
                              f"{config.queue_limit}", hint="wait for some to end, or raise [jobs] queue_limit")
-        parents, others = ([find_own_job(state, one, caller) for one in ids] for ids in (job.after, job.after_any))
+        links = find_links(state, job, caller)
         if job.environment not in state.environments and draft.variables is not None:
             yield Put("environments", job.environment, draft.variables)
         group = state.groups.get(job.group or "")
         if job.group and limit and (group is None or group.limit != limit):
             yield Put("groups", job.group, replace(group or Group(job.group), limit=limit))
         job_id = self.clock.new_job_id(state.jobs)
-        job = replace(job, id=job_id, after=tuple(one.id for one in parents), after_any=tuple(one.id for one in others),
-                      cwd=self.layout.work_folder(job_id) if job.code else job.cwd, created_at=now,
-                      pending_dependencies=tuple(dict.fromkeys([
-                          *(parent.id for parent in parents if parent.status != COMPLETED),
-                          *(parent.id for parent in others if parent.status not in FINAL)])),
-                      status_history=((PENDING, now),), **{**next_place(state, job.priority), **facts})
+        job = replace(job, id=job_id, cwd=self.layout.work_folder(job_id) if job.code else job.cwd, created_at=now,
+                      status_history=((PENDING, now),), **{**links, **next_place(state, job.priority), **facts})
         yield from add_job(job)
-        lost = [parent for parent in parents if parent.status in FINAL and parent.status != COMPLETED]
-        if lost:
-            yield from end_job(state, job, CANCELLED, now, cause="dependency", cause_line=describe_parent(lost[0]))
+        if lost := find_lost_parent(state, job):
+            yield from end_job(state, job, CANCELLED, now, cause="dependency", cause_line=describe_parent(lost))
         return job
 
     def cancel(self, choice: Choice, caller: Caller, signal: str | None = None) -> list[Job]:
@@ -8892,7 +8888,7 @@ class Admission(Part):
 
         Raises: usage, not_found, forbidden, conflict.
         """
-        job_id = find_own_job(self.store.state, told, caller, (PENDING,)).id
+        job_id, env = find_own_job(self.store.state, told, caller, (PENDING,)).id, change.pop("env", None)
         change = self.service.drafts.make_change([self.store.state.jobs[job_id]], change, caller)
         if position is not None and not caller.is_owner:
             raise NexusError("forbidden", f"only {self.service.user} may move a job ahead of other users' jobs",
@@ -8905,14 +8901,23 @@ class Admission(Part):
                 raise NexusError("conflict", f"Slurm has job {job.id} as {there}, and orders it among its own",
                                  f"there: scontrol top {job.current.slurm_id or 'ID'}; [slurm] max_submitted says how "
                                  "many it gets at once")
-            if change:
-                check_gpus(replace(job, **change))          # another request may have changed the job
+            facts = dict(change)
+            if "after" in change or "after_any" in change:
+                facts.update(find_links(state, replace(job, **change), caller))
+                check_links(state, replace(job, **facts))
+            if env is not None:
+                base = state.environments.get(job.environment, {})
+                facts["environment"], variables = self.service.drafts.make_environment(base, env)
+                yield Put("environments", facts["environment"], variables)
+            if facts:
+                check_gpus(replace(job, **facts))           # another request may have changed the job
                 place = {"queue_key": (0, change["priority"], job.number)} if "priority" in change else {}
-                yield change_job(job, **change, **place)
+                yield change_job(job, **facts, **place)
             if position is not None:
                 yield move_job(state, state.jobs[job.id], position == 0)
 
-        changes = {**change, **({} if position is None else {"position": position})}
+        changes = {**change, **({} if position is None else {"position": position}),
+                   **({} if env is None else {"env": sorted(env)})}
         self.service.change(edit, "Job %s changed by %s: %s", job_id, caller.name,
                             format_line(encode_json(changes), 300))
         return self.store.state.jobs[job_id]
@@ -9933,6 +9938,36 @@ def find_own_job(state: State, told: str, caller: Caller, statuses: Container[st
     return job
 
 
+def find_links(state: State, job: Job, caller: Caller) -> dict[str, tuple[str, ...]]:
+    """The fields of a job by which it comes after others, which it has by their ids or names.
+
+    Raises: not_found; forbidden.
+    """
+    parents, others = ([find_own_job(state, one, caller) for one in told] for told in (job.after, job.after_any))
+    return {"after": tuple(parent.id for parent in parents), "after_any": tuple(parent.id for parent in others),
+            "pending_dependencies": tuple(dict.fromkeys([
+                *(parent.id for parent in parents if parent.status != COMPLETED),
+                *(parent.id for parent in others if parent.status not in FINAL)]))}
+
+
+def find_lost_parent(state: State, job: Job) -> Job | None:
+    """A job after which this one was to start, and which has failed or was cancelled."""
+    parents = [state.jobs[parent] for parent in job.after]
+    return next((parent for parent in parents if parent.status in (FAILED, CANCELLED)), None)
+
+
+def check_links(state: State, job: Job) -> None:
+    """Raises: conflict, when a pending job could never start after those that are named now."""
+    if lost := find_lost_parent(state, job):
+        raise NexusError("conflict", f"job {job.id} could never start: {describe_parent(lost)}",
+                         hint="--after-any: however that ended")
+    waiting = list(job.pending_dependencies)
+    for parent in waiting:                      # it grows: their parents, and so on
+        if parent == job.id:
+            raise NexusError("conflict", f"job {job.id} would wait for itself", hint=f"nexus show {job.id}")
+        waiting += [one for one in state.jobs[parent].pending_dependencies if one not in waiting]
+
+
 def check_status(job: Job, statuses: Container[str], rule: str) -> Job:
     """Return the job if its status is one of `statuses`.  Raises: conflict."""
     if job.status not in statuses:
@@ -10046,7 +10081,7 @@ def parse_flag(text: str) -> bool:
 
 
 PARAMETERS: Mapping[str, Field] = {             # names with a dash are headers
-    "id": Field({**STRING, "pattern": JOB_ID["pattern"], "examples": ["abc"]}, "the job's id"),
+    "id": Field({**STRING, "examples": ["abc"]}, "the job's id or name"),
     "index": Field({**STRING, "pattern": r"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,62}:)?[0-9]{1,4}$", "examples": ["0"]},
                    "the GPU's index; of a node, with its name: n1:0", parse=parse_gpu_place),
     "name": Field({**STRING, "examples": ["n1"]}, "the name of the node, or of jobs"),
@@ -12290,7 +12325,7 @@ def cmd_move(call: Call) -> None:
 
 
 def cmd_edit(call: Call) -> None:
-    change = read_fields(call, CHANGES)
+    change = {**read_fields(call, EDITS), **({"env": dict(call.options.env)} if call.options.env else {})}
     if not change:
         refuse("there is nothing to change", hint="name what, like --gpus 2; nexus help edit lists the options")
     call.client.edit(call.options.id, **change)
@@ -12835,6 +12870,9 @@ SERVICE_OPTIONS = (
     argument("--config", metavar="FILE", help="another config.toml"),
     argument("--log-level", choices=("DEBUG", "INFO", "WARNING", "ERROR"), help="least level kept in service.log"),
 )
+ENV = argument("--env", metavar="NAME=VALUE", action="append", default=[], row=Field(
+    matching("^[^=]+=", "NAME=VALUE", examples=["WANDB_MODE=disabled"]), convert=lambda text: text.split("=", 1)),
+               help="a variable on top of the environment; repeatable")
 JOB_OPTIONS = (
     argument("command", nargs="*", metavar="COMMAND",
              help="a shell command, in quotes; several words are taken as they are"),
@@ -12848,17 +12886,15 @@ JOB_OPTIONS = (
     argument("--sweep", metavar="NAME=A,B", action="append", default=[], type=parse_sweep,
              help="one job for each value, which replaces {NAME} in the command; seed=0..4 counts; repeatable: all "
              "combinations"),
-    argument("--env", metavar="NAME=VALUE", action="append", default=[], row=Field(
-        matching("^[^=]+=", "NAME=VALUE", examples=["WANDB_MODE=disabled"]), convert=lambda text: text.split("=", 1)),
-             help="a variable on top of the environment; repeatable"),
+    ENV,
     argument("--file", metavar="FILE", help="one command a line (\\ joins the next), # comments; - is standard input"),
     argument("--dry-run", action="store_true", help="check it, show the commands, add nothing"),
 )
 GROUP = argument("--group", metavar="G", help="the jobs of this group")
-CHANGE_OPTIONS = tuple(
+CHANGE_OPTIONS, LINK_OPTIONS = (tuple(
     argument(row.flag or "--command", dest=name, metavar=row.metavar or "CMD", row=row,
              help=row.help.partition(" (default")[0] + (f", like {row.like}" if row.like else ""))
-    for name, row in CHANGES.items())
+    for name, row in EDITS.items() if (name in CHANGES) == is_change) for is_change in (True, False))
 NAME = argument("--name", help="the jobs of this name")
 STATUS_OPTION = argument("--status", metavar="S,S", row=Field(
     matching(f"^({'|'.join(STATUSES)})(,({'|'.join(STATUSES)}))*$",
@@ -12928,7 +12964,7 @@ COMMANDS = (
         argument("--dry-run", action="store_true", help="show them, add nothing"), *CHANGE_OPTIONS),
             "With options like --gpus 2, the new jobs use these instead of the old values.",
             examples=("retry abc", "retry abc --gpu-mem 20G --timeout 4h", "retry --failed --dry-run")),
-    Command("edit", "change a pending job", cmd_edit, (ID, *CHANGE_OPTIONS),
+    Command("edit", "change a pending job", cmd_edit, (ID, *CHANGE_OPTIONS, *LINK_OPTIONS, ENV),
             examples=("edit abc --gpus 2 --timeout 4h", 'edit abc --command "python train.py --lr 0.01"')),
     Command("clear", "forget finished jobs, with their logs", cmd_clear, (
         ANY_IDS, GROUP, STATUS_OPTION, argument("--all", action="store_true", help="all finished jobs")),

@@ -1,6 +1,7 @@
 """Section 17: each subcommand, as its user sees it.  Data on stdout, words on stderr."""
 
 import datetime
+import functools
 import json
 import os
 import re
@@ -181,7 +182,7 @@ BAD_ADDS = [  # reason, words, what it says
     ("more memory than there is", ["--gpu-mem", "9999G", "true"], "wants 9999GB"),
     ("a group of two lines", ["--group", "a\nb", "true"], "--group"),
     ("a limit of no group", ["--max-concurrent", "2", "true"], "--group NAME"),
-    ("after no id", ["--after", "abc,1", "true"], "--after"),
+    ("after no id", ["--after", ",", "true"], "--after"),
     ("half a retry", ["--retries", "1.5", "true"], "--retries"),
     ("no time", ["--timeout", "soon", "true"], "--timeout"),
     ("a model without a table", ["--llm", "qwen", "true"], "llm"),
@@ -669,6 +670,24 @@ def test_usage(own_home):
     assert re.search(r"^root +4 +0\.0 +25%$", own_home.main("usage").out, re.MULTILINE)
     assert own_home.main("usage", "--since", "0").out.splitlines()[1:] == []
     assert own_home.main("open").out == f"{own_home.client().url}\n"
+
+
+def test_what_a_pending_job_waits_for_is_changed(own_home):
+    failed = add_and_wait(own_home, "exit 3", "--name", "bad")
+    own_home.main("pause")
+    first, second = (own_home.main("add", "--env", "A=1", "echo $A $B $C").id for _ in range(2))
+    edit = functools.partial(own_home.main, "edit")
+    assert edit(second, "--after", first, "--group", "g", "--env", "B=2", "--env", "C=3").code == 0
+    job = own_home.job(second)
+    assert (job["after"], job["group"]) == ([first], "g")
+    for words, says in (([first, "--after-any", second], "would wait for itself"), ([second, "--after", second], "would wait for itself"),
+                        ([second, "--after", "bad"], "which failed (exit 3)"), ([second, "--after", "zzz"], "no job 'zzz'"),
+                        ([second, "--env", "x"], "NAME=VALUE")):
+        done = edit(*words)
+        assert done.code in (2, 3, 4) and says in done.err, (words, done)
+    assert edit(second, "--after-any", "bad").code == 0 and own_home.job(second)["after_any"] == [failed]
+    own_home.main("resume")
+    assert own_home.main("wait", second).code == 0 and own_home.main("logs", second).out == "1 2 3\n"
 
 
 def test_a_pending_job_is_held(own_home):
