@@ -105,6 +105,8 @@ PLANS = [  # reason, jobs, GPUs, keys of the configuration, {job id: GPU indices
                                                          job("bbb", 2, gpus=0.5, gpu_mem_mib=13 * 1024)],
      [gpu(0), gpu(1)], {}, {"aaa": (0,), "bbb": (1,)}),
     # after a CUDA out-of-memory
+    ("alone: it stands for none that may share", [running("rrr", gpus=0.5), job("aaa", 2, gpus=0.5, exclusive=True),
+                                                  job("bbb", 3, gpus=0.5)], [gpu(0)], {}, {"bbb": (0,)}),
     ("alone: another place", [job("aaa", exclusive=True, attempts=(failed_attempt(1, "cuda-oom"),))], [gpu(0), gpu(1)], {}, {"aaa": (1,)}),
     ("alone: the emptiest", [job("aaa", exclusive=True, attempts=(failed_attempt(1, "cuda-oom"),))],
      [gpu(0, memory_used_mib=2 * GB), gpu(1, memory_used_mib=3 * GB), gpu(2, memory_used_mib=GB), gpu(3, memory_used_mib=GB)], {},
@@ -112,6 +114,8 @@ PLANS = [  # reason, jobs, GPUs, keys of the configuration, {job id: GPU indices
     # reservation and backfill: rrr ends in 540 s, if it does as expected
     ("it ends before the other GPU is free", [REST, job("aaa", 2, gpus=2, **WAITED), job("bbb", 3, expected_time=540)],
      [gpu(0), gpu(1)], {}, {"bbb": (0,)}),
+    ("who says nothing of its length stands for none who does", [REST, job("aaa", 2, gpus=2, **WAITED), job("bbb", 3),
+                                                                 job("ccc", 4, expected_time=500)], [gpu(0), gpu(1)], {}, {"ccc": (0,)}),
     ("it does not", [REST, job("aaa", 2, gpus=2, **WAITED), job("bbb", 3, expected_time=541)], [gpu(0), gpu(1)], {}, {}),
     ("who starts now counts", [job("aaa", 1, priority=0, expected_time=600), job("bbb", 2, gpus=2, **WAITED),
                                job("ccc", 3, expected_time=500)],
