@@ -626,7 +626,7 @@ def test_an_upgrade_under_a_running_service_is_told():
         assert call().stderr == ""                      # it starts the service
         copy.write_text(live.NEXUS.read_text() + "# another one\n")
         assert "nexus restart brings them together" in call().stderr
-        copy.write_text(live.NEXUS.read_text().replace('"failed_jobs"', '"jobs_that_failed"'))
+        copy.write_text(live.NEXUS.read_text().replace("status['queued_jobs']", "status['jobs_in_queue']"))
         done = subprocess.run([sys.executable, str(copy)], env=box.environ, capture_output=True, text=True, cwd="/")
         assert done.returncode == 6 and "the service that runs is of another nexus.py" in done.stderr and "Traceback" not in done.stderr
         call("restart")
