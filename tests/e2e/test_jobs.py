@@ -629,5 +629,6 @@ def test_an_upgrade_under_a_running_service_is_told():
         copy.write_text(live.NEXUS.read_text().replace("status['queued_jobs']", "status['jobs_in_queue']"))
         done = subprocess.run([sys.executable, str(copy)], env=box.environ, capture_output=True, text=True, cwd="/")
         assert done.returncode == 6 and "the service that runs is of another nexus.py" in done.stderr and "Traceback" not in done.stderr
+        copy.write_text(live.NEXUS.read_text() + "# another one\n")
         call("restart")
         assert call().stderr == ""
