@@ -6654,6 +6654,7 @@ class Observer:
         # Other threads read these without a lock: values are replaced, or one key.
         self.usage: dict[str, JobUsage] = {}                # of running jobs
         self.members: Mapping[tuple[str, int], Sequence[Process]] = {}      # {(job id, attempt): its processes}
+        self.strays: dict[tuple[str, int], str] = {}        # {(job id, attempt): that it uses what it was not given}
         self.memory_mib: Mapping[tuple[str, int], float | None] = {}        # {(job id, attempt): its host memory}
         self.lease_holders: Mapping[str, str] = {}          # {GPU uuid: the user whose nexus holds it}
         self.lease_error: NexusError | None = None          # why the leases could not be read
@@ -6682,6 +6683,7 @@ class Observer:
         self.observation = self.latest
         here = [job for job in running if job.current.boot_id == self.machine.boot_id]
         members = self.machine.processes.find_members(here, is_refresh=True)
+        self.strays = {(job.id, job.attempt): self.strays.get((job.id, job.attempt), "") for job in running}
         self.annotate(running)
         self.measure_jobs(here, members)
 
@@ -6720,6 +6722,10 @@ class Observer:
             if owner and (job is None or gpu.uuid in job.current.gpu_uuids):
                 yield replace(process, job_id=owner)
             else:
+                if job and not self.strays.get((job.id, job.attempt)):
+                    why = f"computes on GPU {gpu.index}, which it was not given (it sets CUDA_VISIBLE_DEVICES itself?)"
+                    self.strays[job.id, job.attempt] = why
+                    self.log.warning("Job %s %s", job.id, why)
                 yield replace(process, user=find_process_user(process.pid), name=found.name if found else None)
 
     def find_usage(self, job_id: str) -> JobUsage:
@@ -6822,8 +6828,10 @@ class HostedJob:
         ran, stop = self.job.current, None if self.is_over else self.stop
         if ran.stop_cause in ("timeout", "host-memory"):
             stop = ran.stop_cause, ran.stop_line or ""
+        stray = self.host.observer.strays.get((self.job.id, self.job.attempt))
+        notes = (*self.notes, stray) if stray else self.notes
         return Progress(self.pid, self.pid_started, self.machine.session_of(self.job), self.result, self.is_over,
-                        self.requeue, self.processes_left, self.notes, stop=stop)
+                        self.requeue, self.processes_left, notes, stop=stop)
 
     def find_runtime_s(self) -> float | None:
         """Seconds since its begin, whatever the wall clock was set to."""
@@ -9313,6 +9321,9 @@ class Health(Part):
             hint = observation.hint if observation.error else SMI_SLOW_HINT if is_slow else ""
             asked = f"{format_count(len(watch.gpus), 'GPU')}, asked in {observation.took_s:.2f} s"
             yield "GPUs", not fault, (limit and f"{limit}; ") + (fault or asked), hint
+        strays = [f"job {job_id} {why}" for (job_id, _), why in list(service.observer.strays.items()) if why]
+        if strays:
+            yield "GPU use", False, join_some(strays, 3, "; "), ""
         if leases:
             error = service.observer.find_lease_error()
             yield "GPU leases", not error, f"{error.message}; {error.hint}" if error else f"in {leases.folder}", ""
@@ -12062,6 +12073,9 @@ def submit(call: Call, work: Json) -> dict[str, Any]:
     answer = call.client.submit(body)
     for job_id in answer.get("known", ()):
         call.say(f"job {job_id} is the same and is there already: nothing was added for it")
+    if any("CUDA_VISIBLE_DEVICES=" in one for one in work.get("commands", [work.get("command", "")])):
+        call.say("the command sets CUDA_VISIBLE_DEVICES, by which nexus gives a job its GPUs: without it, the job uses "
+                 "those; --gpu-ids 3 asks for GPU 3")
     if call.is_remote and not options.cwd:
         call.say(f"it runs in the home directory at {call.client.host}, with the environment there; "
                  "--cwd DIR names another")

@@ -283,6 +283,22 @@ def test_own_process_is_not_foreign():
         assert box.job(job["id"])["peak_gpu_mem_mib"] == 7900
 
 
+def test_a_job_on_a_gpu_that_it_was_not_given():
+    """It is told in the job, the log and the health; and at `add`, where the command sets the variable."""
+    with live.Box(gpus=[{}, {}]) as box:
+        done = box.nexus("add", "--cwd", "/tmp", "CUDA_VISIBLE_DEVICES=1 sleep 600")
+        assert "the command sets CUDA_VISIBLE_DEVICES" in done.stderr and done.returncode == 0, done
+        job = box.wait_started(done.stdout.strip())
+        box.show([{}, {"memory.used": 8000}], processes=[busy(1, job["pid"], 7900)])
+        says = "computes on GPU 1, which it was not given"
+        live.until(lambda: any(says in note for note in box.job(job["id"])["notes"]), "the job's note")
+        assert f"Job {job['id']} {says}" in box.log() and f"job {job['id']} {says}" in box.nexus("health").stdout
+        assert says in box.nexus("show", job["id"]).stdout
+        assert box.nexus("kill", job["id"]).returncode == 0
+        box.show([{}, {}])
+        live.until(lambda: says not in box.nexus("health").stdout, "its health")
+
+
 def test_somebody_joins_a_running_job():
     """The job goes on; the next one waits for the other to go."""
     with live.Box(gpus=[{}]) as box, subprocess.Popen(["sleep", "600"]) as other:
