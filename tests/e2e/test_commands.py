@@ -1009,6 +1009,12 @@ def test_config_edit(own_home):
     assert done.code == 0 and "port = 6543" in own_home.file("config.toml").read_text()
     done = own_home.run("config", "edit", VISUAL=f"'{editor}' 99999", EDITOR="false")
     assert done.code == 2 and "not 99999" in done.err
+    with open(editor, "w") as file:                     # broken at first, and whole at the second time
+        file.write('#!/bin/sh\n[ -e "$2.seen" ] && port=6544 || port=99999\ntouch "$2.seen"\nsed -i "s/^port = .*/port = $port/" "$2"\n')
+    with own_home.terminal("config", "edit", EDITOR=f"'{editor}' x") as terminal:
+        terminal.wait_for("Enter edits it again")
+        terminal.type("\n")
+        assert terminal.end()[0] == 0 and "port = 6544" in own_home.file("config.toml").read_text()
     done = own_home.run("config", "edit", EDITOR="no-such-editor")
     assert done.code == 2 and "EDITOR" in done.err
     own_home.file("config.toml").unlink()
