@@ -13073,10 +13073,11 @@ def main(argv: Sequence[str], environ: Mapping[str, str], out: TextIO, err: Text
         if environ.get("NEXUS_URL"):            # most likely another program has sent what could not be read
             why = format_line(f"{type(error).__name__}: {error}", 200)
             return tell_error(describe_stranger(environ["NEXUS_URL"], why), environ, err)
-        running = read_json(os.path.join(find_home(environ), "service.json"))
-        if running and running.get("hash") != file_hash():
-            return tell_error(NexusError("unavailable", "the service that runs is of another nexus.py",
-                                         hint="nexus restart, with this one; jobs go on"), environ, err)
+        with contextlib.suppress(NexusError):
+            running = read_json(os.path.join(find_home(environ), "service.json"))
+            if running and running.get("hash") != file_hash():
+                return tell_error(NexusError("unavailable", "the service that runs is of another nexus.py",
+                                             hint="nexus restart, with this one; jobs go on"), environ, err)
         import traceback
         err.write(Paint("").join(["nexus: this is a fault of nexus itself; please report it with what follows",
                                   *traceback.format_exc().rstrip("\n").split("\n")]))

@@ -833,7 +833,7 @@ def test_pause_and_resume(own_home):
     own_home.main("resume", "1")
     own_home.main("wait", job_id)
     assert own_home.job(job_id)["gpu_index"] == 1
-    for words, code in ((["9"], 3), (["x"], 3), (["-1"], 2)):
+    for words, code in ((["9"], 3), (["x"], 3), (["-1"], 3)):
         assert own_home.main("pause", *words).code == code, words
     assert [gpu["is_paused"] for gpu in own_home.main("status", "--json").json["gpu_status"]] == [True, False]
 

@@ -79,8 +79,8 @@ WRONG = [  # words, what it says
     (["\x1b[31mred"], "[31mred"), ([""], "''"), (["caf\udce9"], "not a command"),
     (["wait"], "--group"), (["retry"], "--failed"), (["kill", "abc", "--group", "g"], "--group"),
     (["pause", "0", "--group", "g"], "not both"),
-    (["why"], "ID"), (["why", "a", "b"], "b"), (["metrics", "x"], "x"), (["queue", "--group"], "--group"), (["resume", "x"], "index"),
-    (["kill", "--gruop", "g"], "did you mean '--group'?"), (["edit", "a", "--after", "b"], "hint: nexus help edit\n"),
+    (["why"], "ID"), (["why", "a", "b"], "b"), (["metrics", "x"], "x"), (["queue", "--group"], "--group"),
+    (["kill", "--gruop", "g"], "did you mean '--group'?"), (["edit", "a", "--retry", "b"], "hint: did you mean '--retries'?"),
     (["add", "--gpu=1", "x"], "did you mean '--gpus'? (what is the command's own belongs inside its quotes)"),
     (["add", "--cpus", "4", "x"], "hint: nexus help add (what"), (["add", "--mem", "4G", "x"], "hint: nexus help add (what"),
 ]
