@@ -3601,7 +3601,7 @@ def format_top(status: Json, waiting: Sequence[Json], groups: Sequence[Json], pa
              paint("blue", f"Queue: {format_count(status['queued_jobs'], 'job')} pending ")
              + paint("yellow", "[PAUSED]" if status["is_paused"] else "[RUNNING]")
              + f"  {format_history(status)}",
-             *(paint("red", f"{name} is not well: nexus health") for name in status["bad_checks"][:1]), ""]
+             *(paint("red", f"{name}: see nexus health") for name in status["bad_checks"][:1]), ""]
     jobs = {job["id"]: job for job in status["running_jobs"]}
     rows = [(gpu, job) for gpu in status["gpu_status"]
             for job in [jobs[job_id] for job_id in gpu["job_ids"] if job_id in jobs] or [{}]]
@@ -6654,7 +6654,7 @@ class Observer:
         # Other threads read these without a lock: values are replaced, or one key.
         self.usage: dict[str, JobUsage] = {}                # of running jobs
         self.members: Mapping[tuple[str, int], Sequence[Process]] = {}      # {(job id, attempt): its processes}
-        self.strays: dict[tuple[str, int], str] = {}        # {(job id, attempt): that it uses what it was not given}
+        self.misplaced: dict[tuple[str, int], str] = {}     # {(job id, attempt): that it uses what it was not given}
         self.memory_mib: Mapping[tuple[str, int], float | None] = {}        # {(job id, attempt): its host memory}
         self.lease_holders: Mapping[str, str] = {}          # {GPU uuid: the user whose nexus holds it}
         self.lease_error: NexusError | None = None          # why the leases could not be read
@@ -6683,7 +6683,7 @@ class Observer:
         self.observation = self.latest
         here = [job for job in running if job.current.boot_id == self.machine.boot_id]
         members = self.machine.processes.find_members(here, is_refresh=True)
-        self.strays = {(job.id, job.attempt): self.strays.get((job.id, job.attempt), "") for job in running}
+        self.misplaced = {(job.id, job.attempt): self.misplaced.get((job.id, job.attempt), "") for job in running}
         self.annotate(running)
         self.measure_jobs(here, members)
 
@@ -6722,9 +6722,9 @@ class Observer:
             if owner and (job is None or gpu.uuid in job.current.gpu_uuids):
                 yield replace(process, job_id=owner)
             else:
-                if job and not self.strays.get((job.id, job.attempt)):
+                if job and not self.misplaced.get((job.id, job.attempt)):
                     why = f"computes on GPU {gpu.index}, which it was not given (it sets CUDA_VISIBLE_DEVICES itself?)"
-                    self.strays[job.id, job.attempt] = why
+                    self.misplaced[job.id, job.attempt] = why
                     self.log.warning("Job %s %s", job.id, why)
                 yield replace(process, user=find_process_user(process.pid), name=found.name if found else None)
 
@@ -6828,8 +6828,8 @@ class HostedJob:
         ran, stop = self.job.current, None if self.is_over else self.stop
         if ran.stop_cause in ("timeout", "host-memory"):
             stop = ran.stop_cause, ran.stop_line or ""
-        stray = self.host.observer.strays.get((self.job.id, self.job.attempt))
-        notes = (*self.notes, stray) if stray else self.notes
+        use = self.host.observer.misplaced.get((self.job.id, self.job.attempt))
+        notes = (*self.notes, use) if use else self.notes
         return Progress(self.pid, self.pid_started, self.machine.session_of(self.job), self.result, self.is_over,
                         self.requeue, self.processes_left, notes, stop=stop)
 
@@ -9321,9 +9321,9 @@ class Health(Part):
             hint = observation.hint if observation.error else SMI_SLOW_HINT if is_slow else ""
             asked = f"{format_count(len(watch.gpus), 'GPU')}, asked in {observation.took_s:.2f} s"
             yield "GPUs", not fault, (limit and f"{limit}; ") + (fault or asked), hint
-        strays = [f"job {job_id} {why}" for (job_id, _), why in list(service.observer.strays.items()) if why]
-        if strays:
-            yield "GPU use", False, join_some(strays, 3, "; "), ""
+        misplaced = [f"job {job_id} {why}" for (job_id, _), why in list(service.observer.misplaced.items()) if why]
+        if misplaced:
+            yield "GPU use", False, join_some(misplaced, 3, "; "), ""
         if leases:
             error = service.observer.find_lease_error()
             yield "GPU leases", not error, f"{error.message}; {error.hint}" if error else f"in {leases.folder}", ""
@@ -11818,7 +11818,8 @@ class Command(Value):
 
 # {a word of other queues and of the shell: our words}
 ALIASES: Mapping[str, Sequence[str]] = {
-    "ls": ["jobs"], "list": ["jobs"], "ps": ["jobs"], "squeue": ["queue"], "sacct": ["history"], "sinfo": ["status"],
+    "ls": ["jobs"], "list": ["jobs"], "ps": ["jobs"], "sacct": ["history"], "sinfo": ["status"],
+    "squeue": ["jobs", "--status", "running,pending"],
     "gpus": ["status"], "watch": ["top"], "rm": ["remove"], "scancel": ["cancel"], "submit": ["add"],
     "sbatch": ["add"], "srun": ["run"], "tail": ["logs", "-f"], "cat": ["logs"], "info": ["show"],
     "hold": ["pause"], "release": ["resume"]}
@@ -12013,13 +12014,16 @@ def read_plain_commands(call: Call) -> list[str]:
     words, path = call.options.command, call.options.file
     if path is None:
         if not words:
-            refuse("there is no command", hint='nexus add "python train.py", or nexus add --file commands.txt')
+            refuse("there is no command", hint=f'nexus {call.options.subcommand} "python train.py"')
         first = " ".join(words).partition(" ")[0]
         local = os.path.join(call.options.cwd or "", first)
-        if os.path.isfile(local) and not os.access(local, os.X_OK) and not call.is_remote and not find_program(first):
-            line = quote(" ".join(["python" if first.endswith(".py") else "bash", *words]))
+        is_program = os.path.isfile(local) and os.access(local, os.X_OK)
+        if os.path.isfile(local) and not call.is_remote and not find_program(first) and not (
+                is_program and "/" in first):
+            program = "python " if first.endswith(".py") else "./" if is_program else "bash "
+            line = quote(program + " ".join(words))
             way = f"nexus add --file {quote(first)} adds its lines" if first.endswith(".txt") else f"nexus add {line}"
-            refuse(f"{first} is a file, and no program", hint=way)
+            refuse(f"{first} is a file, and no command", hint=way)
         return [words[0] if len(words) == 1 else " ".join(map(quote, words))]
     if words:
         refuse("give a command or --file, not both")
@@ -12612,8 +12616,9 @@ def cmd_usage(call: Call) -> None:
         if not ran or ran[-1][1] < since:
             continue
         name = job[options.by] or "-"
-        row = rows.setdefault(name, {options.by: name, "jobs": 0, "failed": 0, "gpu_hours": 0.0})
+        row = rows.setdefault(name, {options.by: name, "jobs": 0, "ended": 0, "failed": 0, "gpu_hours": 0.0})
         row["jobs"] += 1
+        row["ended"] += job["status"] in FINAL
         row["failed"] += job["status"] == FAILED
         row["gpu_hours"] += hours * job["gpus"]
     found = sorted(rows.values(), key=lambda row: -row["gpu_hours"])
@@ -12621,7 +12626,7 @@ def cmd_usage(call: Call) -> None:
         Column(options.by.upper(), lambda row: row[options.by]),
         Column("JOBS", lambda row: str(row["jobs"])),
         Column("GPU-HOURS", lambda row: f"{row['gpu_hours']:.1f}"),
-        Column("FAILED", lambda row: f"{100 * row['failed'] / row['jobs']:.0f}%"))))
+        Column("FAILED", lambda row: f"{row['failed']} of {row['ended']} ended"))), "no job ran in that time")
 
 
 def cmd_config_edit(call: Call) -> int:
@@ -13208,7 +13213,7 @@ section { margin-bottom: 1rem; }
   font: 12.5px/1.5 var(--mono); white-space: pre-wrap; overflow-anchor: none; contain: layout paint; }
 .log:not(:has(:checked)) .lines { white-space: pre; overflow-wrap: normal; }
 .lines:focus-visible { outline-offset: -3px; }
-.lines div { min-height: 1.5em; padding-left: 2ch; text-indent: -2ch; border-left: 2px solid transparent; }
+.lines div { min-height: 1.5em; padding-left: 3ch; text-indent: -2ch; border-left: 2px solid transparent; }
 .lines .err { border-left-color: #8e3b36; }
 .lines .marked { background: #3b3108; }
 .newer { position: absolute; right: 1.2rem; bottom: .8rem; color: var(--ink); }
@@ -13225,8 +13230,8 @@ section { margin-bottom: 1rem; }
 .sgr7 { color: var(--paper); background: var(--print); }
 
 #job > * { margin-bottom: .7rem; }
-.facts, .form { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(16rem, 100%), 1fr)); gap: .6rem; }
-.facts div, .fields > div { display: grid; grid-template-columns: minmax(7rem, 12rem) minmax(0, 1fr); gap: .6rem; }
+.facts, .form { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(26rem, 100%), 1fr)); gap: .6rem; }
+.facts div, .fields > div { display: grid; grid-template-columns: 9rem minmax(0, 1fr); gap: .6rem; }
 dialog { width: min(38rem, calc(100vw - 1.5rem)); max-height: calc(100dvh - 2rem); padding: 1.1rem; color: var(--ink); }
 dialog h2 { margin-bottom: .4rem; }
 dialog::backdrop { background: rgb(8 12 18 / .5); }

@@ -643,15 +643,18 @@ def test_words_of_other_queues(own_home):
     assert own_home.job("mine")["timeout_seconds"] == 86400
     job_id = add(own_home, "sleep 600")
     assert own_home.main("stop", job_id).code == 0 and own_home.job(job_id)["status"] == "cancelled", "and not the service"
-    assert "sbatch = add" in own_home.main("help").out and "stop ID = cancel ID" in own_home.main("help").out
+    told = " ".join(own_home.main("help").out.split())
+    assert "sbatch = add" in told and "stop ID = cancel ID" in told
 
 
 @pytest.mark.parametrize("words, hint", [
     (["train.py"], "nexus add 'python train.py'"), (["train.py --lr 3"], "nexus add 'python train.py --lr 3'"),
-    (["train.py", "--lr", "3"], None), (["job.sh"], "nexus add 'bash job.sh'"), (["cmds.txt"], "nexus add --file cmds.txt")])
+    (["train.py", "--lr", "3"], None), (["job.sh"], "nexus add 'bash job.sh'"), (["cmds.txt"], "nexus add --file cmds.txt"),
+    (["tool 1"], "nexus add './tool 1'")])
 def test_a_file_is_no_command(own_home, tmp_path, words, hint):
-    for name in ("train.py", "job.sh", "cmds.txt"):
+    for name in ("train.py", "job.sh", "cmds.txt", "tool"):
         (tmp_path / name).write_text("")
+    (tmp_path / "tool").chmod(0o755)
     done = own_home.main("add", "--cwd", str(tmp_path), *words)
     assert done.code == 2 and (hint or "nexus help add") in done.err, done
 
@@ -667,7 +670,7 @@ def test_usage(own_home):
     add_and_wait(own_home, "true")
     told = json.loads(own_home.main("usage", "--by", "group", "--json").out)
     assert {row["group"]: (row["jobs"], row["failed"]) for row in told} == {"g": (3, 1), "-": (1, 0)}
-    assert re.search(r"^root +4 +0\.0 +25%$", own_home.main("usage").out, re.MULTILINE)
+    assert re.search(r"^root +4 +0\.0 +1 of 4 ended$", own_home.main("usage").out, re.MULTILINE)
     assert own_home.main("usage", "--since", "0").out.splitlines()[1:] == []
     assert own_home.main("open").out == f"{own_home.client().url}\n"
 
