@@ -305,8 +305,8 @@ def parse_memory(text: str) -> int:
 
 
 def parse_ids(text: str) -> list[str]:
-    """The ids of `abc,abd`, or of lines as `nexus add` prints them."""
-    return text.replace(",", " ").split()
+    """The ids of `abc,abd`, or of lines as `nexus add` prints them; `none`: no id."""
+    return [] if text.strip() == "none" else text.replace(",", " ").split()
 
 
 def guess_number(text: str) -> float | str:
@@ -12346,8 +12346,17 @@ def cmd_edit(call: Call) -> None:
     change = {**read_fields(call, EDITS), **({"env": dict(call.options.env)} if call.options.env else {})}
     if not change:
         refuse("there is nothing to change", hint="name what, like --gpus 2; nexus help edit lists the options")
-    call.client.edit(call.options.id, **change)
-    call.say(f"job {call.options.id} is changed; nexus show {call.options.id} has all of it")
+    job = call.client.edit(call.options.id, **change)
+    call.say(f"job {job['id']} is changed: {describe_changes(change)}")
+
+
+def describe_changes(change: Json) -> str:
+    """`gpus 2, after abc`; of variables, the names."""
+    told = []
+    for name, value in change.items():
+        text = " ".join(map(str, value)) or "none" if isinstance(value, (list, tuple, dict)) else value
+        told.append(f"{name.replace('_', ' ')} {text}")
+    return ", ".join(told)
 
 
 def cmd_retry(call: Call) -> None:
@@ -12365,8 +12374,14 @@ def cmd_retry(call: Call) -> None:
     if not options.dry_run:
         body = {"ids": ids, **({"change": change} if change else {})}
         return show_added(call, call.client.ask("POST", "/jobs/retry", body))
-    call.write(format_jobs([{**call.client.job(job_id), **change} for job_id in ids], call.paint))
-    call.say(f"{format_count(len(ids), 'job')} would be run again; this was a dry run")
+    jobs = [call.client.job(job_id) for job_id in ids]
+    for job in jobs:
+        if job["status"] not in FINAL:
+            raise NexusError("conflict", f"job {job['id']} is {job['status']}; only a finished one can be run again",
+                             hint=f"nexus show {job['id']}")
+    call.print(*(f"{job['id']}: {job['command']}" for job in jobs))
+    added = f", with {describe_changes(change)}" if change else ""
+    call.say(f"{format_count(len(jobs), 'job')} would be run again{added}; this was a dry run")
 
 
 def cmd_metrics(call: Call) -> None:

@@ -487,7 +487,7 @@ def test_retry_failed(own_home):
 def test_retry_with_other_options(own_home):
     bad = add_and_wait(own_home, "exit 4", "--timeout", "5m")
     done = own_home.main("retry", "--failed", "--timeout", "1:00:00", "--name", "longer", "--dry-run")
-    assert bad in done.out and "longer  exit 4" in done.out and "1 job would be run again" in done.err
+    assert done.out == f"{bad}: exit 4\n" and "1 job would be run again, with name longer, timeout seconds 3600" in done.err, done
     assert len(own_home.client().jobs()) == 1
     again = own_home.job(own_home.main("retry", "--failed", "--timeout", "1:00:00", "--command", "true").id)
     assert (again["timeout_seconds"], again["command"], again["name"]) == (3600, "true", None)
@@ -688,7 +688,11 @@ def test_what_a_pending_job_waits_for_is_changed(own_home):
                         ([second, "--env", "x"], "NAME=VALUE")):
         done = edit(*words)
         assert done.code in (2, 3, 4) and says in done.err, (words, done)
-    assert edit(second, "--after-any", "bad").code == 0 and own_home.job(second)["after_any"] == [failed]
+    done = edit(second, "--after-any", "bad", "--after", "none")
+    assert done.code == 0 and "is changed: after none, after any bad" in done.err, done
+    assert (own_home.job(second)["after_any"], own_home.job(second)["after"]) == ([failed], [])
+    done = own_home.main("retry", "--dry-run", second)
+    assert done.code == 4 and "only a finished one can be run again" in done.err
     own_home.main("resume")
     assert own_home.main("wait", second).code == 0 and own_home.main("logs", second).out == "1 2 3\n"
 
