@@ -11875,9 +11875,24 @@ def parse_words(command: Command, words: Sequence[str], out: TextIO) -> argparse
     """Raises: usage; SystemExit, after --help."""
     with contextlib.redirect_stdout(out):
         try:
-            return make_parser(command).parse_args(words)
+            parser = make_parser(command)
+            options = parser.parse_args(words)
+            if command.name in ("add", "run") and len(options.command) > 1:
+                check_unquoted(parser, command.name, words)
+            return options
         except NexusError as error:
             raise NexusError(error.kind, error.message, error.hint or f"nexus help {command.name}") from None
+
+
+def check_unquoted(parser: argparse.ArgumentParser, verb: str, words: Sequence[str]) -> None:
+    """Raises: usage, when nexus would take an option that stands after the first word of an unquoted command."""
+    at = 0
+    while words[at].startswith("-") and words[at] != "--":
+        action = parser._option_string_actions.get(words[at])       # None: as --gpus=2, or -g2
+        at += 2 if action and action.nargs is None else 1
+    if words[at] != "--" and any(word in parser._option_string_actions for word in words[at:]):
+        refuse(f"{verb}: what stands after {words[at]} could be meant for it or for nexus",
+               hint=f"nexus {' '.join([verb, *map(quote, words[:at])])} {quote(' '.join(map(quote, words[at:])))}")
 
 
 def write_to(stream: TextIO, piece: str | bytes) -> None:

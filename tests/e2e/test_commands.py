@@ -659,6 +659,17 @@ def test_a_file_is_no_command(own_home, tmp_path, words, hint):
     assert done.code == 2 and (hint or "nexus help add") in done.err, done
 
 
+@pytest.mark.parametrize("words, hint", [
+    (["python3", "train.py", "-n", "5"], "nexus add 'python3 train.py -n 5'"),
+    (["-g", "0", "--name=x", "python3", "train.py", "--gpus", "2"], "nexus add -g 0 --name=x 'python3 train.py --gpus 2'")])
+def test_options_after_the_first_word_are_nobodys(own_home, words, hint):
+    """Without quotes they could be the command's."""
+    done = own_home.main("add", *words)
+    assert done.code == 2 and f"hint: {hint}\n" in done.err, done
+    for fine in (["--dry-run", "echo", "x"], ["echo x", "--gpus", "0", "--dry-run"], ["--dry-run", "--", "echo", "-n", "x"]):
+        assert own_home.main("add", *fine).code == 0, fine
+
+
 def test_a_sweep_that_is_one_value(own_home):
     told = own_home.main("add", "--dry-run", "--sweep", "lr=1 2", "--sweep", "seed=1-4", "--sweep", "x=1e-3", "echo {lr} {seed} {x}").err
     assert "lr=1 2 is one value" in told and "seed=1..4 counts" in told and "x=1e-3" not in told
