@@ -350,7 +350,7 @@ def suggest(word: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(word, list(known)) if len(word) <= 100 else []         # longer needs much memory
     for other in near:
         one, two = word.lstrip("-"), other.lstrip("-")
-        begun = min(2, len(one), len(two))
+        begun = min(3, len(one), len(two))
         if one[:begun] == two[:begun] or sorted(one) == sorted(two) or (
                 difflib.SequenceMatcher(None, one, two).ratio() >= 0.8):
             return f"did you mean '{other}'?"
@@ -11822,7 +11822,7 @@ ALIASES: Mapping[str, Sequence[str]] = {
     "squeue": ["jobs", "--status", "running,pending"],
     "gpus": ["status"], "watch": ["top"], "rm": ["remove"], "scancel": ["cancel"], "submit": ["add"],
     "sbatch": ["add"], "srun": ["run"], "tail": ["logs", "-f"], "cat": ["logs"], "info": ["show"],
-    "hold": ["pause"], "release": ["resume"]}
+    "hold": ["pause"], "release": ["resume"], "requeue": ["retry"]}
 OTHER_FLAGS = {"gpus": ["-g"], "name": ["-n"], "timeout_seconds": ["--time"]}       # of add and run, by field
 
 

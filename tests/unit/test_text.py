@@ -46,7 +46,8 @@ def test_formats(reason, function, arguments, text):
 NEAR = [  # word, known words, the suggestion
     ("nam", ["node", "name"], "name"), ("prot", ["host", "port"], "port"),
     ("sreen", ["screen"], "screen"), ("--retrys", ["--retries"], "--retries"),
-    ("--cpus", ["--gpus"], None), ("--mem", ["--name"], None), ("--tag", ["--tty"], None), ("cmd", ["cwd"], None), ("hh", ["h"], "h")]
+    ("--cpus", ["--gpus"], None), ("--gres", ["--group"], None),
+    ("--mem", ["--name"], None), ("--tag", ["--tty"], None), ("cmd", ["cwd"], None), ("hh", ["h"], "h")]
 
 
 @pytest.mark.parametrize("word, known, near", NEAR)
