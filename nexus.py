@@ -11823,7 +11823,7 @@ ALIASES: Mapping[str, Sequence[str]] = {
     "gpus": ["status"], "watch": ["top"], "rm": ["remove"], "scancel": ["cancel"], "submit": ["add"],
     "sbatch": ["add"], "srun": ["run"], "tail": ["logs", "-f"], "cat": ["logs"], "info": ["show"],
     "hold": ["pause"], "release": ["resume"], "requeue": ["retry"]}
-OTHER_FLAGS = {"gpus": ["-g"], "name": ["-n"], "timeout_seconds": ["--time"]}       # of add and run, by field
+OTHER_FLAGS = {"gpus": ["-g"], "name": ["-n"], "timeout_seconds": ["--time"]}       # {field of a job: further flags}
 
 
 def find_command(name: str, commands: Sequence[Command]) -> Command:
@@ -12018,7 +12018,8 @@ def read_commands(call: Call) -> list[tuple[str, str]]:
     plain, sweeps, name = read_plain_commands(call), call.options.sweep, call.options.name
     for key, values in sweeps:
         if len(values) == 1 and re.search(r"\d-\d|\s", values[0]):
-            call.say(f"--sweep {key}={values[0]} is one value; {key}=1..4 counts, and {key}=1,2 lists values")
+            counted = re.sub(r"(\d)-(\d)", r"\1..\2", values[0]).replace(" ", ",")
+            call.say(f"--sweep {key}={values[0]} is one value; several are like {key}={counted}")
     if not sweeps:
         return [(command, "") for command in plain]
     return [(made, format_line(f"{name} {values}" if name else values, 60))
@@ -12210,7 +12211,7 @@ def describe_end(job: Json) -> str:
 def cmd_wait(call: Call) -> int:
     ids = call.options.ids
     if call.options.group is None and not ids:
-        refuse("there is nothing to wait for", hint="nexus wait ID, or nexus wait --group NAME")
+        refuse("wait takes jobs, or --group", hint="nexus wait ID, or nexus wait --group NAME")
     if call.options.group is not None:
         of_group = [job for job in ask_for_jobs(call) if job["status"] != COMPLETED and not job["retried_as"]]
         ids = [*ids, *(job["id"] for job in of_group)]
@@ -12285,7 +12286,8 @@ def cmd_end(call: Call) -> None:
     if choice.get("group") == "":               # perhaps a variable that is not set
         refuse("--group needs a name", hint="nexus jobs lists the groups")
     if bool(targets) == bool(choice):
-        refuse(f"{command} takes jobs, or --group", hint=f"nexus {command} ID; nexus help {command} says what else")
+        refuse(f"{command} takes jobs, or --group",
+               hint=f"nexus {command} ID; all that wait or run: nexus cancel --status pending,running")
     if command == "kill":
         targets = [job_id for target in targets for job_id in find_targets(call, target, takes_all)]
     if targets:
@@ -12806,7 +12808,7 @@ def cmd_help(call: Call) -> None:
     call.print(
         "nexus: a queue for the GPUs of this machine", "", "nexus [command] [options]", "",
         *(f"  {command.name:<9} {command.summary}" for command in call.commands if command.summary), "",
-        *textwrap.wrap(f"Other words for them: {others}", 110), "",
+        *textwrap.wrap(f"Other words for them: {others}", 79), "",
         "nexus help COMMAND explains a command; nexus --version prints the version and the file's hash.",
         "Exit codes: 0; 1 internal, unhealthy; 2 usage; 3 not found; 4 conflict; 5 forbidden; 6 unavailable.",
         "NEXUS_HOME moves ~/.nexus; NEXUS_MOCK_GPUS=2 makes up two GPUs, for a trial; NO_COLOR=1 turns colours off.")
@@ -12941,7 +12943,7 @@ JOB_OPTIONS = (
 )
 GROUP = argument("--group", metavar="G", help="the jobs of this group")
 CHANGE_OPTIONS, LINK_OPTIONS = (tuple(
-    argument(row.flag or "--command", dest=name, metavar=row.metavar or "CMD", row=row,
+    argument(row.flag or "--command", *OTHER_FLAGS.get(name, ()), dest=name, metavar=row.metavar or "CMD", row=row,
              help=row.help.partition(" (default")[0] + (f", like {row.like}" if row.like else ""))
     for name, row in EDITS.items() if (name in CHANGES) == is_change) for is_change in (True, False))
 NAME = argument("--name", help="the jobs of this name")
@@ -13090,6 +13092,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str], out: TextIO, err: Text
             words = ["status", *words]
         if words[0] == "stop" and words[1:] and not words[1].startswith("-"):
             words[0] = "cancel"                 # whoever names a job does not mean the service
+        if find_program(words[0]) and words[0] not in [*ALIASES, *(each.name for each in COMMANDS)]:
+            refuse(f"'{words[0]}' is not a command of nexus", hint=f"to queue it: nexus add {quote(' '.join(words))}")
         command = find_command(words[0], COMMANDS)
         options = parse_words(command, [*ALIASES.get(words[0], [""])[1:], *words[1:]], out)
         call = Call(options, environ, out, err, COMMANDS)

@@ -670,9 +670,14 @@ def test_options_after_the_first_word_are_nobodys(own_home, words, hint):
         assert own_home.main("add", *fine).code == 0, fine
 
 
+def test_a_program_is_no_command_of_nexus(own_home):
+    done = own_home.main("python3", "train.py")
+    assert done.code == 2 and "hint: to queue it: nexus add 'python3 train.py'\n" in done.err
+
+
 def test_a_sweep_that_is_one_value(own_home):
     told = own_home.main("add", "--dry-run", "--sweep", "lr=1 2", "--sweep", "seed=1-4", "--sweep", "x=1e-3", "echo {lr} {seed} {x}").err
-    assert "lr=1 2 is one value" in told and "seed=1..4 counts" in told and "x=1e-3" not in told
+    assert "lr=1 2 is one value; several are like lr=1,2" in told and "like seed=1..4" in told and "x=1e-3" not in told
 
 
 def test_usage(own_home):
