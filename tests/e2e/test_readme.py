@@ -241,7 +241,7 @@ def make_job(box, line):
     verb = words_of(line)[0]
     if verb in ("kill", "attach"):
         return box.wait_started(box.add("sleep 600", gpu_ids=[1]))["id"]
-    if verb in ("edit", "move", "remove", "why", "cancel"):
+    if verb in ("edit", "move", "remove", "why", "cancel", "pause", "resume"):
         return add_waiting(box)
     return box.wait(box.add("true"), "completed")["id"]
 
