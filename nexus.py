@@ -3548,8 +3548,8 @@ def format_queue(jobs: Sequence[Json], paint: Paint) -> str:
     Below the table stands why a group is held: that is long, and the same for all of them.
     """
     import textwrap
-    holds = dict.fromkeys(job["waiting_for"] for job in jobs if is_held(job))
-    reasons = ["group held" if is_held(job) else job["waiting_for"] or "" for job in jobs]
+    holds = dict.fromkeys(job["waiting_for"] for job in jobs if has_held_group(job))
+    reasons = ["group held" if has_held_group(job) else job["waiting_for"] or "" for job in jobs]
     below = [reason if reason != former else "" for reason, former in zip(reasons, ["", *reasons])]
     shown = [{**job, "waiting_for": reason} for job, reason in zip(jobs, reasons)]
     last = [] if paint.width else [Column("WAITING FOR", lambda job: job["waiting_for"])]
@@ -3557,7 +3557,7 @@ def format_queue(jobs: Sequence[Json], paint: Paint) -> str:
         line for hold in holds for line in (textwrap.wrap(hold, max(20, paint.width)) if paint.width else [hold]))
 
 
-def is_held(job: Json) -> bool:
+def has_held_group(job: Json) -> bool:
     """Whether a pending job's group is held."""
     reason = job["reason"] or {"code": "", "subject": ""}
     return bool(job["group"]) and (reason["code"], reason["subject"]) == ("held", job["group"])
@@ -8911,7 +8911,9 @@ class Admission(Part):
                                  "many it gets at once")
             facts = dict(change)
             if "after" in change or "after_any" in change:
-                facts.update(find_links(state, replace(job, **change), caller))
+                links = {name: change.get(name, [one for one in getattr(job, name) if one in state.jobs])
+                         for name in ("after", "after_any")}        # a former one may be forgotten by now
+                facts.update(find_links(state, replace(job, **links), caller))
                 check_links(state, replace(job, **facts))
             if env is not None:
                 base = state.environments.get(job.environment, {})
