@@ -305,8 +305,8 @@ def parse_memory(text: str) -> int:
 
 
 def parse_ids(text: str) -> list[str]:
-    """The ids of `abc,abd`, or of lines as `nexus add` prints them; `none`: no id."""
-    return [] if text.strip() == "none" else text.replace(",", " ").split()
+    """The ids of `abc,abd`, or of lines as `nexus add` prints them."""
+    return text.replace(",", " ").split()
 
 
 def guess_number(text: str) -> float | str:
@@ -415,13 +415,13 @@ def or_null(schema: Schema) -> Schema:
     return schema if NOTHING in options else {"anyOf": [*options, NOTHING]}
 
 
-def object_of(rows: Mapping[str, Field], title: str, has_nulls: bool = False, **more: Any) -> Schema:
-    """An object with these rows as keys.  `has_nulls`: null stands for an optional key that is not there."""
+def object_of(rows: Mapping[str, Field], title: str, nulls: Container[str] = (), **more: Any) -> Schema:
+    """An object with these rows as keys.  `nulls`: the keys that may be null, which stands for what was not given."""
     required = more.get("required", [name for name, row in rows.items() if row.default is ...])
     properties = {}
     for name, row in rows.items():
         schema = {"anyOf": [row.schema, row.text]} if row.text else row.schema
-        schema = or_null(schema) if has_nulls and name not in required else schema
+        schema = or_null(schema) if name in nulls else schema
         properties[name] = {**schema, "description": row.help}
     return {"type": "object", "title": title, "required": required, "additionalProperties": False,
             "properties": properties, **more}
@@ -460,8 +460,13 @@ def check(schema: Schema, given: Any, name: str) -> Any:
 
 def read_object(rows: Mapping[str, Field], schema: Schema, given: Any) -> dict[str, Any]:
     """{key: checked value} of an object with these rows, without nulls.  Raises: usage, with all faults."""
+    return {key: fact for key, fact in read_changes(rows, schema, given).items() if fact is not None}
+
+
+def read_changes(rows: Mapping[str, Field], schema: Schema, given: Any) -> dict[str, Any]:
+    """The same with nulls: they take away what was set."""
     kept = check(schema, given, "")
-    return {key: keep(rows[key], fact, key) for key, fact in kept.items() if fact is not None and key in rows}
+    return {key: None if fact is None else keep(rows[key], fact, key) for key, fact in kept.items() if key in rows}
 
 
 def keep(row: Field, fact: Any, name: str) -> Any:
@@ -1327,7 +1332,7 @@ class Asked(Value):
 
 JOB_FIELDS = Job.FIELDS
 ASKED: Mapping[str, Field] = {name: row for name, row in {**JOB_FIELDS, **Asked.FIELDS}.items() if row.asked}
-SUBMISSION = object_of(ASKED, "a job", has_nulls=True, required=(),
+SUBMISSION = object_of(ASKED, "a job", nulls=ASKED, required=(),
                        examples=[{"command": "python train.py", "gpus": 1}])
 KEPT = [name for name, row in JOB_FIELDS.items() if row.kept]      # what a retry takes over from the first job
 CHOICE_KEYS = {
@@ -1348,23 +1353,25 @@ CHANGES = {name: JOB_FIELDS[name] for name in (
     "command", "name", "gpus", "gpu_ids", "gpu_mem_mib", "priority", "timeout_seconds", "expected_time", "retries")}
 CHANGES["begin"] = Asked.FIELDS["begin"]
 EDITS = {**CHANGES, **{name: JOB_FIELDS[name] for name in ("group", "after", "after_any")}}
+CLEARED = EDITS.keys() - {"command"}            # of these, null takes away what was set
 EDIT_KEYS = {
     **EDITS, "is_held": JOB_FIELDS["is_held"], "env": Asked.FIELDS["env"],
     "position": Field({**integer_in(-1, 0), "title": "0 (before all others) or -1 (behind them)"},
                       "0: before all others; -1: behind them", default=None)}
-EDIT = object_of(EDIT_KEYS, "a change of a job", required=(), minProperties=1,
-                 examples=[{"gpus": 2}, {"position": 0}])
+EDIT = object_of(EDIT_KEYS, "a change of a job", nulls=CLEARED, required=(), minProperties=1,
+                 examples=[{"gpus": 2}, {"timeout_seconds": None}, {"position": 0}])
+CHANGE = object_of(CHANGES, "a change of a job", nulls=CLEARED, required=())
 RETRY_KEYS = {
     **CHOICE_KEYS, "change": Field(
-        object_of(CHANGES, "a change of a job", required=()), "what is to be otherwise", default=None,
-        convert=lambda given: {key: keep(CHANGES[key], fact, key) for key, fact in given.items()})}
+        CHANGE, "what is to be otherwise", default=None, convert=functools.partial(read_changes, CHANGES, CHANGE))}
 RETRY = object_of(RETRY_KEYS, "which jobs, and what is to be otherwise", minProperties=1,
                   examples=[{"ids": ["abc"]}, {"group": "sweep", "change": {"gpus": 2}}])
 
 
 def form_rows() -> list[dict[str, Any]]:
-    """The fields of the page's form: `first` are shown at once, the others on demand; `change` may change later."""
-    return [{"name": name, "help": row.help, "like": row.like, "first": row.form, "change": name in CHANGES,
+    """The fields of the page's forms to add, edit and retry: `first` are shown at once, the others on demand."""
+    return [{"name": name, "help": row.help, "like": row.like, "first": row.form,
+             "forms": ["add", *(["edit"] if name in EDITS else []), *(["retry"] if name in CHANGES else [])],
              "label": (row.flag or name).split()[0].lstrip("-").replace("-", " "),
              "type": "string" if row.text else row.schema["type"]}
             for name, row in ASKED.items() if row.flag or name in ("command", "env")]
@@ -8651,6 +8658,11 @@ class ScriptRules(Part):
 class Drafts(Part):
     """Makes jobs of what was asked, and refuses those that no machine can ever run."""
 
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """What the configuration says of a job that does not."""
+        return {"retries": self.config.jobs.retries, "gpus": self.config.jobs.default_gpus}
+
     def make(self, submissions: Sequence[Asked], user: str) -> list[Draft]:
         """Make jobs of submissions; the configuration fills in what they leave out.
 
@@ -8677,7 +8689,7 @@ class Drafts(Part):
         if asked.llm and not config.llm_config:
             refuse(f"llm {format_line(asked.llm, 40)}: [jobs] llm_config is not set",
                    "set [jobs] llm_config in config.toml")
-        defaults = {"id": "", "retries": config.retries, "gpus": config.default_gpus, "cwd": os.path.expanduser("~")}
+        defaults = {"id": "", **self.defaults, "cwd": os.path.expanduser("~")}
         named = re.search(LLM_OPTION, fields["command"])
         model = asked.llm or (named and named[1])
         if config.llm_config and model and "gpus" not in fields:
@@ -8700,11 +8712,15 @@ class Drafts(Part):
             check_command(job.command)
 
     def make_change(self, jobs: Iterable[Job], change: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
-        """Return the new Job fields of a `change`, checked for each job.  May be slow.  Raises: usage, forbidden."""
+        """Return the new Job fields of a `change`, checked for each job.  May be slow.  Raises: usage, forbidden.
+
+        None stands for what a job has that does not ask for it.
+        """
         check_priority(change.get("priority"), caller)
-        drafted = {name: value for name, value in change.items() if name != "begin"}
+        drafted = {name: self.defaults.get(name, JOB_FIELDS[name].default) if value is None else value
+                   for name, value in change.items() if name != "begin"}
         if "begin" in change:
-            drafted["begin_at"] = parse_begin(change["begin"], self.clock.now())
+            drafted["begin_at"] = change["begin"] and parse_begin(change["begin"], self.clock.now())
         for job in {(request_class(job), job.command): replace(job, **drafted) for job in jobs if drafted}.values():
             self.check_job(job)
             self.check_ever_runs(job)
@@ -10476,7 +10492,7 @@ class Calls(Gate):
 
     @route("PATCH /queue/{id}", "user", "change a pending job, or its position", "Job", body="Edit")
     def patch_queue(self, caller: Caller, id: str, body: Any) -> dict[str, Any]:
-        return self.describe(self.service.admission.edit(id, caller, **read_object(EDIT_KEYS, EDIT, body)))
+        return self.describe(self.service.admission.edit(id, caller, **read_changes(EDIT_KEYS, EDIT, body)))
 
     @route("GET /jobs", "user", "all jobs kept: finished, running, pending", "Job[]")
     def get_jobs(self, caller: Caller, status: Sequence[str] = (), user: str | None = None, group: str | None = None,
@@ -11807,6 +11823,14 @@ def parse_option(row: Field, flag: str, text: str) -> Any:
         raise NexusError(error.kind, message, error.hint or (f"like {flag} {row.like}" if row.like else "")) from None
 
 
+def parse_change(row: Field, flag: str, text: str) -> Any:
+    """The value of an option of `edit` and `retry`; NONE for `none`.  Raises: usage, with the option's name."""
+    return NONE if text == "none" else parse_option(row, flag, text)
+
+
+NONE = object()                 # of an option: it takes away what was set
+
+
 class Command(Value):
     name: str
     summary: str                # empty: nexus help does not list it
@@ -11997,9 +12021,10 @@ def make_options(call: Call) -> dict[str, Any]:
 def read_fields(call: Call, names: Iterable[str]) -> dict[str, Any]:
     """{field of a job: value} from those options that were given.  Raises: usage."""
     values = {name: getattr(call.options, name) for name in names}
-    if values["begin"]:                         # as UTC: the service may be in another time zone
+    if isinstance(values["begin"], str):        # as UTC: the service may be in another time zone
         values["begin"] = format_time(parse_begin(values["begin"], time.time()))
-    return {name: value for name, value in values.items() if value is not None and value is not False}
+    return {name: None if value is NONE else value
+            for name, value in values.items() if value is not None and value is not False}
 
 
 def find_cwd(folder: str | None) -> str:
@@ -12373,8 +12398,8 @@ def describe_changes(change: Json) -> str:
     """`gpus 2, after abc`; of variables, the names."""
     told = []
     for name, value in change.items():
-        text = " ".join(map(str, value)) or "none" if isinstance(value, (list, tuple, dict)) else value
-        told.append(f"{name.replace('_', ' ')} {text}")
+        text = " ".join(map(str, value)) if isinstance(value, (list, tuple, dict)) else value
+        told.append(f"{name.replace('_', ' ')} {'none' if value is None else text}")
     return ", ".join(told)
 
 
@@ -12945,7 +12970,8 @@ JOB_OPTIONS = (
 )
 GROUP = argument("--group", metavar="G", help="the jobs of this group")
 CHANGE_OPTIONS, LINK_OPTIONS = (tuple(
-    argument(row.flag or "--command", *OTHER_FLAGS.get(name, ()), dest=name, metavar=row.metavar or "CMD", row=row,
+    argument(row.flag or "--command", *OTHER_FLAGS.get(name, ()), dest=name, metavar=row.metavar or "CMD",
+             type=functools.partial(parse_change if name in CLEARED else parse_option, row, row.flag or "--command"),
              help=row.help.partition(" (default")[0] + (f", like {row.like}" if row.like else ""))
     for name, row in EDITS.items() if (name in CHANGES) == is_change) for is_change in (True, False))
 NAME = argument("--name", help="the jobs of this name")
@@ -13015,10 +13041,13 @@ COMMANDS = (
         ANY_IDS, argument("--failed", action="store_true", help="all jobs that failed and were not retried yet"),
         argument("--group", metavar="G", help="the failed jobs of this group"),
         argument("--dry-run", action="store_true", help="show them, add nothing"), *CHANGE_OPTIONS),
-            "With options like --gpus 2, the new jobs use these instead of the old values.",
+            "With options like --gpus 2, the new jobs use these instead of the old values; none, as in --timeout none, "
+            "takes one away.",
             examples=("retry abc", "retry abc --gpu-mem 20G --timeout 4h", "retry --failed --dry-run")),
     Command("edit", "change a pending job", cmd_edit, (ID, *CHANGE_OPTIONS, *LINK_OPTIONS, ENV),
-            examples=("edit abc --gpus 2 --timeout 4h", 'edit abc --command "python train.py --lr 0.01"')),
+            "none takes away what was set.",
+            examples=("edit abc --gpus 2 --timeout 4h", "edit abc --after none",
+                      'edit abc --command "python train.py --lr 0.01"')),
     Command("clear", "forget finished jobs, with their logs", cmd_clear, (
         ANY_IDS, GROUP, STATUS_OPTION, argument("--all", action="store_true", help="all finished jobs")),
             "Pending and running jobs stay.", examples=("clear abc", "clear --status failed,cancelled")),
@@ -13903,11 +13932,12 @@ function drawField({name, type, like, label, help}, job) {
     el('span', {class: 'help', id: `${id}-help`}, help.replace(/,? ?\(?default: [^)]*\)?/, '')));
 }
 
-// send(asked, refuse, key) does it with what was filled in or changed; an equal request has an equal key.
-function openForm(title, verb, job, send) {
+// `kind`: add, edit or retry.  send(asked, refuse, key) does it with what was filled in, changed or emptied (null); an
+// equal request has an equal key.
+function openForm(kind, title, verb, job, send) {
   const newKey = () => crypto.getRandomValues(new BigUint64Array(2)).join('-');
   let key = newKey();
-  const rows = FIELDS.filter(({name, change}) => job ? change : name !== 'node' || hasNodes());
+  const rows = FIELDS.filter(({name, forms}) => forms.includes(kind) && (name !== 'node' || hasNodes()));
   const given = {...job, priority: PRIORITIES[job?.priority] ?? job?.priority};
   const drawFields = (isFirst) => el('div', {class: 'form'},
     rows.filter(({first}) => first === isFirst).map((row) => drawField(row, given)));
@@ -13931,7 +13961,7 @@ function openForm(title, verb, job, send) {
   openDialog(title, form.elements.command, form);
 }
 
-byId('add').addEventListener('click', () => openForm('Add a job', 'Add job', null, (asked, refuse, key) =>
+byId('add').addEventListener('click', () => openForm('add', 'Add a job', 'Add job', null, (asked, refuse, key) =>
   act('POST', 'queue', asked, ({id, warning = ''}) => `Job ${id} was added. ${warning}`, refuse,
     {'Idempotency-Key': key})));
 
@@ -14180,13 +14210,13 @@ class JobPage {
     const {id} = job, edit = (change, done, refuse) => act('PATCH', `queue/${id}`, change, done, refuse);
     if (isOver(job)) {
       return [button('Retry', () => retry({ids: [id]})), button('Change and retry', () => openForm(
-        `Run job ${id} again`, 'Retry', job, (change, refuse) => retry({ids: [id]}, change, refuse)))];
+        'retry', `Run job ${id} again`, 'Retry', job, (change, refuse) => retry({ids: [id]}, change, refuse)))];
     }
     const move = (text, position, words) => view?.is_owner && button(text,
       () => edit({position}, `Job ${id} was moved ${words}.`), {'aria-label': `Move job ${id} ${words}`});
     return [
       job.status === 'pending' && [move('First', 0, 'to the front'), move('Last', -1, 'to the end'),
-        button('Change', () => openForm(`Change job ${id}`, 'Change', job,
+        button('Change', () => openForm('edit', `Change job ${id}`, 'Change', job,
           (change, refuse) => edit(change, `Job ${id} was changed.`, refuse)))],
       button('Cancel', () => cancelJob(job), {disabled: Boolean(job.stopping)})];
   }

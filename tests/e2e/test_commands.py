@@ -713,6 +713,24 @@ def test_what_a_pending_job_waits_for_is_changed(own_home):
     assert own_home.main("wait", second).code == 0 and own_home.main("logs", second).out == "1 2 3\n"
 
 
+def test_what_was_set_is_taken_away(own_home):
+    own_home.main("pause")
+    job_id = own_home.main("add", "--name", "n", "--group", "g", "--gpus", "0.5", "--gpu-mem", "1G", "--timeout", "2h", "--expect", "1h",
+                           "--retries", "2", "--priority", "low", "--begin", "+9h", "true").id
+    none = ("--name", "--group", "--gpus", "--gpu-mem", "--timeout", "--expect", "--retries", "--priority", "--begin")
+    done = own_home.main("edit", job_id, *(word for flag in none for word in (flag, "none")))
+    assert done.code == 0 and "timeout seconds none" in done.err, done
+    job = own_home.job(job_id)
+    plain = own_home.job(own_home.main("add", "true").id)
+    fields = ("name", "group", "gpus", "gpu_mem_mib", "timeout_seconds", "expected_time", "retries", "priority", "begin_at")
+    assert [job[name] for name in fields] == [plain[name] for name in fields]
+    assert own_home.main("edit", job_id, "--timeout", "1h").code == own_home.main("cancel", job_id).code == 0
+    again = own_home.main("retry", job_id, "--timeout", "none").out.strip()
+    assert own_home.job(again)["timeout_seconds"] is None
+    with pytest.raises(nexus.NexusError, match="command must be"):
+        own_home.client().edit(again, command=None)
+
+
 def test_a_pending_job_is_held(own_home):
     own_home.main("pause")
     job_id = own_home.main("add", "--name", "later", "true").id

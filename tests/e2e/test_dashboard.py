@@ -763,6 +763,7 @@ def test_a_job_is_changed_and_the_rest_of_it_stays(browser, box):
         dialog.get_by_role("button", name="Change").click()
         expect(dialog.get_by_role("alert")).to_contain_text("much")
         dialog.get_by_label("GPU mem").fill("1.5G")
+        dialog.get_by_label("Group").fill("")
         dialog.get_by_role("button", name="Change").click()
         expect(dialog).to_be_hidden()
         expect(page.locator("#job")).to_contain_text("python b.py")
@@ -774,7 +775,7 @@ def test_a_job_is_changed_and_the_rest_of_it_stays(browser, box):
         dialog.get_by_role("button", name="Retry").click()
         expect(page.get_by_role("button", name="to the front")).to_be_visible()
         [job] = box.ask("GET", "/queue")
-        changed = {**given, "timeout_seconds": 0, "command": "python b.py", "gpu_mem_mib": 1536, "expected_time": 5400}
+        changed = {**given, "timeout_seconds": 0, "command": "python b.py", "gpu_mem_mib": 1536, "expected_time": 5400, "group": None}
         assert {name: job[name] for name in changed} == changed and job["env_digest"]
 
 
