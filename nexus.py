@@ -754,9 +754,9 @@ def format_sample_config() -> str:
 
 
 # ==== 4. MODEL ==== Job, Gpu, State; what may become of a job; changes and what they do to State
-# A Job is a value: a change makes a new Job.  State is all that state.json holds, plus three indexes: the running jobs,
-# the pending ones in the order of their queue_key, and who depends on whom.  Everything else is found by a loop over
-# the jobs, which are 10,000 at most.  STORE owns the one State: it changes a copy by put(), which then takes its place.
+# A Job is a value: a change makes a new Job.  State is all that state.json holds, plus indexes of the jobs, so that the
+# cost of a start does not grow with the jobs that wait.  Everything else is found by a loop over the jobs, which are
+# 10,000 at most.  STORE owns the one State: it changes a copy by put(), which then takes its place.
 
 PENDING, RUNNING, COMPLETED, FAILED, CANCELLED = STATUSES = ("pending", "running", "completed", "failed", "cancelled")
 FINAL = (COMPLETED, FAILED, CANCELLED)
@@ -1023,6 +1023,10 @@ if TYPE_CHECKING:
     Changes = Generator[Put, None, Any]         # Store.update() makes each change as it is yielded
 
 
+QueueItem = tuple[tuple[float, ...], str]           # (queue_key, id) of a pending job
+JobClass = tuple[object, ...]                       # of find_class()
+
+
 class State:
     """All that state.json holds, tables and facts, plus indexes of the jobs.  Only a copy is changed, by put()."""
 
@@ -1043,14 +1047,18 @@ class State:
         self.nodes: dict[str, KnownNode] = {}
         self.seq = 0                                        # of the last transaction that changed it
         self.running: dict[str, Job] = {}
-        self.pending: list[tuple[tuple[float, ...], str]] = []      # ascending: (queue_key, id)
+        self.pending: dict[str, Job] = {}
+        self.in_slurm: dict[str, Job] = {}                  # the pending jobs in Slurm's queue
+        self.ready: dict[JobClass, list[QueueItem]] = {}    # pending jobs by find_class(), each ascending
         self.dependents: list[tuple[str, str]] = []         # ascending: (id, id of a pending job that depends on it)
+        self.last_starts: dict[str, float] = {}             # {user: when a job of theirs was last started}
 
     def copy(self) -> State:
         """Another State, whose changes do not show in this one."""
         other = State()
         for name, fact in vars(self).items():
             setattr(other, name, fact.copy() if isinstance(fact, (dict, list)) else fact)
+        other.ready = {one: items.copy() for one, items in self.ready.items()}
         return other
 
     def put(self, change: Put) -> None:
@@ -1065,18 +1073,29 @@ class State:
             self.update_indexes(old, change.value)
 
     def update_indexes(self, old: Job | None, new: Job | None) -> None:
-        if new and new.status == RUNNING:
-            self.running[new.id] = new
-        elif old:
-            self.running.pop(old.id, None)
+        indexes: Sequence[tuple[dict[str, Job], Callable[[Job], bool]]] = (
+            (self.running, lambda job: job.status == RUNNING), (self.pending, lambda job: job.status == PENDING),
+            (self.in_slurm, is_in_slurm))
+        for index, belongs in indexes:
+            if new and belongs(new):
+                index[new.id] = new
+            elif old:
+                index.pop(old.id, None)
         if old and old.status == PENDING:
-            del self.pending[bisect.bisect_left(self.pending, (old.queue_key, old.id))]
             for parent in old.pending_dependencies:
                 del self.dependents[bisect.bisect_left(self.dependents, (parent, old.id))]
         if new and new.status == PENDING:
-            bisect.insort(self.pending, (new.queue_key, new.id))
             for parent in new.pending_dependencies:
                 bisect.insort(self.dependents, (parent, new.id))
+        if old and (one := find_class(old)):
+            items = self.ready[one]
+            del items[bisect.bisect_left(items, (old.queue_key, old.id))]
+            if not items:
+                del self.ready[one]
+        if new and (one := find_class(new)):
+            bisect.insort(self.ready.setdefault(one, []), (new.queue_key, new.id))
+        if new and new.attempts:
+            self.last_starts[new.user] = max(self.last_starts.get(new.user, 0.0), new.current.started_at or 0.0)
 
     def list_dependents(self, job_id: str) -> list[Job]:
         """The pending jobs that depend on a job."""
@@ -1088,10 +1107,9 @@ class State:
 FACTS: Mapping[str, Any] = {name: getattr(State, name) for name in State.__annotations__}       # and their defaults
 
 
-def list_in_slurm(state: State) -> list[Job]:
-    """The pending jobs in Slurm's queue."""
-    pending = (state.jobs[job_id] for _, job_id in state.pending)
-    return [job for job in pending if job.attempts and job.current.slurm_key is not None]
+def is_in_slurm(job: Job) -> bool:
+    """Whether it is pending in Slurm's queue."""
+    return job.status == PENDING and bool(job.attempts) and job.current.slurm_key is not None
 
 
 def needs_folder(job: Job) -> bool:
@@ -1104,6 +1122,13 @@ def request_class(job: Job) -> tuple[Any, ...]:
     expected = -1 if job.expected_time is None else int(job.expected_time).bit_length()     # up to which power of two
     return (job.gpus, job.gpu_ids, job.gpu_mem_mib, job.exclusive, job.cuda_arg, expected, job.only_node,
             job.excluded_nodes, job.cwd if needs_folder(job) else None)
+
+
+def find_class(job: Job) -> JobClass | None:
+    """Where one job of a class cannot start, those behind it cannot.  None: it waits for something else."""
+    if job.status != PENDING or job.is_held or job.pending_dependencies or is_in_slurm(job):
+        return None
+    return job.user, job.group, request_class(job)
 
 
 def list_shares(job: Job) -> list[int]:
@@ -1164,7 +1189,7 @@ def end_one(job: Job, status: str, now: float, **facts: Any) -> Put:
 
 
 def has_pending(state: State, group: str) -> bool:
-    return any(state.jobs[job_id].group == group for _, job_id in state.pending)
+    return any(job.group == group for job in state.pending.values())
 
 
 def list_holds(state: State) -> dict[str, str]:
@@ -1233,7 +1258,7 @@ def describe_parent(parent: Job) -> str:
 def count_use(state: State) -> dict[str, float]:
     """{user: GPUs in use}"""
     used: dict[str, float] = {}
-    for job in (*state.running.values(), *list_in_slurm(state)):
+    for job in (*state.running.values(), *state.in_slurm.values()):
         add_use(used, job)
     return used
 
@@ -1242,40 +1267,39 @@ def add_use(used: dict[str, float], job: Job) -> None:
     used[job.user] = used.get(job.user, 0.0) + (job.gpus or 0.01)       # users take turns on CPU slots too
 
 
-def find_last_starts(state: State) -> dict[str, float]:
-    """{user: when a job of theirs was last started}"""
-    last: dict[str, float] = {}
-    for job in state.jobs.values():
-        if job.attempts:
-            last[job.user] = max(last.get(job.user, 0.0), job.attempts[-1].started_at or 0.0)
-    return last
+def walk_queue(state: State, classes: dict[Any, list[QueueItem]],
+               used: Mapping[str, float]) -> Iterator[tuple[Any, Job]]:
+    """The jobs of the classes, each of one user, in the queue's order: (class, job).
 
-
-def walk_queue(state: State, used: Mapping[str, float]) -> Iterator[Job]:
-    """The pending jobs in the queue's order.  The caller adds a job that starts to `used` before it takes the next."""
-    import itertools
-    last: dict[str, float] = {}
-    for _, items in itertools.groupby(state.pending, lambda item: item[0][:2]):
-        queues: dict[str, list[Job]] = {}                   # {user: jobs of this rank and priority, the first one last}
-        for _, job_id in reversed(list(items)):
-            job = state.jobs[job_id]
-            queues.setdefault(job.user, []).append(job)
-        if len(queues) == 1:
-            yield from reversed(queues[job.user])
-            continue
-        last = last or find_last_starts(state)
-        while queues:
-            user = min(queues, key=lambda user: (
-                used.get(user, 0.0), last.get(user, 0.0), queues[user][-1].queue_key))
-            yield queues[user].pop()
-            if not queues[user]:
-                del queues[user]
+    Before the caller takes the next it adds a job that starts to `used`, and takes out a class that it is done with.
+    """
+    import heapq
+    heads: dict[str, list[tuple[Any, ...]]] = {}        # {user: a heap of (*queue_key, id, place in its class, class)}
+    for one, items in classes.items():
+        heads.setdefault(state.jobs[items[0][1]].user, []).append((*items[0][0], items[0][1], 0, one))
+    for heap in heads.values():
+        heapq.heapify(heap)
+    while heads:
+        user = next(iter(heads)) if len(heads) == 1 else min(heads, key=lambda user: (
+            heads[user][0][:2], used.get(user, 0.0), state.last_starts.get(user, 0.0), heads[user][0]))
+        *_, job_id, at, one = heads[user][0]
+        yield one, state.jobs[job_id]
+        items = classes.get(one, [])
+        if at + 1 < len(items):
+            key, job_id = items[at + 1]
+            heapq.heapreplace(heads[user], (*key, job_id, at + 1, one))
+        else:
+            heapq.heappop(heads[user])
+            if not heads[user]:
+                del heads[user]
 
 
 def list_pending(state: State) -> list[Job]:
     """The pending jobs in the order in which they would start if all of them fit."""
-    used, ordered = count_use(state), []
-    for job in walk_queue(state, used):
+    used, ordered, by_user = count_use(state), list[Job](), dict[str, list[QueueItem]]()
+    for item in sorted((job.queue_key, job.id) for job in state.pending.values()):
+        by_user.setdefault(state.jobs[item[1]].user, []).append(item)
+    for _, job in walk_queue(state, by_user, used):
         ordered.append(job)
         add_use(used, job)
     return ordered
@@ -1286,12 +1310,12 @@ def move_job(state: State, job: Job, is_first: bool) -> Put:
 
     It gets the priority of the others there.  Between users the GPUs in use decide who of the last ones is first.
     """
-    others = [queue_key for queue_key, job_id in state.pending if job_id != job.id] or [job.queue_key]
+    others = [other.queue_key for other in state.pending.values() if other.id != job.id] or [job.queue_key]
     if is_first:
-        rank, priority, _ = others[0]
+        rank, priority, _ = min(others)
         key = rank - 1, min(priority, job.priority), float(job.number)
     else:
-        rank, priority, place = others[-1]
+        rank, priority, place = max(others)
         key = rank, priority, (place + state.next_number) / 2       # between the last of today and whoever comes next
     return change_job(job, queue_key=key, priority=int(key[1]))
 
@@ -2531,7 +2555,7 @@ class Quotas:
             name: Reason("held", name, why) for name, why in list_holds(state).items()}
         self.closed_users: dict[str | None, Reason] = {}        # users at their limit; the key None: all users
         self.counts: dict[tuple[str, str | None], int] = {}
-        for job in (*state.running.values(), *list_in_slurm(state)):
+        for job in (*state.running.values(), *state.in_slurm.values()):
             self.count(job)
 
     def check(self, group: str | None, user: str) -> Reason | None:
@@ -2590,7 +2614,7 @@ class SlurmCapacity(MachineCapacity):
     """Slurm takes any job: jobs wait there for its GPUs.  One is submitted at a time, so that nexus's order holds."""
 
     def __init__(self, state: State, closed: Reason | None, most: int) -> None:
-        there = len(list_in_slurm(state)) + sum(1 for job in state.running.values() if job.current.slurm_key)
+        there = len(state.in_slurm.values()) + sum(1 for job in state.running.values() if job.current.slurm_key)
         full = f"Slurm has {format_count(most, 'job')} of nexus, as many as [slurm] max_submitted allows"
         super().__init__("", closed or (Reason("quota", "max_submitted", full) if there >= most else None), 0, ())
 
@@ -2642,19 +2666,21 @@ def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, n
     blocked: dict[tuple[Any, ...], Reason] = {}
     delays: list[float] = []
     used = count_use(state)
-    for job in walk_queue(state, used):
-        if job.is_held or job.pending_dependencies or (job.attempts and job.current.slurm_key is not None):
-            continue
+    classes = state.ready.copy()
+    for one, job in walk_queue(state, classes, used):
         if (job.begin_at or job.retry_at) and (delay_s := find_delay_s(job, now)):
             delays.append(delay_s)
             continue
-        if quotas.check(job.group, job.user) or (request := request_class(job)) in blocked:
+        request = request_class(job)
+        if quotas.check(job.group, job.user) or request in blocked:
+            del classes[one]
             continue
         open_to = [one for name, one in machines.items()
                    if is_slurm or (may_run_on(job, name) and not lacks_folder(job, folders[name]))]
         placed = place_job(job, open_to, config.gpu, now)
         if isinstance(placed, Reason):
             blocked[request] = placed
+            del classes[one]
             since = job.status_history[-1][1] if job.status_history else job.created_at
             if now - since >= config.jobs.reserve_after_seconds:
                 reserve(job, capacities)
@@ -6065,7 +6091,7 @@ class Store:
         if found.source and state.running and not is_this_boot and is_elsewhere(state.host):
             raise describe_other_machine(
                 state.host, f"jobs of {state_file} run there", f"mv {self.layout.home} {self.layout.home}.old")
-        if not state.service_id or (is_elsewhere(state.host) and not state.running and not list_in_slurm(state)):
+        if not state.service_id or (is_elsewhere(state.host) and not state.running and not state.in_slurm.values()):
             # A copy of ~/.nexus for another machine is another service for the nodes, which would end the other's jobs.
             state.service_id = f"{os.geteuid()}-{self.clock.new_token()[:8]}"
         state.host, self.service_id = self.host, state.service_id
@@ -6509,7 +6535,7 @@ class SlurmBackend(Backend):
 
     def list_live(self) -> tuple[Job, ...]:
         state, ended = self.service.store.state, self.service.outcomes.unrecorded
-        return tuple(job for job in (*list_in_slurm(state), *state.running.values())
+        return tuple(job for job in (*state.in_slurm.values(), *state.running.values())
                      if job.current.slurm_key and job.id not in ended)
 
     def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterator[Finding]:
@@ -8321,7 +8347,7 @@ MAX_FOLDERS = 1000              # of how many of the first pending jobs nodes ar
 def list_needed_folders(state: State) -> tuple[str, ...]:
     """The directories of pending jobs that a node must have.  A snapshot or a script that was sent brings its own."""
     home = os.path.expanduser("~")
-    pending = [state.jobs[job_id] for _, job_id in state.pending[:MAX_FOLDERS]]
+    pending = sorted(state.pending.values(), key=lambda job: job.queue_key)[:MAX_FOLDERS]
     return tuple(dict.fromkeys(job.cwd for job in pending if needs_folder(job) and job.cwd != home))
 
 
@@ -9410,8 +9436,8 @@ class Views(Part):
         watch, cluster = self.service.gpu_watch, self.service.cluster
         statuses = [job.status for job in state.jobs.values()]
         bands = dict.fromkeys(PRIORITIES, 0)
-        for (_, priority, _), _ in state.pending:
-            bands["high" if priority < 1 else "normal" if priority == 1 else "low"] += 1
+        for job in state.pending.values():
+            bands["high" if job.priority < 1 else "normal" if job.priority == 1 else "low"] += 1
         return {
             "state_version": version, "gpu_status": self.list_gpus(state), "is_paused": state.paused,
             "queued_jobs": len(state.pending), "queued_by_priority": bands,
@@ -9716,7 +9742,7 @@ class Service:
         self.health = Health(self)
         self.views = Views(self)
         self.overview = Overview(self)
-        slurm_jobs = [job for job in (*list_in_slurm(store.state), *self.running_jobs()) if job.current.slurm_key]
+        slurm_jobs = [job for job in (*store.state.in_slurm.values(), *self.running_jobs()) if job.current.slurm_key]
         self.cluster = SlurmBackend(self) if self.is_slurm or slurm_jobs else None
 
     def wake(self) -> None:

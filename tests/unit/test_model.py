@@ -52,7 +52,12 @@ def check_indexes(made):
     pending = {one.id: one for one in made.jobs.values() if one.status == nexus.PENDING}
     ordered = nexus.list_pending(made)
     assert {one.id: one for one in ordered} == pending and len(ordered) == len(pending)
-    assert made.pending == sorted((one.queue_key, one.id) for one in pending.values())
+    assert made.pending == pending
+    by_class = {}
+    for one in pending.values():
+        if not one.is_held and not one.pending_dependencies and not (one.attempts and one.current.slurm_key):
+            by_class.setdefault(nexus.find_class(one), []).append((one.queue_key, one.id))
+    assert made.ready == {key: sorted(items) for key, items in by_class.items()}
     assert made.dependents == sorted((parent, one.id) for one in pending.values() for parent in one.pending_dependencies)
     assert made.running == {id: one for id, one in made.jobs.items() if one.status == nexus.RUNNING}
     ended = {id: one for id, one in made.jobs.items() if one.status in nexus.FINAL}
