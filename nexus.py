@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from io import BufferedReader
     from typing import IO, Any, NoReturn, TextIO, TypeVar, Union
+    from xml.etree import ElementTree
 
     from typing_extensions import dataclass_transform
 
@@ -316,7 +317,7 @@ def guess_number(text: str) -> float | str:
     return int(text) if text.lstrip("-").isdigit() else float(text)
 
 
-def format_indices(indices: Iterable[int]) -> str:
+def format_indices(indices: Iterable[object]) -> str:
     return ", ".join(str(index) for index in indices)
 
 
@@ -799,12 +800,17 @@ def round_gpus(gpus: float) -> float:
     return int(gpus) if gpus == int(gpus) else round(gpus, 2)
 
 
+def name_gpu(index: int, mig_slice: int | None) -> str:
+    return str(index) if mig_slice is None else f"{index}.{mig_slice}"
+
+
 class Attempt(Value):
     """One start of a job: where it ran, and how it ended."""
     number: int = 0                             # of the job's starts; job.sh claims it; if it never ran, the last one's
     node: str = ""                              # where it was started; "" = on this machine
     gpu_indices: tuple[int, ...] = optional((), list_of(INTEGER), "its GPUs, as the driver counts", "public")
     gpu_uuids: tuple[str, ...] = optional((), list_of(STRING), "and by UUID", "public")
+    gpu_slice: int | None = None                # its one GPU is this MIG slice of the card; None: it has whole cards
     slurm_key: str | None = None                # stands in the comment of Slurm's job
     slurm_id: str | None = optional(None, STRING, "Slurm's own, like 123; null while it is submitted")
     slurm_node: str | None = None               # where Slurm runs it, in Slurm's form: n[1-2]
@@ -835,6 +841,12 @@ class Attempt(Value):
     peak_gpu_mem_mib: float | None = optional(None, FLOAT, "GPU memory of its processes on all its GPUs together")
     mean_gpu_util: float | None = optional(None, FLOAT, "percent, of its GPUs while it ran")
     log_start: tuple[int, int] = (0, 0)         # bytes of stdout.log and stderr.log before its start
+
+
+    @property
+    def gpu_places(self) -> tuple[str, ...]:
+        """Its GPUs by name, without their node: `0`, or `0.1` for slice 1 of card 0."""
+        return tuple(name_gpu(index, self.gpu_slice) for index in self.gpu_indices)
 
 
 ATTEMPT_FIELDS = frozenset(Attempt.NAMES) - {"number"}
@@ -978,8 +990,8 @@ class GpuProcess(Value):
 
 
 class Gpu(Value):
-    """One GPU as last observed.  None where the driver does not say."""
-    index: int = field(INTEGER, "its index, as its driver counts")
+    """One GPU as last observed: a card, or a MIG slice of one.  None where the driver does not say."""
+    index: int = field(INTEGER, "its card's index, as its driver counts")
     uuid: str = field(STRING, "its UUID, as its driver says; on a node n1/UUID")
     name: str = field(STRING, "its model")
     memory_total_mib: float | None = optional(None, FLOAT, "its memory")
@@ -988,7 +1000,9 @@ class Gpu(Value):
     temperature: float | None = optional(None, FLOAT, "degrees Celsius")
     power_watts: float | None = optional(None, FLOAT, "the power it draws")
     power_limit_watts: float | None = optional(None, FLOAT, "the power it may draw")
-    is_mig: bool = optional(False, FLAG, "it is cut into MIG slices")
+    is_mig: bool = optional(False, FLAG, "its card is in MIG mode: cut into slices, or into nothing yet")
+    slice: int | None = optional(None, INTEGER, "its number among the MIG slices of its card; null: a card")
+    profile: str | None = optional(None, STRING, "the size of the slice, like 1g.10gb")
     fault: str | None = optional(None, STRING, "why it cannot be used, as its driver says")
     is_withheld: bool = False                   # the service's CUDA_VISIBLE_DEVICES does not name it
     processes: tuple[GpuProcess, ...] = ()
@@ -1001,8 +1015,16 @@ class Gpu(Value):
 
     @property
     def place(self) -> str:
-        """Its name in commands and paths: `0`, or `n1:0` on another machine."""
-        return f"{self.node}:{self.index}" if self.node else str(self.index)
+        """Its name in commands and paths: `0`, `0.1` for slice 1 of card 0, or `n1:0` on another machine."""
+        return f"{self.node}:{self.local_place}" if self.node else self.local_place
+
+    @property
+    def local_place(self) -> str:
+        return name_gpu(self.index, self.slice)
+
+    def is_named(self, places: Container[object]) -> bool:
+        """Whether it is among these GPUs of its machine, like 0 or "0.1".  A card's number means all its slices."""
+        return self.index in places or self.local_place in places
 
 
 class KnownNode(Value):
@@ -1651,6 +1673,8 @@ GPU_FIELDS = ("index", "uuid", "name", "memory.total", "memory.used", "utilizati
 BASIC_GPU_FIELDS = GPU_FIELDS[:5]               # known to every driver; one unknown field makes the query fail
 APP_FIELDS = ("gpu_uuid", "pid", "used_memory")
 GPU_LISTED = r"(?m)^GPU (\d{1,4}): .* \(UUID: [\w.-]+\)\s*$"      # of `nvidia-smi -L`: a GPU's index; MIG slices differ
+SLICE_LISTED = (                                # a card's index; below it a slice's profile, number and UUID
+    r"(?m)^(?:GPU (\d{1,4}): | +MIG (\S+) +Device +(\d{1,4}): \(UUID: (MIG-[\w./-]+)\))")
 FAULT_CELLS = ("[GPU is lost]", "[GPU requires reset]")
 NEEDED_FIELDS = ("index", "uuid", "memory.total", "memory.used")       # in others, [Unknown Error] is a sensor's
 
@@ -1701,16 +1725,67 @@ def parse_gpus(text: str, fields: Sequence[str], known: Mapping[str, int]) -> tu
     return sorted(gpus, key=lambda gpu: gpu.index), messages
 
 
+def cut_cards(gpus: Sequence[Gpu], known: Iterable[Gpu], listing: str, report: str, error: str) -> list[Gpu]:
+    """The GPUs with MIG slices in place of the cards that are cut.  A card in MIG mode without slices stays.
+
+    `listing` is of `nvidia-smi -L`, which has UUIDs; `report` of `nvidia-smi -q -x`, which has memory and processes.
+    `error`: why there is no report.  If a card cannot be read, the slices `known` of it get a fault.
+    """
+    import xml.etree.ElementTree as etree
+    reports: dict[str | None, ElementTree.Element] = {}
+    with contextlib.suppress(etree.ParseError):   # a process's name is as its owner likes
+        root = etree.fromstring(re.sub("(?s)<process_name>.*?</process_name>", "", report))
+        reports = {card.findtext("uuid"): card for card in root.iter("gpu")}
+    slices: dict[int, list[tuple[int, str, str]]] = {}
+    index = -1
+    for card_index, profile, number, uuid in re.findall(SLICE_LISTED, listing):
+        index = int(card_index or index)
+        slices.setdefault(index, []).extend([(int(number), profile, uuid)] if uuid else [])
+    found: list[Gpu] = []
+    for gpu in gpus:
+        if gpu.fault or not gpu.is_mig:
+            found.append(gpu)
+        elif gpu.index in slices and gpu.uuid in reports:
+            found += [cut_card(gpu, *one, reports[gpu.uuid]) for one in slices[gpu.index]] or [gpu]
+        else:
+            before = [one for one in known if one.index == gpu.index and one.slice is not None] or [gpu]
+            fault = error or "nvidia-smi -q -x does not tell its MIG slices"
+            found += [forget_readings(one, fault=fault) for one in before]
+    return found
+
+
+def cut_card(card: Gpu, number: int, profile: str, uuid: str, report: ElementTree.Element) -> Gpu:
+    """A MIG slice.  What is measured of the whole card only, like its utilization, is unknown."""
+    made = forget_readings(card, uuid=uuid, name=f"{card.name} MIG {profile}", slice=number, profile=profile,
+                           memory_total_mib=None, power_limit_watts=None)
+    device = next((one for one in report.iter("mig_device") if one.findtext("index") == str(number)), None)
+    if device is None or device.findtext("uuid", uuid) != uuid:
+        return replace(made, fault="nvidia-smi -q -x does not tell of it")
+
+    def is_here(process: ElementTree.Element) -> bool:
+        ids = [(process.findtext(name), device.findtext(name)) for name in ("gpu_instance_id", "compute_instance_id")]
+        return all(its in (own, None, "N/A") for its, own in ids)       # if it is not told: it may be here
+
+    return replace(
+        made, temperature=card.temperature, memory_total_mib=parse_reading(device.findtext("fb_memory_usage/total")),
+        memory_used_mib=parse_reading(device.findtext("fb_memory_usage/used")),
+        processes=tuple(GpuProcess(int(process.findtext("pid", "")), parse_reading(process.findtext("used_memory")))
+                        for process in report.iter("process_info")
+                        if is_here(process) and is_number(process.findtext("pid", ""))
+                        and "C" in process.findtext("type", "C")))
+
+
 def parse_visible_devices(text: str, gpus: Sequence[Gpu]) -> list[Gpu]:
     """The GPUs that a CUDA_VISIBLE_DEVICES names, up to an entry that names none: CUDA reads no further.
 
-    A number counts the cards that nvidia-smi shows.  A UUID may be abbreviated.
+    A number counts the cards that nvidia-smi shows, and means all slices of a card.  A UUID may be abbreviated.
     """
-    found: list[Gpu] = []
+    found, cards = list[Gpu](), list(dict.fromkeys(gpu.index for gpu in gpus))
     for entry in map(str.strip, text.split(",")):
-        named = gpus[int(entry):int(entry) + 1] if is_number(entry) else [
-            gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)]
-        if len(named) != 1:
+        numbers = cards[int(entry):int(entry) + 1] if is_number(entry) else []
+        named = [gpu for gpu in gpus if gpu.index in numbers or (
+            entry and not is_number(entry) and gpu.uuid.startswith(entry))]
+        if not named or (len(named) > 1 and not numbers):
             break
         found += named
     return found
@@ -2230,6 +2305,7 @@ class Start(Value):
     gpu_indices: tuple[int, ...]                # whole GPUs first, then the one that is shared
     gpu_uuids: tuple[str, ...]
     node: str = ""                              # "" = on this machine
+    gpu_slice: int | None = None                # as in Attempt
 
 
 REASON_CODES = ("resources", "dependency", "held", "paused", "quota", "begin-time", "node-down", "never")
@@ -2280,9 +2356,11 @@ def find_gpu_reason(gpu: Gpu, config: GpuConfig, jobs: Sequence[Job] = ()) -> Re
     if gpu.is_paused:
         why = f" ({gpu.pause_reason}; nexus resume {gpu.place})" if gpu.pause_reason else ""
         return Reason("paused", gpu.place, f"is paused{why}")
-    if gpu.is_mig or is_left_out(gpu, config):
+    is_uncut = gpu.is_mig and gpu.slice is None
+    if is_uncut or is_left_out(gpu, config):
         return Reason("held", gpu.place, "is not in the service's CUDA_VISIBLE_DEVICES" if gpu.is_withheld else
-                      "is not among [gpu] ids" if is_left_out(gpu, config) else "is cut into MIG slices")
+                      "is not among [gpu] ids" if is_left_out(gpu, config) else
+                      "is in MIG mode without slices (sudo nvidia-smi mig -cgi PROFILE -C makes them)")
     foreign, room, others = find_foreign(gpu), find_room(gpu, jobs), find_foreign_memory(gpu, jobs)
     unseen, why = find_unseen(gpu, jobs, config), ""
     if gpu.lease_holder:
@@ -2366,17 +2444,26 @@ def describe_processes(processes: Sequence[GpuProcess]) -> str:
     return join_some(described, 3)
 
 
+def describe_slices(job: Job, gpus: Iterable[Gpu]) -> str:
+    """Why a job of several GPUs gets none of the MIG slices; "" if there are none, or it may have one."""
+    is_cut = job.gpus > 1 and any(gpu.slice is not None for gpu in gpus)
+    return " beside MIG slices, of which a job can use only one" if is_cut else ""
+
+
 def find_never(job: Job, machines: Mapping[str, Sequence[Gpu]]) -> Reason | None:
     """Why a job can never run; the subject is the field that asks for too much.  `machines`: {name: its GPUs}"""
-    count = -int(-job.gpus // 1)
+    import itertools
+    count, note = -int(-job.gpus // 1), describe_slices(job, itertools.chain(*machines.values()))
+    if note:
+        machines = {name: [gpu for gpu in gpus if gpu.slice is None] for name, gpus in machines.items()}
     most = max(map(len, machines.values()), default=0)
     if count > most:
         where = f"{next(iter(machines)) or 'this machine'} has" if len(machines) == 1 else "no machine has more than"
-        return Reason("never", "gpus", f"wants {format_gpus(job.gpus)}, {where} {most}")
-    allowed = [[gpu for gpu in gpus if job.gpu_ids is None or gpu.index in job.gpu_ids] for gpus in machines.values()]
+        return Reason("never", "gpus", f"wants {format_gpus(job.gpus)}, {where} {most}{note}")
+    allowed = [[gpu for gpu in gpus if job.gpu_ids is None or gpu.is_named(job.gpu_ids)] for gpus in machines.values()]
     fitting = [gpus for gpus in allowed if len(gpus) >= count]
     if not fitting:
-        there = format_indices(sorted({gpu.index for gpus in machines.values() for gpu in gpus}))
+        there = format_indices(dict.fromkeys(gpu.local_place for gpus in machines.values() for gpu in gpus))
         return Reason("never", "gpu_ids", f"wants GPU {format_indices(job.gpu_ids or ())}, the indices are {there}")
     sizes = [sorted((gpu.memory_total_mib or float("inf") for gpu in gpus), reverse=True) for gpus in fitting]
     best = max(size[count - 1] for size in sizes) if count else float("inf")
@@ -2442,7 +2529,9 @@ def lacks_folder(job: Job, folders: Container[str] | None) -> bool:
 
 
 def may_use(job: Job, gpu: Gpu) -> bool:
-    return (job.gpu_ids is None or gpu.index in job.gpu_ids) and may_run_on(job, gpu.node)
+    """Whether a job may ever have a GPU.  CUDA lets a process use one MIG slice only."""
+    return ((job.gpus <= 1 or gpu.slice is None) and (job.gpu_ids is None or gpu.is_named(job.gpu_ids))
+            and may_run_on(job, gpu.node))
 
 
 def find_verdict(capacity: GpuCapacity, share: int, job: Job, config: GpuConfig, now: float) -> Reason | None:
@@ -2478,26 +2567,33 @@ def format_jobs_there(ids: Sequence[str]) -> str:
     return f"job {ids[0]}" if len(ids) == 1 else f"jobs {join_some(ids, 8)}"
 
 
+def slice_size(gpu: Gpu) -> float:
+    """Sorts MIG slices by their memory, before cards."""
+    return float("inf") if gpu.slice is None else gpu.memory_total_mib or 0.0
+
+
 def choose_gpus(job: Job, capacities: Sequence[GpuCapacity], config: GpuConfig,
                 now: float) -> list[GpuCapacity] | None:
     """The GPUs of one machine for a job, in the order of its shares; None if it does not fit.
 
-    A share goes to the fullest GPU that fits.  Whole GPUs are chosen by index, or by the least free memory that fits.
-    After a CUDA out-of-memory error the emptiest GPUs come first, and the GPUs of that attempt last.
+    A share goes to the fullest GPU that fits.  Whole GPUs are chosen by index, or by the least free memory that fits;
+    MIG slices come before cards, the smallest first.  After a CUDA out-of-memory error the emptiest GPUs come first,
+    and the GPUs of that attempt last.
     """
     def list_fitting(share: int) -> list[GpuCapacity]:
-        return [one for one, why in list_verdicts(job, capacities, config, now, share) if not why]
+        fitting = [one for one, why in list_verdicts(job, capacities, config, now, share) if not why]
+        return sorted(fitting, key=lambda one: slice_size(one.gpu))
 
     shares = list_shares(job)
     chosen: list[GpuCapacity] = []
     if shares[-1] < 100:
-        chosen = sorted(list_fitting(shares[-1]), key=lambda one: (one.free, one.room_mib or 0, one.gpu.index))[:1]
+        chosen = sorted(list_fitting(shares[-1]), key=lambda one: (one.free, one.room_mib or 0))[:1]
     whole = [one for one in list_fitting(100) if one not in chosen]
     if len(whole) + len(chosen) < len(shares):
         return None
     if job.exclusive:
-        before = job.attempts[-1].gpu_indices if job.attempts else ()
-        whole.sort(key=lambda one: (-(one.room_mib or 0), one.gpu.index in before))
+        before = job.attempts[-1].gpu_uuids if job.attempts else ()
+        whole.sort(key=lambda one: (-(one.room_mib or 0), one.gpu.uuid in before))
     elif job.gpu_mem_mib:
         whole.sort(key=lambda one: one.room_mib or 0)
     return whole[: len(shares) - len(chosen)] + chosen
@@ -2687,7 +2783,7 @@ def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, n
             continue
         machine, chosen = placed
         starts.append(Start(job.id, tuple(one.gpu.index for one in chosen), tuple(one.gpu.uuid for one in chosen),
-                            machine.name))
+                            machine.name, chosen[0].gpu.slice if chosen else None))
         machine.take(job, chosen, now)
         quotas.count(job)
         add_use(used, job)
@@ -2781,7 +2877,8 @@ def explain_shortage(job: Job, planned: Plan, config: GpuConfig, now: float) -> 
     others = [f"GPU {place} {why.detail}"               # what no job can change
               for place, why in verdicts if why and (only or why.subject == place)]
     where = " of one machine" if job.gpus > 1 and len(machines) > 1 else ""
-    first = f"needs {format_gpus(job.gpus)}{where}; {free} of {total} {'is' if free == 1 else 'are'} free"
+    first = (f"needs {format_gpus(job.gpus)}{where}; {free} of {total} {'is' if free == 1 else 'are'} free"
+             + describe_slices(job, (one.gpu for one in planned.gpus)))
     return replace(only or SHORTAGE, detail="; ".join(
         [*([first] if total and not only else []), *list_some(others, 2), *closed, *excluded_nodes]))
 
@@ -3129,6 +3226,7 @@ ATTEMPT = {
     "attempt": Field(INTEGER, "its number; 0 before the first"),
     "node": Field(or_null(STRING), "the machine it ran on; null: this one", "public"),
     **SHOWN_FIELDS[Attempt],
+    "gpu_places": Field(list_of(STRING), "its GPUs as commands name them; 0.1 is MIG slice 1 of card 0", "public"),
     "runtime_seconds": Field(or_null(FLOAT), "how long it ran, or has run by now", "public"),
     "stopped_by": Field(or_null(STRING), "who wanted its end"),
     "outcome": Field(or_null(STRING), "how it ended, in a word or two: exit 3, SIGSEGV, killed"),
@@ -3157,11 +3255,11 @@ JOB: dict[str, Field] = {
 }
 PUBLIC_JOB_KEYS = frozenset(name for name, row in JOB.items() if row.public)
 RUNNING_JOB_KEYS = (                            # what GET /status has of a running job
-    "status", "id", "command", "user", "gpus", "name", "group", "attempt", "node", "gpu_indices", "slurm_id",
-    "started_at", "processes_left", "runtime_seconds", "stopping", "unknown_since", "rss_mib", "cpu_percent",
-    "last_line")
+    "status", "id", "command", "user", "gpus", "name", "group", "attempt", "node", "gpu_indices", "gpu_places",
+    "slurm_id", "started_at", "processes_left", "runtime_seconds", "stopping", "unknown_since", "rss_mib",
+    "cpu_percent", "last_line")
 OVERVIEW_JOB_KEYS = (                           # what GET /status?after= has of a job
-    "status", "id", "command", "user", "gpus", "name", "group", "attempt", "only_node", "node", "gpu_indices",
+    "status", "id", "command", "user", "gpus", "name", "group", "attempt", "only_node", "node", "gpu_places",
     "started_at", "finished_at", "runtime_seconds", "expected_time", "processes_left", "stopping", "unknown_since",
     "outcome", "cause_line", "waiting_for", "estimated_start", "last_line")
 OVERVIEW_GPU_KEYS = (
@@ -3197,6 +3295,7 @@ def attempt_json(attempt: Attempt, now: float) -> dict[str, Any]:
     if attempt.started_at is not None and attempt.finished_at is None:
         runtime_s = max(0.0, now - attempt.started_at)
     return {"attempt": attempt.number, "node": attempt.slurm_node or attempt.node or None, **fields_json(attempt),
+            "gpu_places": list(attempt.gpu_places),
             "runtime_seconds": None if runtime_s is None else round(runtime_s, 3), "stopped_by": attempt.stop_by,
             "outcome": get_outcome(attempt)}
 
@@ -3453,7 +3552,7 @@ def format_detailed(status: Json, health: Json, paint: Paint) -> str:
     for job in status["running_jobs"]:
         memory = (f", memory {format_known(job['rss_mib'] and job['rss_mib'] / 1024, 'GB')}, "
                   f"CPU {format_known(job['cpu_percent'], '%')}")
-        gpus = f"GPUs: [{format_indices(job['gpu_indices'])}]" if job["gpu_indices"] else "no GPU"
+        gpus = f"GPUs: [{format_indices(job['gpu_places'])}]" if job["gpu_places"] else "no GPU"
         lines.append(f"  {paint('magenta', job['id'])}: {paint('bright', name_or_command(job))}"
                      f" ({job['node'] + ', ' if status['nodes'] else ''}"
                      f"{gpus}{memory})")
@@ -3561,7 +3660,7 @@ JOB_COLUMNS = (
     Column("STATUS", lambda job: job["status"]),
     Column("NODE", lambda job: job["node"] or "-", shown_if=lambda jobs: (      # when several machines are involved
         len({job["node"] for job in jobs}) > 1 or any(job["only_node"] for job in jobs))),
-    Column("GPU", lambda job: format_indices(job["gpu_indices"]) or "-"),
+    Column("GPU", lambda job: format_indices(job["gpu_places"]) or "-"),
     Column("RESULT", lambda job: "unknown" if job["unknown_since"] else job["outcome"] or "-"),
     Column("RUNTIME", lambda job: "-" if job["runtime_seconds"] is None else format_duration(job["runtime_seconds"]),
            "cyan", spare=1),
@@ -3673,15 +3772,15 @@ def describe_run(gpu: Json, job: Json) -> str:
 
 def format_attempt(attempt: Json) -> str:
     """`exit 3 on GPU 0 of n1, 2024-10-24 15:30:15, 5s (the last line of its stderr)`."""
-    place = format_place(attempt["gpu_indices"], attempt["node"])
+    place = format_place(attempt["gpu_places"], attempt["node"])
     line = f" ({attempt['cause_line']})" if attempt["cause_line"] else ""
     return (f"{attempt['outcome'] or 'running'}{place}, {local_time(attempt['started_at'], '%Y-%m-%d %H:%M:%S')}, "
             f"{format_duration(attempt['runtime_seconds'] or 0)}{line}")
 
 
-def format_place(gpu_indices: Sequence[int], node: str | None) -> str:
+def format_place(gpu_places: Sequence[str], node: str | None) -> str:
     """` on GPU 0 of n1`, ` on n1`, or nothing."""
-    gpus = f"GPU {format_indices(gpu_indices)}" if gpu_indices else ""
+    gpus = f"GPU {format_indices(gpu_places)}" if gpu_places else ""
     return f" on {' of '.join(filter(None, [gpus, node]))}" if gpus or node else ""
 
 
@@ -3741,7 +3840,7 @@ def format_job(job: Json, paint: Paint, last_lines: Sequence[str] = ()) -> str:
     # One attempt alone is told by the other lines.
     attempts = job["attempts"] if len(job["attempts"]) > 1 or job["status"] == PENDING else []
     facts: dict[str, Any] = {
-        **job, "place": format_place(job["gpu_indices"], job["node"])[4:] if job["started_at"] else "",
+        **job, "place": format_place(job["gpu_places"], job["node"])[4:] if job["started_at"] else "",
         "history": ", ".join(f"{status} {local_time(at, '%H:%M:%S')}" for status, at in job["status_history"])}
     if job["status"] in FINAL:
         facts.update(session=None, pid=None, retry_at=None)
@@ -3916,7 +4015,7 @@ def list_metrics(status: Json, health: Json,
     `status`, `health`: the replies of GET /status and GET /health.
     `end_counts`: {(status, cause): jobs that have ended since the service began}.
     """
-    gpus = [({"node": gpu["node"], "gpu": str(gpu["index"]), "name": gpu["name"],
+    gpus = [({"node": gpu["node"], "gpu": gpu["place"].rpartition(":")[2], "name": gpu["name"],
               "uuid": gpu["uuid"].rpartition("/")[2]}, gpu)      # as its driver says it, and other exporters there
             for gpu in status["gpu_status"]]
     for name, help, key, unit in GPU_METRICS:
@@ -4633,7 +4732,17 @@ class NvidiaSmi:
         if apps.exit_code not in (0, 3, 14):            # 3: not supported by this device
             raise fail_smi(apps)
         processes = parse_compute_apps(apps.output)
-        return [replace(gpu, processes=processes.get(gpu.uuid, ())) for gpu in gpus]
+        gpus = [replace(gpu, processes=processes.get(gpu.uuid, ())) for gpu in gpus]
+        return self.ask_slices(gpus, known, *only) if any(gpu.is_mig for gpu in gpus) else gpus
+
+    def ask_slices(self, gpus: Sequence[Gpu], known: Mapping[str, Gpu], *only: str) -> list[Gpu]:
+        """cut_cards() with what nvidia-smi tells of slices."""
+        try:
+            listing, report = self.ask("-L"), self.ask(*only, "-q", "-x")
+            error = "" if report.exit_code in (0, 14) else fail_smi(report).message
+            return cut_cards(gpus, known.values(), listing.output, report.output, error)
+        except NexusError as failure:
+            return cut_cards(gpus, known.values(), "", "", failure.message)
 
     def ask_gpus(self, *only: str) -> Completed:
         answer = self.ask(*only, f"--query-gpu={','.join(self.fields)}", "--format=csv,noheader,nounits")
@@ -5762,16 +5871,26 @@ def build_script(job: Job, environment: Mapping[str, str], layout: Layout,
 
 
 def build_environment(job: Job, variables: Mapping[str, str], gpus: Sequence[Gpu]) -> dict[str, str]:
-    """The submitter's environment, and nexus's variables over it.  A job with --cuda sees all GPUs."""
-    own = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-           "CUDA_VISIBLE_DEVICES": ",".join(map(str, list_cuda_numbers(job, gpus))),
+    """The submitter's environment, and nexus's variables over it.
+
+    A job with --cuda sees all GPUs, unless there are MIG slices.
+    """
+    is_cut = has_slices(gpus)
+    devices = job.current.gpu_uuids if is_cut else map(str, list_cuda_numbers(job, gpus))
+    own = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(devices),
            "NEXUS_JOB_ID": job.id, "NEXUS_JOB_NONCE": job.current.nonce or "",
-           "NEXUS_GPU_ID": ",".join(map(str, job.current.gpu_indices))}
+           "NEXUS_GPU_ID": ",".join(job.current.gpu_places)}
     is_slurm = job.current.slurm_key is not None        # job.sh learns its GPUs where it runs
-    unset = {*(["CUDA_VISIBLE_DEVICES"] if is_slurm or job.cuda_arg else []), *(["NEXUS_GPU_ID"] if is_slurm else [])}
+    sees_all = is_slurm or (job.cuda_arg and not is_cut)
+    unset = {*(["CUDA_VISIBLE_DEVICES"] if sees_all else []), *(["NEXUS_GPU_ID"] if is_slurm else [])}
     kept = {"PYTHONUNBUFFERED": "1", **{name: text for name, text in variables.items() if name not in own
                                         and not is_job_variable(name) and not (is_slurm and name.startswith("SLURM_"))}}
     return {**kept, **{name: text for name, text in own.items() if name not in unset}}
+
+
+def has_slices(gpus: Iterable[Gpu]) -> bool:
+    """Whether jobs get their GPUs by UUID: no number reaches a MIG slice, and beside slices CUDA counts no cards."""
+    return any(gpu.is_mig for gpu in gpus)
 
 
 def list_cuda_numbers(job: Job, gpus: Sequence[Gpu]) -> list[int]:
@@ -5779,6 +5898,8 @@ def list_cuda_numbers(job: Job, gpus: Sequence[Gpu]) -> list[int]:
 
     A card without a row in nvidia-smi may not be opened, and one with a fault cannot be.
     """
+    if has_slices(gpus):
+        return list(range(len(job.current.gpu_indices)))
     usable = sorted(gpu.index for gpu in gpus if not gpu.fault)
     return [usable.index(index) if index in usable else index for index in job.current.gpu_indices]
 
@@ -6756,7 +6877,8 @@ class Observer:
                 yield replace(process, job_id=owner)
             else:
                 if job and not self.misplaced.get((job.id, job.attempt)):
-                    why = f"computes on GPU {gpu.index}, which it was not given (it sets CUDA_VISIBLE_DEVICES itself?)"
+                    why = (f"computes on GPU {gpu.place}, which it was not given (it sets CUDA_VISIBLE_DEVICES "
+                           "itself?)")
                     self.misplaced[job.id, job.attempt] = why
                     self.log.warning("Job %s %s", job.id, why)
                 yield replace(process, user=find_process_user(process.pid), name=found.name if found else None)
@@ -8087,7 +8209,7 @@ class Outcomes(Part):
         is_soon = done.cause in ("exit", "signal", "cuda-oom") and has_run_briefly
         self.service.gpu_watch.ended.append(Ended(
             ran.gpu_uuids, job.code or job.command, job.status == COMPLETED, is_soon, ran.started_at or 0.0))
-        place = format_place(ran.gpu_indices, ran.node)
+        place = format_place(ran.gpu_places, ran.node)
         if job.status == COMPLETED:
             self.service.tell(before, "Job %s completed successfully%s", job.id, place)
             return
@@ -8121,7 +8243,8 @@ class Starter(Part):
         node = self.service.pool.nodes.get(start.node)
         hello = node.hello if node else None
         where.update(node=start.node, boot_id=hello.boot_id if hello else self.machine.boot_id)
-        begun = begin_attempt(job, gpu_indices=start.gpu_indices, gpu_uuids=start.gpu_uuids, started_at=now, **where)
+        begun = begin_attempt(job, gpu_indices=start.gpu_indices, gpu_uuids=start.gpu_uuids,
+                              gpu_slice=start.gpu_slice, started_at=now, **where)
         return change_status(begun, RUNNING, now, **folders)
 
     def start(self, job: Job, variables: Mapping[str, str] | None) -> None:
@@ -8141,7 +8264,7 @@ class Starter(Part):
     def tell_start(self, job: Job) -> None:
         """Log a start."""
         ran = job.current
-        place = format_place(ran.gpu_indices, ran.slurm_node or ran.node) or " on the CPU"
+        place = format_place(ran.gpu_places, ran.slurm_node or ran.node) or " on the CPU"
         slurm = f" as Slurm's {ran.slurm_id}" if ran.slurm_id else ""
         self.service.tell(job, "Started job %s%s%s: %s", job.id, slurm, place, format_line(job.command, 500))
 
@@ -8361,7 +8484,7 @@ def is_withdrawn(job: Job, folder: str) -> bool:
 
 def list_watched(gpu: Gpu) -> tuple[object, ...]:
     """The parts of a GPU whose change clients hear of at once; its temperature is not among them."""
-    return (gpu.index, gpu.uuid, gpu.fault, gpu.is_paused, gpu.lease_holder, gpu.memory_used_mib,
+    return (gpu.place, gpu.uuid, gpu.fault, gpu.is_paused, gpu.lease_holder, gpu.memory_used_mib,
             tuple((process.pid, process.job_id) for process in gpu.processes))
 
 
@@ -8370,7 +8493,7 @@ def check_node(node: Node, now: float) -> tuple[bool, str]:
     silence_s, trouble = now - node.heard_at, node.trouble
     if trouble:
         return silence_s < NODE_ALARM_S, f"not heard for {format_duration(silence_s)}: {trouble.message}"
-    faults = [f"GPU {gpu.index}: {gpu.fault}" for gpu in node.gpus if gpu.fault]
+    faults = [f"GPU {gpu.local_place}: {gpu.fault}" for gpu in node.gpus if gpu.fault]
     faults += [node.gpu_error] if node.gpu_error and node.gpus else []
     return not faults, "; ".join(faults) or format_count(len(node.gpus), "GPU")
 
@@ -8504,7 +8627,7 @@ class Hooks:
         self.call("on_finish", self.config.on_finish, {
             "NEXUS_JOB_ID": job.id, "NEXUS_JOB_STATUS": job.status, "NEXUS_JOB_CAUSE": last.cause or "",
             "NEXUS_JOB_EXIT_CODE": "" if last.exit_code is None else str(last.exit_code),
-            "NEXUS_JOB_COMMAND": job.command, "NEXUS_JOB_GPU": format_indices(last.gpu_indices).replace(" ", "")})
+            "NEXUS_JOB_COMMAND": job.command, "NEXUS_JOB_GPU": ",".join(last.gpu_places)})
         self.service.store.update(
             lambda state: [change_job(state.jobs[job.id], is_hook_due=False)] if job.id in state.jobs else [])
 
@@ -9048,7 +9171,7 @@ class GpuWatch(Part):
                 self.log.info("Found %s%s", format_count(len(latest.gpus), "GPU"), self.describe_limit("; nexus "))
         for gpu in latest.gpus:
             if gpu.fault and gpu.fault not in [old.fault for old in before.gpus if old.uuid == gpu.uuid]:
-                self.log.error("GPU %d: %s", gpu.index, gpu.fault)
+                self.log.error("GPU %s: %s", gpu.place, gpu.fault)
         self.first_probe.set()
         if [gpu.uuid for gpu in latest.gpus] != [gpu.uuid for gpu in before.gpus]:
             # GPU indices that were written while the GPUs were unknown
@@ -9091,7 +9214,7 @@ class GpuWatch(Part):
         return f"{before}uses {used} of {len(gpus)} GPUs (CUDA_VISIBLE_DEVICES={format_line(visible, 60)})"
 
     def describe_faults(self) -> str:
-        faults = [f"GPU {gpu.index}: {gpu.fault}" + " (if it was taken out: nexus restart)" * (gpu.fault == NOT_SHOWN)
+        faults = [f"GPU {gpu.place}: {gpu.fault}" + " (if it was taken out: nexus restart)" * (gpu.fault == NOT_SHOWN)
                   for gpu in self.gpus if gpu.fault and not is_left_out(gpu, self.config.gpu)]
         return "; ".join(faults)
 
@@ -9572,7 +9695,7 @@ class Views(Part):
         if job.status != PENDING:
             last = job.current
             place = f" as Slurm's {last.slurm_id}" if last.slurm_id else ""
-            place += format_place(last.gpu_indices, last.slurm_node or last.node)
+            place += format_place(last.gpu_places, last.slurm_node or last.node)
             ran = f"it {'runs' if job.status == RUNNING else 'ran'}{place}"
             return {**answer, "why": last.cause_line or last.cause or ran}
         position = [other.id for other in list_pending(state)].index(job.id)
@@ -13481,7 +13604,7 @@ const about = (seconds) => duration(Math.max(60, seconds)).split(' ')[0];
 const ago = (stamp) => secondsSince(stamp) < 60 ? 'just now' : `${about(secondsSince(stamp))} ago`;
 const clock = (stamp) => new Date(stamp).toLocaleString([],
   {month: 'short', day: 'numeric', hour: '2-digit', minute: '2-digit', second: '2-digit'});
-const gpuList = (job) => job.gpu_indices?.length ? `GPU ${job.gpu_indices.join(', ')}` : 'CPU';
+const gpuList = (job) => job.gpu_places?.length ? `GPU ${job.gpu_places.join(', ')}` : 'CPU';
 const where = (job) => listed(hasNodes() && job.node, gpuList(job));
 const hasNodes = () => Object.keys(view?.nodes ?? {}).length > 0;
 const isOver = (job) => FINAL.includes(job?.status);
@@ -13810,7 +13933,8 @@ function drawGpu(gpu) {
   const title = listed(name, gpu.name, known(mean) && `load in the last hour ${percent(mean)}`,
     known(temperature) && `${Math.round(temperature)} \u00b0C`, known(watts) && `${Math.round(watts)} W`);
   const pause = pauseButton(isPaused, name, `gpus/${encodeURIComponent(place)}`, '', ' GPU');
-  return el('li', {key: gpu.uuid, 'data-gpu': place, class: isIdle && 'warn'}, el('b', {title}, gpu.index),
+  return el('li', {key: gpu.uuid, 'data-gpu': place, class: isIdle && 'warn'},
+    el('b', {title}, place.split(':').at(-1)),
     gauge({class: 'gauge', title}, `${name} load`, utilization, 100, percent),
     gauge({class: 'gauge memory', title}, `${name} memory`, used, gpu.memory_total_mib, size),
     el('div', {}, jobs.map((job) => el('div', {class: 'use', key: job.id, 'data-job': job.id},

@@ -30,7 +30,7 @@ UNUSABLE = [  # reason, the GPUs, those that are used, what is said of the other
     ("one lost hides the others", [{}, {"state": "lost"}, {}], [0, 2], {1: "GPU is lost"}),
     ("hidden, with a gap", [{}, {"state": "hidden"}, {}], [0, 2], {}),
     ("memory N/A", [{"memory.used": None, "memory.total": None}, {}], [0, 1], {}),
-    ("cut into slices", [{"mig": [{"name": "1g.10gb", "uuid": "MIG-1"}]}, {}], [1], {0: "MIG"}),
+    ("cut into nothing", [{"mig": []}, {}], [1], {0: "in MIG mode without slices"}),
     ("memory that nobody owns", [{"memory.used": 9000}, {"memory.used": 2048}], [1],
      {0: "in use: 8.8GB held by processes that cannot be seen"}),
 ]
@@ -89,6 +89,50 @@ def test_gpus_that_the_service_was_given():
         assert "this machine has 2" in refused and words in refused
         box.nexus("restart")
         assert box.wait_started(waiting[0]["id"])["gpu_index"] == 0
+
+
+A100 = {"name": "NVIDIA A100-SXM4-80GB", "memory.total": 81920}
+
+
+def slices_of(box):
+    return {gpu["place"]: gpu["state"] for gpu in box.status()["gpu_status"]}
+
+
+def test_seven_jobs_get_seven_slices():
+    """And the eighth the card beside them.  CUDA counts no card beside a slice: that one comes by its UUID, too."""
+    slices = [{"name": "1g.10gb", "uuid": f"MIG-{number}"} for number in range(7)]
+    with live.Box(gpus=[{**A100, "mig": slices}, {}]) as box:
+        box.status()
+        jobs = [box.wait_started(box.add(f"{SHOW}; sleep 600")) for _ in range(8)]
+        assert [job["gpu_places"] for job in jobs] == [*([f"0.{number}"] for number in range(7)), ["1"]]
+        assert [job["gpu_uuids"] for job in jobs] == [*([f"MIG-{number}"] for number in range(7)), [UUIDS[1]]]
+        shown = [live.until(lambda id=job["id"]: box.logs(id, "stdout").split()) for job in jobs]
+        assert shown == [*([f"MIG-{number}", f"0.{number}", "PCI_BUS_ID"] for number in range(7)), [UUIDS[1], "1", "PCI_BUS_ID"]]
+        gpu = next(gpu for gpu in box.status()["gpu_status"] if gpu["place"] == "0.1")
+        assert {key: gpu[key] for key in ("index", "slice", "profile", "name", "memory_total", "utilization", "job_ids")} == {
+            "index": 0, "slice": 1, "profile": "1g.10gb", "name": "A100-SXM4-80GB MIG 1g.10gb", "memory_total": "10GB",
+            "utilization": None, "job_ids": [jobs[1]["id"]]}
+        assert "where: GPU 0.1 of" in box.nexus("show", jobs[1]["id"]).stdout
+        assert "GPU 0.1 (A100-SXM4-80GB MIG 1g.10gb, 10GB):\n  Job ID" in box.nexus().stdout
+        refused = box.nexus("add", "--gpus", "2", "true").stderr
+        assert "wants 2 GPUs, this machine has 1 beside MIG slices, of which a job can use only one" in refused
+
+
+def test_slices_that_come_and_go():
+    """A job goes on whose slice is gone; a report that fails makes no slice free."""
+    with live.Box(gpus=[{**A100, "mig": [{"name": "3g.40gb", "uuid": "MIG-a"}, {"name": "3g.40gb", "uuid": "MIG-b"}]}]) as box:
+        box.status()
+        on = box.wait_started(box.add("sleep 600"))
+        box.show([{**A100, "mig": ["7g.80gb"]}], report={"stdout": "Failed to initialize NVML: Unknown Error\n", "exit": 255})
+        live.until(lambda: slices_of(box) == {"0.0": "Fault", "0.1": "Fault"})
+        waits = box.add(SHOW)
+        assert "GPU 0.1 is unusable (nvidia-smi: Failed to initialize NVML" in box.await_reason(waits, "GPU 0.1")
+        box.show([{**A100, "mig": [{"name": "7g.80gb", "uuid": "MIG-c"}]}])
+        box.wait(waits, "completed")
+        assert box.logs(waits, "stdout") == "MIG-c 0.0 PCI_BUS_ID\n" and slices_of(box) == {"0.0": "Available"}
+        assert f"On GPUs that cannot be seen now:\n  Job ID: {on['id']}" in box.nexus().stdout
+        box.show([A100])
+        live.until(lambda: slices_of(box) == {"0": "Available"})
 
 
 FAILURES = [  # reason, nvidia-smi's state, what is said

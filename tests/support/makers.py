@@ -45,6 +45,13 @@ def gpu(index=0, **fields):
                         "memory_used_mib": 0.0, "utilization": 0.0, **fields})
 
 
+def mig_slice(number=0, gb=10, **fields):
+    """An idle MIG slice of card 0."""
+    profile = f"{gb // 10}g.{gb}gb"
+    return gpu(**{"uuid": f"MIG-{number}", "name": f"A100 MIG {profile}", "is_mig": True, "slice": number, "profile": profile,
+                  "memory_total_mib": gb * GB, "utilization": None, **fields})
+
+
 def ours(job_id, gib, pid=77):
     """A process of a job, and the memory it has taken."""
     return nexus.GpuProcess(pid, gib * GB, job_id)

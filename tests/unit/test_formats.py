@@ -119,7 +119,7 @@ INDEX = (SAMPLES / "nvidia_smi" / "index.md").read_text()
 RECORDED = set(re.findall(r"^\| `(\w+)` \|", INDEX, re.MULTILINE))
 COMMANDS = dict(re.findall(r"^- `(\w+)`: `(.*)`$", INDEX, re.MULTILINE))
 JETSON_FIELDS = ["index", "name", "memory.total", "memory.used", "utilization.gpu", "temperature.gpu", "power.draw"]
-MIG = "is cut into MIG slices"
+MIG = "is in MIG mode without slices (sudo nvidia-smi mig -cgi PROFILE -C makes them)"
 U = "GPU-0000000{}-1111-2222-3333-444444444444".format
 
 
@@ -158,7 +158,7 @@ GPUS = [  # case, what is concluded, {index: (uuid, name, total, used, utilizati
      {0: ("GPU-4b4d8474-025a-2b83-ea27-8e6ba7a11490", "L40S", 46068, 0, 100, None)}, 0),
     ("rtx2080s_desktop_idle", "free for a job, although the desktop has 214 MiB",
      {0: ("GPU-4105cca7-7596-93fd-0f3b-3742c42b7170", "RTX 2080 SUPER", 8192, 214, 0, None)}, 0),
-    ("h100_mig_idle", "a process would get one slice only",
+    ("h100_mig_idle", "its slices are not among the rows",
      {0: ("GPU-ec3fbf4d-44e9-7e26-33bc-1eaa02cdf2af", "H100 80GB HBM3", 81559, 59, None, MIG)}, 0),
     ("b200_x8", "eight, all idle", {index: (uuid, "B200", 183359, 0, 0, None) for index, uuid in enumerate(
         re.findall("GPU-[0-9a-f-]{36}", sample("b200_x8")))}, 0),
@@ -230,6 +230,14 @@ def test_parse_visible_devices(text, indices):
     assert [gpu.index for gpu in nexus.parse_visible_devices(text, gpus)] == indices
 
 
+@pytest.mark.parametrize("text, places", [
+    ("0", ["0.0", "0.1"]), ("1,0", ["2", "0.0", "0.1"]), ("MIG-b", ["0.1"]), ("MIG-", []), ("2", [])])
+def test_visible_slices(text, places):
+    """A card's number means all its slices; a UUID must name one."""
+    gpus = [*(nexus.Gpu(0, uuid, "A100", slice=number) for number, uuid in enumerate(("MIG-a", "MIG-b"))), nexus.Gpu(2, U(2), "A10")]
+    assert [gpu.place for gpu in nexus.parse_visible_devices(text, gpus)] == places
+
+
 CELLS = [  # cell, in which field, is it a fault of the GPU
     *(("[Unknown Error]", field, field in ("index", "uuid", "memory.total", "memory.used")) for field in nexus.GPU_FIELDS),
     *((cell, field, True) for cell in ("[GPU is lost]", "[GPU requires reset]") for field in nexus.GPU_FIELDS),
@@ -245,9 +253,69 @@ def test_a_broken_sensor_is_no_broken_gpu(cell, field, is_fault):
 
 
 LISTS = [  # case, what is concluded, indices
-    ("h100_mig_list", "one card; its slices are no GPUs", ["0"]), ("one_lost_list", "the others, with their own indices", ["1", "2", "3"]),
+    ("h100_mig_list", "one card; its slices are told below it", ["0"]),
+    ("a100_mig_list", "one card", ["0"]), ("one_lost_list", "the others, with their own indices", ["1", "2", "3"]),
     ("mixed_list", "two kinds", ["0", "1", "2", "3"]),
 ]
+
+
+A100 = "GPU-513536b6-7d19-9063-b049-1e69664bb298"
+LISTING, REPORT = sample("a100_mig_list"), sample("a100_mig_report")
+FOUR = re.findall(r"MIG-[\w-]+", LISTING)
+OLD = [f"MIG-{A100}/{instance}/0" for instance in (3, 4, 5, 6)]
+ONE = f"{LISTING.splitlines()[0]}\n{LISTING.splitlines()[1]}\n"
+WITH_UUIDS = re.sub(r"<index>(\d)</index>", lambda found: f"{found[0]}<uuid>{FOUR[int(found[1])]}</uuid>", REPORT)
+UNTOLD = {"0.0": (FOUR[0], None, None, [], "nvidia-smi -q -x does not tell of it")}
+UNREAD = "nvidia-smi -q -x does not tell its MIG slices"
+SLICES = [  # reason, what -L prints, what -q -x prints, {place: (UUID, total, used, pids, fault)} of an A100 in MIG mode
+    ("four, one busy", LISTING, REPORT, {f"0.{number}": (uuid, 19968, 14220 if number == 1 else 12, [34965] * (number == 1), None)
+                                         for number, uuid in enumerate(FOUR)}),
+    ("drivers 450 to 465", f"GPU 0: A100 (UUID: {A100})\n" + "".join(
+        f"  MIG 1g.20gb Device {number}: (UUID: {uuid})\n" for number, uuid in enumerate(OLD)), REPORT,
+     {f"0.{number}": (uuid, 19968, 14220 if number == 1 else 12, [34965] * (number == 1), None) for number, uuid in enumerate(OLD)}),
+    ("its UUID is told", ONE, WITH_UUIDS, {"0.0": (FOUR[0], 19968, 12, [], None)}),
+    ("another one by now", ONE, WITH_UUIDS.replace(FOUR[0], FOUR[3]), UNTOLD),
+    ("one that may be opened", ONE, REPORT, {"0.0": (FOUR[0], 19968, 12, [], None)}),
+    ("memory N/A", ONE, REPORT.replace("19968 MiB", "N/A").replace("12 MiB", "Insufficient Permissions"),
+     {"0.0": (FOUR[0], None, None, [], None)}),
+    ("a process of no slice may be on each", ONE, REPORT.replace("<gpu_instance_id>4<", "<gpu_instance_id>N/A<"),
+     {"0.0": (FOUR[0], 19968, 12, [34965], None)}),
+    ("a name that is no XML", ONE, REPORT.replace(">python<", ">a<b & \n\x07<"), {"0.0": (FOUR[0], 19968, 12, [], None)}),
+    ("not in the report", ONE, REPORT.replace("<index>0<", "<index>7<"), UNTOLD),
+    ("cut into nothing", LISTING.splitlines()[0], REPORT, {"0": (A100, 81920, 50, [], None)}),
+    ("no report", LISTING, "", {"0": (A100, 81920, None, [], UNREAD)}),
+    ("half of a report", LISTING, REPORT[:2000], {"0": (A100, 81920, None, [], UNREAD)}),
+    ("another card's", LISTING, REPORT.replace(A100, U(3)), {"0": (A100, 81920, None, [], UNREAD)}),
+    ("no list", "Unable to determine the device handle for gpu 0: Unknown Error", REPORT, {"0": (A100, 81920, None, [], UNREAD)}),
+]
+CUT = nexus.Gpu(0, A100, "A100-SXM4-80GB", 81920.0, 50.0, None, 27.0, 67.03, 500.0, is_mig=True)
+
+
+@pytest.mark.parametrize("reason, listing, report, expected", SLICES, ids=[case[0] for case in SLICES])
+def test_a_card_becomes_its_slices(reason, listing, report, expected):
+    beside = nexus.Gpu(1, U(1), "RTX 3090", utilization=0.0)
+    *found, last = nexus.cut_cards([CUT, beside], [], listing, report, "")
+    assert {gpu.place: (gpu.uuid, gpu.memory_total_mib, gpu.memory_used_mib, [one.pid for one in gpu.processes], gpu.fault)
+            for gpu in found} == expected, reason
+    assert last == beside
+    for gpu in found:
+        assert (gpu.index, gpu.utilization) == (0, None), "it is unknown, and not 0"
+        assert gpu.slice is None or (gpu.name, gpu.profile, gpu.power_watts) == ("A100-SXM4-80GB MIG 1g.20gb", "1g.20gb", None)
+
+
+def test_slices_that_cannot_be_read_are_neither_free_nor_forgotten():
+    known = nexus.cut_cards([CUT], [], LISTING, REPORT, "")
+    found = nexus.cut_cards([CUT], [*known, nexus.Gpu(1, U(1), "RTX 3090")], "", "", "nvidia-smi -q -x: it hangs")
+    assert [(gpu.place, gpu.uuid, gpu.memory_used_mib, gpu.processes, gpu.fault) for gpu in found] == [
+        (gpu.place, gpu.uuid, None, (), "nvidia-smi -q -x: it hangs") for gpu in known]
+    lost = nexus.replace(CUT, fault="GPU is lost")
+    assert nexus.cut_cards([lost], known, LISTING, REPORT, "") == [lost]
+
+
+@given(st.text() | st.sampled_from([LISTING, OLD[0]]), st.text() | st.integers(0, len(REPORT)).map(lambda end: REPORT[:end]))
+def test_no_text_makes_a_card_in_mig_mode_free(listing, report):
+    assert all(nexus.find_gpu_reason(gpu, config().gpu) for gpu in nexus.cut_cards([CUT], [], listing, report, "")
+               if gpu.slice is None)
 
 
 APPS = [  # case, what is concluded, {uuid: [(pid, MiB)]}
@@ -294,7 +362,7 @@ def test_a_failure_in_one_sentence(case, sentence):
 
 
 def test_every_recorded_case_is_tested():
-    tested = [case[0] for table in (GPUS, LISTS, APPS, FAILURES) for case in table] + ["loop_lost_midway"]
+    tested = [case[0] for table in (GPUS, LISTS, APPS, FAILURES) for case in table] + ["loop_lost_midway", "a100_mig_report"]
     assert set(tested) == RECORDED == {path.stem for path in (SAMPLES / "nvidia_smi").glob("*.stdout")}
 
 

@@ -7,7 +7,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from makers import GB, NOW, config, finished, foreign, gpu, job, ours, put, running, state
+from makers import GB, NOW, config, finished, foreign, gpu, job, mig_slice, ours, put, running, state
 from replay import Replay
 
 import nexus
@@ -37,8 +37,8 @@ def letters(number):
 
 
 def failed_attempt(number, cause="exit", indices=(0,), code=1):
-    return nexus.Attempt(number, gpu_indices=tuple(indices), started_at=NOW - 60, finished_at=NOW - 30, runtime_seconds=30.0,
-                         exit_code=code, cause=cause)
+    return nexus.Attempt(number, gpu_indices=tuple(indices), gpu_uuids=tuple(f"GPU-{index}" for index in indices),
+                         started_at=NOW - 60, finished_at=NOW - 30, runtime_seconds=30.0, exit_code=code, cause=cause)
 
 
 REST = running("rrr", (1,), expected_time=600)                # it runs on GPU 1 since a minute
@@ -138,6 +138,40 @@ def test_plan(reason, jobs, gpus, keys, expected):
     assert started(made) == expected, (reason, made.blocked)
 
 
+MIXED = [mig_slice(0, 40), mig_slice(1, 10), mig_slice(2, 20), gpu(1)]
+ON_SLICE = running("rrr", (0,), gpu_uuids=("MIG-1",), gpu_slice=1)
+SLICED = [  # reason, jobs, GPUs, keys of the configuration, {job id: the places} that start
+    ("the smallest first, cards last", [job(id, number) for number, id in enumerate(("aaa", "bbb", "ccc", "ddd", "eee"), 1)], MIXED, {},
+     {"aaa": ["0.1"], "bbb": ["0.2"], "ccc": ["0.0"], "ddd": ["1"]}),
+    ("the smallest that fits", [job("aaa", gpu_mem_mib=15 * 1024), job("bbb", 2, gpu_mem_mib=15 * 1024)], MIXED, {},
+     {"aaa": ["0.2"], "bbb": ["1"]}),
+    ("a share", [job("aaa", gpus=0.5), job("bbb", 2, gpus=0.5), job("ccc", 3, gpus=0.5)], MIXED[:3], {},
+     {"aaa": ["0.1"], "bbb": ["0.1"], "ccc": ["0.2"]}),
+    ("two cards", [job("aaa", gpus=2)], [*MIXED, gpu(2)], {}, {"aaa": ["1", "2"]}),
+    ("a slice is held by its uuid", [ON_SLICE, job("bbb", 2)], MIXED[:2], {}, {"bbb": ["0.0"]}),
+    ("it was cut anew", [ON_SLICE, job("bbb", 2)], [mig_slice(1, uuid="MIG-new")], {}, {"bbb": ["0.1"]}),
+    ("a card's number means all its slices", [job("aaa", gpu_ids=(0,)), job("bbb", 2, gpu_ids=(1,))], MIXED, {},
+     {"aaa": ["0.1"], "bbb": ["1"]}),
+    ("one of them", [job("aaa", gpu_ids=("0.0",))], MIXED, {}, {"aaa": ["0.0"]}),
+    ("of unknown memory", [job("aaa"), job("bbb", 2, gpu_mem_mib=10)], [
+        mig_slice(number, memory_total_mib=None, memory_used_mib=None) for number in (0, 1)], {}, {"aaa": ["0.0"]}),
+    ("ids of the configuration", [job("aaa"), job("bbb", 2)], [mig_slice(0), gpu(1)], {"ids": [1]}, {"aaa": ["1"]}),
+    ("a foreign process", [job("aaa")], [mig_slice(0, processes=(foreign(),)), mig_slice(1)], {}, {"aaa": ["0.1"]}),
+    ("the emptiest after a CUDA out-of-memory error, not the same", [job("aaa", exclusive=True, attempts=(
+        nexus.replace(failed_attempt(1, "cuda-oom"), gpu_uuids=("MIG-0",)),))], [mig_slice(0), mig_slice(1)], {}, {"aaa": ["0.1"]}),
+]
+
+
+@pytest.mark.parametrize("reason, jobs, gpus, keys, expected", SLICED, ids=[case[0] for case in SLICED])
+def test_plan_with_slices(reason, jobs, gpus, keys, expected):
+    made = nexus.plan(state(*jobs), gpus, None, config(**keys), NOW)
+    found = {start.job_id: list(nexus.begin_attempt(
+        job(), gpu_indices=start.gpu_indices, gpu_slice=start.gpu_slice).current.gpu_places) for start in made.starts}
+    assert found == expected, (reason, made.blocked)
+    assert {start.gpu_uuids for start in made.starts} == {
+        tuple(gpu.uuid for place in places for gpu in gpus if gpu.place == place) for places in expected.values()}
+
+
 GROUPS = [  # reason, jobs, groups, who starts on four GPUs
     ("no more of a group than its limit", [job(id, number, group="g") for number, id in enumerate(("aaa", "bbb", "ccc"), 1)],
      [nexus.Group("g", limit=2)], ["aaa", "bbb"]),
@@ -182,7 +216,17 @@ REASONS = [  # what is shown, jobs, GPUs, keys, part of the reason why the last 
     ("no memory told", [job("aaa")], [gpu(0, memory_total_mib=None)], {"min_free_mem_mib": 1},
      "GPU 0 does not tell its memory"),
     ("a fault", [job("aaa")], [gpu(0, fault="GPU is lost")], {}, "GPU 0 is unusable (GPU is lost)"),
-    ("slices", [job("aaa")], [gpu(0, is_mig=True)], {}, "GPU 0 is cut into MIG slices"),
+    ("no slices", [job("aaa")], [gpu(0, is_mig=True)], {}, "GPU 0 is in MIG mode without slices"),
+    ("slices are for one", [job("aaa", gpus=2)], [mig_slice(0), mig_slice(1)], {},
+     "never: wants 2 GPUs, this machine has 0 beside MIG slices, of which a job can use only one"),
+    ("slices are for less than two", [job("aaa", gpus=1.5)], [mig_slice(0), gpu(1)], {},
+     "never: wants 1.5 GPUs, this machine has 1 beside MIG slices"),
+    ("whole cards beside slices", [running("rrr", (1,)), job("aaa", 2, gpus=2)], [mig_slice(0), gpu(1), gpu(2)], {},
+     "needs 2 GPUs; 1 of 2 is free beside MIG slices, of which a job can use only one"),
+    ("no slice fits", [job("aaa", gpu_mem_mib=20 * 1024)], [mig_slice(0), mig_slice(1)], {},
+     "never: wants 20GB, there is at most 10GB"),
+    ("an old list of GPUs", [job("aaa", gpu_ids=(5,))], [mig_slice(0), mig_slice(1)], {},
+     "never: wants GPU 5, the indices are 0.0, 0.1"),
     ("a lease", [job("aaa")], [gpu(0, lease_holder="bob")], {}, "GPU 0 is held by the nexus of bob"),
     ("all of them", [running("rrr", (0, 1)), job("aaa", 2)], [gpu(0), gpu(1)], {}, "needs 1 GPU; 0 of 2 are free"),
     ("of many GPUs some", [job("aaa")], [gpu(index, is_paused=True) for index in range(12)], {},

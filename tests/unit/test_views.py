@@ -5,7 +5,7 @@ import re
 
 import pytest
 from hypothesis import given
-from makers import GB, NOW, config, finished, foreign, gpu, job, jobs, running, state
+from makers import GB, NOW, config, finished, foreign, gpu, job, jobs, mig_slice, running, state
 
 import nexus
 
@@ -45,7 +45,7 @@ JOBS = [  # reason, job, keys and what they say
         "attempts": [{
             "attempt": 1, "started_at": "2024-10-24T15:29:15Z", "finished_at": "2024-10-24T15:30:15Z", "runtime_seconds": 60.04,
             "exit_code": 3, "signal": None, "cause": "exit", "cause_line": "no data", "outcome": "exit 3",
-            "gpu_indices": (0, 1), "gpu_uuids": (), "node": "n2",
+            "gpu_indices": (0, 1), "gpu_uuids": (), "gpu_places": ["0", "1"], "node": "n2",
             "stopped_by": None, "pid": None, "session": None, "peak_rss_mib": 512.0, "cpu_seconds": None,
             "peak_gpu_mem_mib": None, "mean_gpu_util": None, "notes": (), "slurm_id": None, "processes_left": None}]}),
     ("what it took", finished("abc", peak_gpu_mem_mib=1000.0, mean_gpu_util=45.678, peak_rss_mib=2000.04, cpu_seconds=12.34), {
@@ -89,8 +89,11 @@ GPUS = [  # reason, GPU, jobs, trouble, is available, why not, used by, line of 
     ("its memory is in use, nobody knows by whom", gpu(0, memory_used_mib=20 * GB), [], None, False,
      "is in use: 20GB held by processes that cannot be seen", None,
      "GPU 0 (RTX 3090, 24GB): In use: 20GB held by processes that cannot be seen"),
-    ("cut in slices", gpu(0, is_mig=True), [], None, False, "is cut into MIG slices", None,
-     "GPU 0 (RTX 3090, 24GB): Cut into MIG slices"),
+    ("cut into nothing", gpu(0, is_mig=True), [], None, False,
+     "is in MIG mode without slices (sudo nvidia-smi mig -cgi PROFILE -C makes them)", None,
+     "GPU 0 (RTX 3090, 24GB): In MIG mode without slices (sudo nvidia-smi mig -cgi PROFILE -C makes them)"),
+    ("a slice", mig_slice(1), [], None, True, None, None, "GPU 0.1 (A100 MIG 1g.10gb, 10GB): Available"),
+    ("a node's slice", mig_slice(1, node="n1"), [], None, True, None, None, "GPU n1:0.1 (A100 MIG 1g.10gb, 10GB): Available"),
     ("leased", gpu(0, lease_holder="Bob"), [], None, False, "is held by the nexus of Bob", None,
      "GPU 0 (RTX 3090, 24GB): Held by the nexus of Bob"),
     ("cannot be read", gpu(0), [], "nvidia-smi is silent", False, "cannot be read", None,
