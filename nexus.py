@@ -1394,12 +1394,14 @@ CANCEL_KEYS = {**CHOICE_KEYS, "signal": Field(
     "what running ones get first, instead of TERM; KILL follows as ever",
     default=None, like="INT")}
 CANCEL = object_of(CANCEL_KEYS, "which jobs", minProperties=1, examples=CHOICE["examples"])
-# What `edit` may change of a pending job, and `retry` of a finished one
+# What `edit` may change of a pending job, and `retry` of a finished one; LIVE_CHANGES: of a running one
 CHANGES = {name: JOB_FIELDS[name] for name in (
     "command", "name", "gpus", "gpu_ids", "gpu_mem_mib", "priority", "timeout_seconds", "expected_time", "retries")}
 CHANGES["begin"] = Asked.FIELDS["begin"]
 EDITS = {**CHANGES, **{name: JOB_FIELDS[name] for name in ("group", "after", "after_any")}}
 CLEARED = EDITS.keys() - {"command"}            # of these, null takes away what was set
+LIVE_CHANGES = ("name", "group", "priority", "timeout_seconds", "expected_time", "retries")
+LIVE_FLAGS = ", ".join(str(JOB_FIELDS[name].flag).split()[0] for name in LIVE_CHANGES)
 EDIT_KEYS = {
     **EDITS, "is_held": JOB_FIELDS["is_held"], "env": Asked.FIELDS["env"],
     "position": Field({**integer_in(-1, 0), "title": "0 (before all others) or -1 (behind them)"},
@@ -7397,6 +7399,7 @@ class Wanted(Value):
     key: str                                    # find_key()
     attempt: int
     log_sizes: tuple[int, int]                  # bytes of this attempt's logs that have arrived
+    timeout_seconds: float = 0.0                # its time limit now; 0: none
     stop_cause: str | None = None               # why it must end
     stop_signal: str | None = None
     order: Order | None = None                  # to start it; None: the node has it already, or has lost it
@@ -7565,7 +7568,10 @@ class Agent:
         for key, job in self.jobs.items():
             same = self.wanted.get(key)
             if same is None or same.attempt != job.attempt:
-                same = Wanted(key, job.attempt, (0, 0), "killed")
+                same = Wanted(key, job.attempt, (0, 0), stop_cause="killed")
+            elif same.timeout_seconds != job.timeout_seconds:
+                job = self.jobs[key] = replace(job, timeout_seconds=same.timeout_seconds)
+                self.run_guarded(f"keeping job {key}", self.keep, job)
             if same.stop_cause and not job.current.stop_cause:
                 self.jobs[key] = with_facts(job, stop_cause=same.stop_cause, stop_signal=same.stop_signal)
         for one in self.question.jobs:
@@ -7938,7 +7944,8 @@ class Node(MachineBackend):
         line.ask(encode_value(self.latest))
 
     def list_wanted(self) -> tuple[Wanted, ...]:
-        return tuple(Wanted(find_key(job), job.attempt, measure_output(job), job.current.stop_cause,
+        return tuple(Wanted(find_key(job), job.attempt, measure_output(job),
+                            find_time_limit(job, self.config.jobs)[0] or 0.0, job.current.stop_cause,
                             job.current.stop_signal, self.orders[job.id, job.attempt], job.current.pid is not None)
                      for job in self.list_jobs() if (job.id, job.attempt) in self.orders)
 
@@ -8075,8 +8082,8 @@ class Node(MachineBackend):
         with self.guard:
             latest, wanted = self.latest, self.list_wanted()
             if self.line and latest and (self.service.pool.folders != latest.folders or [
-                    (one.key, one.attempt, one.stop_cause) for one in wanted] != [
-                    (one.key, one.attempt, one.stop_cause) for one in latest.jobs]):
+                    (one.key, one.attempt, one.timeout_seconds, one.stop_cause) for one in wanted] != [
+                    (one.key, one.attempt, one.timeout_seconds, one.stop_cause) for one in latest.jobs]):
                 self.ask(self.line)
 
     def end(self) -> None:
@@ -8309,7 +8316,8 @@ class Starter(Part):
             cwd = os.path.normpath(os.path.join(tree, os.path.relpath(job.cwd, job.snapshot_repo)))
             job = replace(job, snapshot_repo=tree)
         uuids = tuple(uuid.partition("/")[2] for uuid in job.current.gpu_uuids)
-        job = replace(job, cwd=cwd, status_history=(), timeout_seconds=find_time_limit(job, self.config.jobs)[0],
+        limit_s = find_time_limit(job, self.config.jobs)[0] or 0.0          # what config.toml says there does not count
+        job = replace(job, cwd=cwd, status_history=(), timeout_seconds=limit_s,
                       attempts=(replace(job.current, gpu_uuids=uuids),))
         # Whoever sent a script gave no environment: it would be this service's.
         return Order(job, {} if job.code else order.variables, None, order.code)
@@ -8993,7 +9001,9 @@ class Admission(Part):
             left = [job for job in jobs if job.status not in FINAL]
             if choice.ids and choice.status:
                 for job in jobs if len(jobs) == 1 else left:
-                    check_status(job, choice.status, "nothing was done to the others" if len(jobs) > 1 else "")
+                    check_status(job, choice.status, "nothing was done to the others" if len(jobs) > 1 else "", {
+                        PENDING: f"take it out of the queue: nexus remove {job.id}",
+                        RUNNING: f"stop it: nexus kill {job.id}"})
             if signal and any(job.current.slurm_id for job in left):
                 raise NexusError("conflict", "Slurm sends its own signals to the jobs that it runs",
                                  "leave the signal out")
@@ -9057,22 +9067,27 @@ class Admission(Part):
         return new_ids
 
     def edit(self, told: str, caller: Caller, position: int | None = None, **change: Any) -> Job:
-        """Change a pending job, or its position in the queue; return it.  `change`: by the keys of CHANGES.
+        """Change a job that has not ended, or its position in the queue; return it.  `change`: by the keys of EDITS.
 
         Raises: usage, not_found, forbidden, conflict.
         """
-        job_id, env = find_own_job(self.store.state, told, caller, (PENDING,)).id, change.pop("env", None)
+        asked = {*change, *([] if position is None else ["position"])}
+        statuses = (PENDING, RUNNING) if asked <= {*LIVE_CHANGES} else (PENDING,)
+        done = "moved" if "position" in asked else "held" if "is_held" in asked else "changed so"
+        job_id, env = find_own_job(self.store.state, told, caller, statuses).id, change.pop("env", None)
         change = self.service.drafts.make_change([self.store.state.jobs[job_id]], change, caller)
         if position is not None and not caller.is_owner:
             raise NexusError("forbidden", f"only {self.service.user} may move a job ahead of other users' jobs",
                              hint="a priority may be given")
 
         def edit(state: State) -> Changes:
-            job = check_status(find_own_job(state, job_id, caller), (PENDING,), "only a pending one can be changed")
-            if job.current.slurm_key is not None:
+            job = check_status(find_own_job(state, job_id, caller), statuses, f"only a pending one can be {done}",
+                               {RUNNING: f"a running one takes {LIVE_FLAGS}"} if done == "changed so" else {})
+            if job.current.slurm_key is not None and not asked <= {"name", "group", "retries"}:
                 there = job.current.slurm_id or "one that is just being submitted"
+                how = "update TimeLimit=2:00:00 JobId=" if "timeout_seconds" in asked else "top "
                 raise NexusError("conflict", f"Slurm has job {job.id} as {there}, and orders it among its own",
-                                 f"there: scontrol top {job.current.slurm_id or 'ID'}; [slurm] max_submitted says how "
+                                 f"there: scontrol {how}{job.current.slurm_id or 'ID'}; [slurm] max_submitted says how "
                                  "many it gets at once")
             facts = dict(change)
             if "after" in change or "after_any" in change:
@@ -10146,12 +10161,11 @@ def check_links(state: State, job: Job) -> None:
         waiting += [one for one in state.jobs[parent].pending_dependencies if one not in waiting]
 
 
-def check_status(job: Job, statuses: Container[str], rule: str) -> Job:
-    """Return the job if its status is one of `statuses`.  Raises: conflict."""
+def check_status(job: Job, statuses: Container[str], rule: str, hints: Mapping[str, str] = {}) -> Job:
+    """Return the job if its status is one of `statuses`.  `hints`: {its status: what to do}.  Raises: conflict."""
     if job.status not in statuses:
-        hint = {PENDING: f"take it out of the queue: nexus remove {job.id}", RUNNING: f"stop it: nexus kill {job.id}"}
         raise NexusError("conflict", f"job {job.id} is {job.status}{rule and '; '}{rule}",
-                         hint.get(job.status, f"nexus show {job.id}"))
+                         hints.get(job.status, f"nexus show {job.id}"))
     return job
 
 
@@ -10639,7 +10653,7 @@ class Calls(Gate):
         why = PAUSED.detail if state.paused and waiting else held or trouble
         return f"it waits: {why}" if why else ""
 
-    @route("PATCH /queue/{id}", "user", "change a pending job, or its position", "Job", body="Edit")
+    @route("PATCH /queue/{id}", "user", "change a job that has not ended, or its position", "Job", body="Edit")
     def patch_queue(self, caller: Caller, id: str, body: Any) -> dict[str, Any]:
         return self.describe(self.service.admission.edit(id, caller, **read_changes(EDIT_KEYS, EDIT, body)))
 
@@ -11764,7 +11778,7 @@ class Client:
         return list(self.ask("POST", "/jobs/cancel", choice)["ids"])
 
     def edit(self, job_id: str, **change: Any) -> dict[str, Any]:
-        """Change a pending job by the keys of PATCH /queue/{id}, like `gpus=2` or `position=0`; return the job."""
+        """Change a job that has not ended by the keys of PATCH /queue/{id}, like `gpus=2`; return the job."""
         return dict(self.ask("PATCH", f"/queue/{quote_path(job_id)}", change))
 
     def clear(self, **choice: Any) -> list[str]:
@@ -12544,11 +12558,12 @@ def cmd_edit(call: Call) -> None:
 
 
 def describe_changes(change: Json) -> str:
-    """`gpus 2, after abc`; of variables, the names."""
+    """`GPUs 2, after abc`; of variables, the names."""
     told = []
     for name, value in change.items():
-        text = " ".join(map(str, value)) if isinstance(value, (list, tuple, dict)) else value
-        told.append(f"{name.replace('_', ' ')} {'none' if value is None else text}")
+        line, show = SHOW_LINES["Asked for"].get(name, (f"{name}: {{}}", show_fact))
+        told.append(line.replace(":", "", 1).format("none" if value in (None, [], ()) else show(
+            list(value) if isinstance(value, dict) else value)))
     return ", ".join(told)
 
 
@@ -13193,8 +13208,9 @@ COMMANDS = (
             "With options like --gpus 2, the new jobs use these instead of the old values; none, as in --timeout none, "
             "takes one away.",
             examples=("retry abc", "retry abc --gpu-mem 20G --timeout 4h", "retry --failed --dry-run")),
-    Command("edit", "change a pending job", cmd_edit, (ID, *CHANGE_OPTIONS, *LINK_OPTIONS, ENV),
-            "none takes away what was set.",
+    Command("edit", "change a pending job, or the limits and names of a running one", cmd_edit,
+            (ID, *CHANGE_OPTIONS, *LINK_OPTIONS, ENV),
+            f"Of a running job: {LIVE_FLAGS}.  none takes away what was set.",
             examples=("edit abc --gpus 2 --timeout 4h", "edit abc --after none",
                       'edit abc --command "python train.py --lr 0.01"')),
     Command("clear", "forget finished jobs, with their logs", cmd_clear, (

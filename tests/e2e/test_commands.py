@@ -487,7 +487,7 @@ def test_retry_failed(own_home):
 def test_retry_with_other_options(own_home):
     bad = add_and_wait(own_home, "exit 4", "--timeout", "5m")
     done = own_home.main("retry", "--failed", "--timeout", "1:00:00", "--name", "longer", "--dry-run")
-    assert done.out == f"{bad}: exit 4\n" and "1 job would be run again, with name longer, timeout seconds 3600" in done.err, done
+    assert done.out == f"{bad}: exit 4\n" and "1 job would be run again, with name longer, time limit 1h" in done.err, done
     assert len(own_home.client().jobs()) == 1
     again = own_home.job(own_home.main("retry", "--failed", "--timeout", "1:00:00", "--command", "true").id)
     assert (again["timeout_seconds"], again["command"], again["name"]) == (3600, "true", None)
@@ -512,6 +512,21 @@ def test_edit(own_home):
     assert own_home.main("wait", job_id).code == 0
     done = own_home.main("edit", job_id, "--gpus", "2")
     assert done.code == 4 and "is completed" in done.err
+
+
+def test_edit_of_a_running_job(own_home):
+    job_id = add(own_home, "sleep 1000", "--timeout", "1h", "--name", "n")
+    own_home.wait(job_id, "running")
+    done = own_home.main("edit", "n", "--time", "2h", "--group", "g", "--priority", "low", "--retries", "1", "--name", "m")
+    assert done.code == 0 and "time limit 2h" in done.err and "priority low" in done.err, done
+    job = own_home.job("m")
+    assert [job[key] for key in ("timeout_seconds", "group", "priority", "retries")] == [7200, "g", 2, 1]
+    for words, says in ((["edit", job_id, "--gpus", "2"], "a running one takes --name"), (["hold", job_id], "can be held"),
+                        (["move", job_id, "--first"], "can be moved")):
+        done = own_home.main(*words)
+        assert done.code == 4 and says in done.err and "kill" not in done.err, done
+    assert own_home.main("edit", job_id, "--retries", "0", "--timeout", "0.1s").code == 0
+    assert own_home.wait(job_id, "failed")["cause"] == "timeout"
 
 
 # Looking
@@ -719,7 +734,7 @@ def test_what_was_set_is_taken_away(own_home):
                            "--retries", "2", "--priority", "low", "--begin", "+9h", "true").id
     none = ("--name", "--group", "--gpus", "--gpu-mem", "--timeout", "--expect", "--retries", "--priority", "--begin")
     done = own_home.main("edit", job_id, *(word for flag in none for word in (flag, "none")))
-    assert done.code == 0 and "timeout seconds none" in done.err, done
+    assert done.code == 0 and "time limit none" in done.err, done
     job = own_home.job(job_id)
     plain = own_home.job(own_home.main("add", "true").id)
     fields = ("name", "group", "gpus", "gpu_mem_mib", "timeout_seconds", "expected_time", "retries", "priority", "begin_at")

@@ -269,6 +269,10 @@ def test_kill_ends_all_of_it(net):
 def test_time_limits_hold_there(net):
     job = net.head.wait(net.head.add("sleep 602.5", timeout_seconds=0.5, node="n1"), "failed")
     assert job["cause"] == "timeout" and 0.4 < job["runtime_seconds"] < 60
+    job = net.head.add("sleep 602.5", node="n1")
+    net.head.wait_started(job)
+    assert net.head.nexus("edit", job, "--timeout", "0.1s").returncode == 0
+    assert net.head.wait(job, "failed")["cause"] == "timeout"
 
 
 def test_a_job_that_ended_in_time_is_no_timeout_when_it_is_heard_of_late(net):
