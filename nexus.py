@@ -5705,6 +5705,7 @@ read -r rest rest rest rest first < /proc/loadavg
 command_of_the_job >&6 2>&5 5>&- 6>&-
 code=$?
 
+trap '' HUP INT QUIT TERM USR1 USR2       # a stop's signals are not for what this script itself runs from here on
 umask 077
 exec 5>&- 6>&-
 if [ -e "$dir/fault-$attempt" ]; then      # from CONDA_SCRIPT; after a signal, the environment is not at fault

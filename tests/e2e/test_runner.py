@@ -380,6 +380,24 @@ def test_job_sh_outlives_signals_of_the_terminal(box, name):
     assert until(lambda: box.result(job)).exit_code == 7
 
 
+def test_a_stop_does_not_keep_job_sh_from_finding_what_goes_on(box):
+    """Its grep was taken for the command's, and ended: job.sh left, and screen hung up on a program that saved its work."""
+    binaries = pathlib.Path(box.home, "bin")
+    binaries.mkdir()
+    (binaries / "grep").write_text(f'#!/bin/sh\necho $$ > {box.home}/pid\nread x < {box.home}/go\nPATH={os.environ["PATH"]} exec grep "$@"\n')
+    (binaries / "grep").chmod(0o755)
+    os.mkfifo(f"{box.home}/go")
+    job = box.prepare("sleep 600 &", environment={"PATH": os.environ["PATH"], "NEXUS_TEST_HOME": box.home})
+    box.start(job, env={"PATH": f"{binaries}:{os.environ['PATH']}"})
+    pid = int(until(lambda: os.path.exists(f"{box.home}/pid") and pathlib.Path(box.home, "pid").read_text()))
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        os.kill(pid, number)
+    go = os.open(f"{box.home}/go", os.O_RDWR)
+    os.write(go, b"go\n")
+    assert until(lambda: box.result(job)).goes_on
+    os.close(go)
+
+
 # A terminal for stdout
 
 
