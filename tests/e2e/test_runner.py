@@ -384,7 +384,8 @@ def test_a_stop_does_not_keep_job_sh_from_finding_what_goes_on(box):
     """Its grep was taken for the command's, and ended: job.sh left, and screen hung up on a program that saved its work."""
     binaries = pathlib.Path(box.home, "bin")
     binaries.mkdir()
-    (binaries / "grep").write_text(f'#!/bin/sh\necho $$ > {box.home}/pid\nread x < {box.home}/go\nPATH={os.environ["PATH"]} exec grep "$@"\n')
+    (binaries / "grep").write_text(
+        f'#!/bin/sh\necho $$ > {box.home}/pid\nread x < {box.home}/go\nPATH={os.environ["PATH"]} exec grep "$@"\n')
     (binaries / "grep").chmod(0o755)
     os.mkfifo(f"{box.home}/go")
     job = box.prepare("sleep 600 &", environment={"PATH": os.environ["PATH"], "NEXUS_TEST_HOME": box.home})
