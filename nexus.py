@@ -5873,10 +5873,10 @@ def build_script(job: Job, environment: Mapping[str, str], layout: Layout,
         *([SNAPSHOT_SCRIPT] if job.snapshot else []), JOB_SCRIPT])
 
 
-def build_environment(job: Job, variables: Mapping[str, str], gpus: Sequence[Gpu]) -> dict[str, str]:
+def build_environment(job: Job, variables: Mapping[str, str], gpus: Sequence[Gpu], port: int) -> dict[str, str]:
     """The submitter's environment, and nexus's variables over it.
 
-    A job with --cuda sees all GPUs, unless there are MIG slices.
+    A job with --cuda sees all GPUs, unless there are MIG slices.  `port`: for torch.distributed, unless it has one.
     """
     is_cut = has_slices(gpus)
     devices = job.current.gpu_uuids if is_cut else map(str, list_cuda_numbers(job, gpus))
@@ -5886,9 +5886,16 @@ def build_environment(job: Job, variables: Mapping[str, str], gpus: Sequence[Gpu
     is_slurm = job.current.slurm_key is not None        # job.sh learns its GPUs where it runs
     sees_all = is_slurm or (job.cuda_arg and not is_cut)
     unset = {*(["CUDA_VISIBLE_DEVICES"] if sees_all else []), *(["NEXUS_GPU_ID"] if is_slurm else [])}
-    kept = {"PYTHONUNBUFFERED": "1", **{name: text for name, text in variables.items() if name not in own
-                                        and not is_job_variable(name) and not (is_slurm and name.startswith("SLURM_"))}}
+    is_nested = "NEXUS_JOB_ID" in variables             # a job submitted it, whose port it must not have
+    dropped = {*own, *(PORT_VARIABLES if is_nested else [])}
+    passed = {name: text for name, text in variables.items() if name not in dropped and not is_job_variable(name)
+              and not (is_slurm and name.startswith("SLURM_"))}
+    port_text = passed.get("MASTER_PORT") or passed.get("PET_MASTER_PORT") or str(port)
+    kept = {"PYTHONUNBUFFERED": "1", **dict.fromkeys(PORT_VARIABLES, port_text), **passed}
     return {**kept, **{name: text for name, text in own.items() if name not in unset}}
+
+
+PORT_VARIABLES = ("MASTER_PORT", "PET_MASTER_PORT")         # of torch.distributed, and what torchrun makes that of
 
 
 def has_slices(gpus: Iterable[Gpu]) -> bool:
@@ -7158,6 +7165,17 @@ class HostedJob:
             processes.send(runner, signal.SIGCONT)
 
 
+def find_free_port(number: int) -> int:
+    """A TCP port for a job, below those that Linux gives out: no other of the jobs that run at once has it."""
+    import socket
+    for attempt in range(100):
+        port = 20000 + (number + os.getuid() * 101 + attempt * 997) % 10000
+        with contextlib.suppress(OSError), socket.socket() as line:
+            line.bind(("", port))
+            break
+    return port
+
+
 class JobHost:
     """Starts, follows and ends attempts on the machine that this process runs on."""
 
@@ -7230,7 +7248,7 @@ class JobHost:
             os.makedirs(job.cwd, mode=0o700, exist_ok=True)
             write_atomic(os.path.join(job.cwd, "main.py"), [order.code], is_synced=False)
         job = replace(fill_cuda_numbers(job, gpus), umask=self.umask if job.umask is None else job.umask)
-        environ = build_environment(job, order.variables, gpus)
+        environ = build_environment(job, order.variables, gpus, find_free_port(job.number))
         text = build_script(job, environ, self.layout, leases, order.argv, self.recorder)
         script = os.path.join(folder, "job.sh")
         write_atomic(script, [text], 0o700, is_synced=False)

@@ -6,6 +6,7 @@ import pathlib
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -354,14 +355,27 @@ DEVICES = [  # reason, submitted, GPUs of the machine, indices of the job, what 
     ("submitted from inside a job", {"NEXUS_JOB_ID": "xyz", "NEXUS_JOB_NONCE": "0", "NEXUS_ROLE": "service", "STY": "1.x",
                                      "WINDOW": "0"}, [0],
      (0,), {"NEXUS_JOB_ID": "abc", "NEXUS_JOB_NONCE": "cafe", "NEXUS_ROLE": None, "STY": None, "WINDOW": None}),
+    ("a port for torchrun", {}, [0], (0,), {"MASTER_PORT": "20001", "PET_MASTER_PORT": "20001"}),
+    ("it has one", {"MASTER_PORT": "7"}, [0], (0,), {"MASTER_PORT": "7", "PET_MASTER_PORT": "7"}),
+    ("torchrun has one", {"PET_MASTER_PORT": "7"}, [0], (0,), {"MASTER_PORT": "7", "PET_MASTER_PORT": "7"}),
+    ("its parent's", {"NEXUS_JOB_ID": "xyz", "MASTER_PORT": "7"}, [0], (0,), {"MASTER_PORT": "20001", "PET_MASTER_PORT": "20001"}),
 ]
 
 
 @pytest.mark.parametrize("reason, submitted, indices, given_indices, expected", DEVICES, ids=[case[0] for case in DEVICES])
 def test_build_environment(reason, submitted, indices, given_indices, expected):
-    made = nexus.build_environment(running("abc", given_indices, nonce="cafe"), submitted, [gpu(index) for index in indices])
+    made = nexus.build_environment(running("abc", given_indices, nonce="cafe"), submitted, [gpu(index) for index in indices], 20001)
     assert {name: made.get(name) for name in expected} == expected
     assert list(made)[-5:] == ["CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "NEXUS_JOB_ID", "NEXUS_JOB_NONCE", "NEXUS_GPU_ID"], "last"
+
+
+def test_jobs_that_run_at_once_have_ports_of_their_own():
+    """Two torchruns on one box met at 29500."""
+    ports = [nexus.find_free_port(number) for number in range(200)]
+    assert len(set(ports)) == len(ports) and all(20000 <= port < 30000 for port in ports)
+    with socket.socket() as line:
+        line.bind(("", ports[7]))
+        assert nexus.find_free_port(7) != ports[7], "somebody listens there"
 
 
 # What job.sh survives
