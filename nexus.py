@@ -1416,15 +1416,6 @@ RETRY = object_of(RETRY_KEYS, "which jobs, and what is to be otherwise", minProp
                   examples=[{"ids": ["abc"]}, {"group": "sweep", "change": {"gpus": 2}}])
 
 
-def form_rows() -> list[dict[str, Any]]:
-    """The fields of the page's forms to add, edit and retry: `first` are shown at once, the others on demand."""
-    return [{"name": name, "help": row.help, "like": row.like, "first": row.form,
-             "forms": ["add", *(["edit"] if name in EDITS else []), *(["retry"] if name in CHANGES else [])],
-             "label": (row.flag or name).split()[0].lstrip("-").replace("-", " "),
-             "type": "string" if row.text else row.schema["type"]}
-            for name, row in ASKED.items() if row.flag or name in ("command", "env")]
-
-
 def parse_submissions(data: Any) -> list[Asked]:
     """The jobs of a body of POST /queue, which is a job or a list of jobs.  Raises: usage."""
     if not isinstance(data, list):
@@ -3263,7 +3254,7 @@ RUNNING_JOB_KEYS = (                            # what GET /status has of a runn
 OVERVIEW_JOB_KEYS = (                           # what GET /status?after= has of a job
     "status", "id", "command", "user", "gpus", "name", "group", "attempt", "only_node", "node", "gpu_places",
     "started_at", "finished_at", "runtime_seconds", "expected_time", "processes_left", "stopping", "unknown_since",
-    "outcome", "cause_line", "waiting_for", "estimated_start", "last_line")
+    "outcome", "cause_line", "waiting_for", "is_held", "estimated_start", "last_line")
 OVERVIEW_GPU_KEYS = (
     "index", "uuid", "name", "node", "place", "state", "job_ids", "allocated", "memory_total_mib", "is_paused",
     "is_idle", "is_available", "unavailable", "used_by", "fault")
@@ -3814,7 +3805,9 @@ SHOW_LINES: Mapping[str, Mapping[str, tuple[str, Callable[[Any], str]]]] = {
         "gpu_ids": ("only GPUs: {}", show_fact), "gpu_mem_mib": ("GPU memory: {} free on each", show_memory),
         "priority": ("priority: {}", format_priority), "timeout_seconds": ("time limit: {}", format_duration),
         "expected_time": ("expected time: {}", format_duration), "only_node": ("only on: {}", str),
-        "begin_at": ("not before: {}", show_time), "labels": ("labels: {}", show_fact), "user": ("user: {}", str)},
+        "begin_at": ("not before: {}", show_time), "conda": ("conda environment: {}", str),
+        "cuda_arg": ("set --cuda: {}", show_fact), "tty": ("terminal: {}", show_fact),
+        "labels": ("labels: {}", show_fact), "user": ("user: {}", str)},
     "Where and when": {
         "waiting_for": ("waits: {}", str), "position": ("jobs before it: {}", str),
         "estimated_start": ("starts about: {}", show_time), "retry_at": ("next attempt: {}", show_time),
@@ -3832,6 +3825,23 @@ SHOW_LINES: Mapping[str, Mapping[str, tuple[str, Callable[[Any], str]]]] = {
         "cpu_seconds": ("CPU time {}", format_duration), "cpu_percent": ("CPU {} now", show_percent),
         "peak_gpu_mem_mib": ("GPU memory up to {}", show_memory),
         "mean_gpu_util": ("GPUs {} busy on average", show_percent)}}
+
+
+def form_rows() -> list[dict[str, Any]]:
+    """The fields of the page's forms: `first` are shown at once, the others on demand."""
+    forms = {"add": ASKED, "pending": EDITS, "running": LIVE_CHANGES, "retry": CHANGES}
+    labels = {name: text.partition(":")[0] for name, (text, _) in SHOW_LINES["Asked for"].items()}
+    labels.update(begin="not before", env="variables", llm="LLM", node="only on", max_concurrent="most at once")
+    return [{"name": name, "help": row.help, "like": row.like, "first": row.form,
+             "forms": [form for form, names in forms.items() if name in names],
+             "label": labels.get(name, name)[0].upper() + labels.get(name, name)[1:],
+             "type": "string" if row.text else row.schema["type"]}
+            for name, row in ASKED.items() if row.flag or name in ("command", "env")]
+
+
+def show_rows() -> dict[str, dict[str, str]]:
+    """{heading: {key of a job: its line}} for the page."""
+    return {heading: {key: text for key, (text, _) in rows.items()} for heading, rows in SHOW_LINES.items()}
 
 
 def format_job(job: Json, paint: Paint, last_lines: Sequence[str] = ()) -> str:
@@ -9796,7 +9806,8 @@ class Overview(Part):
         status = views.status_for(caller)
         jobs = list_jobs(self.store.state, STATUSES)
         is_chosen = choice != Choice()
-        groups = {} if is_chosen else {group["name"]: group for group in views.list_groups(caller)}
+        known = {} if is_chosen and not choice.group else {each["name"]: each for each in views.list_groups(caller)}
+        groups = {} if is_chosen else known
         chosen = choice.select_for(caller, [job for job in jobs if job.status in (choice.status or STATUSES)])
         waiting = list_entries([job for job in chosen if job.status == PENDING], groups, True)
         ended = list_entries([job for job in reversed(chosen) if job.status in FINAL], groups, False)
@@ -9810,12 +9821,14 @@ class Overview(Part):
                 "version", "user", "is_owner", "is_paused", "host", "slurm", "gpu_trouble", "bad_checks")),
             # A group's row tells that it is held.
             "hints": self.service.health.list_hints() if caller.is_owner else [],
+            "defaults": self.service.drafts.defaults,
             "counts": {word: sum(job.status == word for job in jobs) for word in STATUSES},
             "readings": {gpu["place"]: drop_nulls(pick(gpu, GPU_READINGS)) for gpu in status["gpu_status"]},
             "gpus": {gpu["place"]: drop_nulls(pick(gpu, OVERVIEW_GPU_KEYS)) for gpu in status["gpu_status"]},
             "nodes": {node["name"]: drop_nulls(node) for node in status["nodes"]},
             "jobs": {job.id: settle(caller.show(job.user, row)) for job, row in zip(rows, described)},
-            "groups": {name: drop_nulls(row) for name, row in groups.items() if f"group:{name}" in shown},
+            "groups": {name: drop_nulls(row) for name, row in known.items()
+                       if f"group:{name}" in shown or name == choice.group},
             "waiting": waiting[:limit], "ended": ended[:limit], "failures": [job.id for job in failures],
             "found": {"running": [job.id for job in chosen if job.status == RUNNING] if is_chosen else None,
                       "waiting": len(waiting), "ended": len(ended)}}
@@ -9841,6 +9854,7 @@ def settle(row: Mapping[str, Any]) -> dict[str, Any]:
     start = row["estimated_start"]
     return drop_nulls({
         **row, "runtime_seconds": row["runtime_seconds"] if row["status"] in FINAL else None,
+        "is_held": row["is_held"] or None,
         "estimated_start": start and f"{start[:17]}00Z"})
 
 
@@ -10295,7 +10309,7 @@ PARAMETERS: Mapping[str, Field] = {             # names with a dash are headers
     "id": Field({**STRING, "examples": ["abc"]}, "the job's id or name"),
     "index": Field({**STRING, "pattern": r"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,62}:)?[0-9]{1,4}$", "examples": ["0"]},
                    "the GPU's index; of a node, with its name: n1:0", parse=parse_gpu_place),
-    "name": Field({**STRING, "examples": ["n1"]}, "the name of the node, or of jobs"),
+    "name": Field({**STRING, "examples": ["n1"]}, "a node's name; of jobs: only those of this name"),
     "force": Field(QUERY_FLAG, "forget it at once: its jobs are given up", parse=parse_flag),
     "status": Field(list_of(STATUS), "jobs of this status; several: status=failed,cancelled"),
     "user": Field(STRING, "jobs of this user alone"),
@@ -10593,7 +10607,7 @@ class Calls(Gate):
         now = self.service.store.state.jobs.get(job.id)
         return now if now and now.number == job.number else None
 
-    @route("GET /", "user", "what answers here; the dashboard for a browser, whoever asks", "Info")
+    @route("GET /", "user", "name and version of what answers here; a browser gets the dashboard", "Info")
     def get_info(self, caller: Caller) -> dict[str, Any]:
         if not caller.is_owner:
             return {"name": "nexus", "version": __version__, "user": caller.user}
@@ -10958,7 +10972,7 @@ route("POST /nodes", "owner", "give jobs to another machine too, on which nexus 
     lambda api, caller, body: api.service.pool.add_node(parse_node(body), caller.name))
 route("DELETE /nodes/{name}", "owner", "give a machine no more jobs; it is forgotten after its last one")(
     lambda api, caller, name, force=False: api.service.pool.remove_node(name, force, caller.name))
-route("GET /docs", "anyone", "the same to read, and to try", "text/html")(
+route("GET /docs", "anyone", "openapi.json to read, with a form to try each call", "text/html")(
     lambda api, caller: page_response(api.page))                # the page looks at its address
 route("GET /api/status/{id}", "user", "where a submitted script stands", "Submitted")(
     lambda api, caller, id: submitted_json(
@@ -13396,11 +13410,11 @@ code, pre, textarea, .command, .id, .line { font-family: var(--mono); font-size:
 pre { margin: 0; white-space: pre-wrap; }
 :focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; border-radius: 4px; }
 main:focus, h1:focus { outline: none; }
-.muted, .help, .why, .time, .empty, dt { color: var(--muted); }
+.muted, .help, .why, .time, .empty { color: var(--muted); }
 .small, .help, footer, .heading { font-size: .88em; }
 .red, .cause { color: var(--bad); }
-.title, .id, .badge, .primary, .brand, label { font-weight: 600; }
-.head, .actions, .bar, .use, .gauge, .counts, .rows > li, .call > summary { display: flex; flex-wrap: wrap;
+.title, .id, .badge, .primary, .brand, .form label { font-weight: 600; }
+.head, .actions, .bar, .use, .gauge, .counts, .job, .rows > li, .call > summary { display: flex; flex-wrap: wrap;
   align-items: center; gap: .2rem .7rem; }
 .grow { flex: 1; min-width: 0; }
 .clip { min-width: 0; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
@@ -13442,18 +13456,23 @@ section { margin-bottom: 1rem; }
 .rows > li { padding: .2rem .8rem; min-height: 34px; }
 .rows > li + li { border-top: 1px solid var(--line); }
 .rows > .heading { min-height: 0; color: var(--muted); }
-.rows > li > .title { max-width: 45%; }
-.id { flex: 0 0 2.7rem; }
+.rows .job, .group > .title { flex: 0 0 18rem; min-width: 0; }
+.job { flex-wrap: nowrap; color: inherit; }
+.id { flex: 0 0 2.7rem; color: var(--accent); }
 .command.title { font-weight: 400; }
+.rows .actions { min-width: 4.4rem; justify-content: flex-end; }
 .why, .cause { flex: 1 1 10rem; min-width: 0; }
+:is(.why, .cause):empty { display: none; }
 .time { min-width: 4.5rem; margin-left: auto; text-align: right; }
-.gpus > li { display: grid; grid-template-columns: 3.4rem 9.5rem 9rem minmax(0, 1fr) auto; gap: 0 .8rem; }
+.gpus > li { display: grid; grid-template-columns: 3.4rem 9rem 10rem minmax(0, 1fr) auto; gap: 0 .8rem; }
 #gpus > ul { margin-top: .5rem; }
 .time .link { margin-left: .6rem; color: var(--muted); }
 .gauge { flex-wrap: nowrap; white-space: nowrap; }
+.gauge span { min-width: 2.8rem; text-align: right; }
+.memory span { min-width: 4.4rem; }
 .use progress { flex: 0 0 6rem; }
 .use .line { flex: 1 1 12rem; color: var(--muted); white-space: pre; }
-.group progress { flex: 0 1 11rem; }
+.group progress { flex: 0 1 8rem; }
 
 .log { overflow: hidden; background: var(--paper); color: var(--print); position: relative; }
 .log .grow { flex-basis: 10rem; }
@@ -13479,16 +13498,16 @@ section { margin-bottom: 1rem; }
 .sgr7 { color: var(--paper); background: var(--print); }
 
 #job > * { margin-bottom: .7rem; }
-.facts, .form { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(26rem, 100%), 1fr)); gap: .6rem; }
-.facts div, .fields > div { display: grid; grid-template-columns: 9rem minmax(0, 1fr); gap: .6rem; }
+.facts, .form { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(22rem, 100%), 1fr)); gap: .6rem; }
+.fields > div { display: grid; grid-template-columns: 9rem minmax(0, 1fr); gap: .6rem; }
 dialog { width: min(38rem, calc(100vw - 1.5rem)); max-height: calc(100dvh - 2rem); padding: 1.1rem; color: var(--ink); }
+dialog:has(.form) { width: min(52rem, calc(100vw - 1.5rem)); }
 dialog h2 { margin-bottom: .4rem; }
 dialog::backdrop { background: rgb(8 12 18 / .5); }
 dialog:has(#login)::backdrop { background: var(--bg); }
 dialog pre, #docs pre { padding: .5rem; margin: .5rem 0; max-height: 24rem; overflow: auto; background: var(--sunk); }
 .form > *, #login { display: grid; gap: .3rem; align-content: start; }
 .form > .all { grid-column: 1 / -1; }
-dialog label::first-letter { text-transform: uppercase; }
 summary { cursor: pointer; padding: .3rem 0; }
 summary:is(.head, .call *)::before { content: "\25b8"; content: "\25b8" / ""; color: var(--muted); }
 [open] > summary:is(.head, .call *)::before { content: "\25be"; content: "\25be" / ""; }
@@ -13499,18 +13518,23 @@ summary:is(.head, .call *)::before { content: "\25b8"; content: "\25b8" / ""; co
 .offline button:not(.log *, dialog *) { pointer-events: none; opacity: .5; }
 .docs header :not(.bar, .brand) { display: none; }
 .call { margin: .4rem 0; padding: .1rem .8rem; }
+.fields input { max-width: 14rem; margin-right: .6rem; }
 .call b { min-width: 4rem; color: var(--accent); }
 #docs :is(h2, h3, p) { margin: .7rem 0 .2rem; }
 
 @media (max-width: 700px) {
   .bar, main, footer { padding: .4rem .7rem; }
   .quiet, .heading, .gpus :is(.memory, .line, progress), #failures :is(.cause, .time) { display: none !important; }
+  header { position: static; }
   #failures li { flex-wrap: nowrap; }
-  #failures .title { flex: 1; max-width: none; }
+  .rows .job { flex: 1 1 8rem; }
+  .rows .actions, .gauge span { min-width: 0; }
+  .actions:not(:has(:not(.quiet))) { display: none; }
+  .rows .use > .job, .group > .title { flex: 1 1 5rem; }
+  .group progress { order: 1; flex-basis: 60%; }
   .counts, #filter { order: 2; flex: 0 0 100%; max-width: none; }
   .gpus > li { grid-template-columns: 2.2rem 2.8rem minmax(0, 1fr) auto; gap: 0 .5rem; }
-  .use .title { flex: 1; }
-  .rows > li > .why:not(:empty) { order: 1; flex-basis: 100%; }
+  .rows > li > :is(.why, .cause) { order: 1; flex-basis: 100%; }
   .time { min-width: 0; }
 }
 @media (pointer: coarse) { button, input, textarea { min-height: 40px; } }
@@ -13619,12 +13643,12 @@ function update(node, fresh) {
 
 // ---- Words
 
-function duration(seconds) {                    // 2h 15m: the two largest units
+function duration(seconds, most = 2) {          // 2h 15m: the largest units
   const left = Math.max(0, Math.floor(seconds));
   const parts = [[left / 86400, 'd'], [left / 3600 % 24, 'h'], [left / 60 % 60, 'm'], [left % 60, 's']]
     .map(([count, unit]) => count >= 1 && Math.floor(count) + unit);
   const first = parts.findIndex(Boolean);
-  return parts.slice(first, first + 2).filter(Boolean).join(' ') || '0s';
+  return parts.slice(first, first + most).filter(Boolean).join(' ') || '0s';
 }
 
 const known = (fact) => fact !== null && fact !== undefined;
@@ -13633,7 +13657,7 @@ const counted = (count, word) => `${number(count)} ${word}${count === 1 ? '' : '
 const sentences = ({message, hint}) => [message, hint].filter(Boolean).join('. ');
 const listed = (...parts) => parts.filter(Boolean).join(' \u00b7 ');
 const percent = (share) => `${Math.round(share)} %`;
-const size = (mib) => mib >= 1024 ? `${(mib / 1024).toFixed(1)} GiB` : `${Math.round(mib)} MiB`;
+const size = (mib) => mib >= 1024 ? `${(mib / 1024).toFixed(1)} GB` : `${Math.round(mib)} MB`;
 const secondsSince = (stamp) => (Date.now() + clockOffset - Date.parse(stamp)) / 1000;        // on the service's clock
 const about = (seconds) => duration(Math.max(60, seconds)).split(' ')[0];
 const ago = (stamp) => secondsSince(stamp) < 60 ? 'just now' : `${about(secondsSince(stamp))} ago`;
@@ -13647,8 +13671,9 @@ const commandOf = (job) => job.command ?? `(${job.user}'s)`;     // a token of a
 const pathOf = (job) => `jobs/${encodeURIComponent(job.id)}`;
 const muted = (text) => text && el('span', {class: 'muted'}, text);
 const badge = (word, text = word) => el('span', {class: `badge ${KINDS[word] ?? ''}`}, text);
-const jobLink = (job) => el('a', {class: 'id', href: `#/${pathOf(job)}`, 'aria-label': `Job ${job.id}`}, job.id);
-const groupAddress = (group, status) => `#/?${new URLSearchParams({group, ...status && {status}})}`;
+const addressOf = (job) => `#/${pathOf(job)}`;
+const jobLink = (job) => el('a', {class: 'id', href: addressOf(job), 'aria-label': `Job ${job.id}`}, job.id);
+const groupAddress = (group, status) => listAddress({group, status});
 
 // ---- Asking the service
 
@@ -13785,8 +13810,8 @@ async function follow() {
       view = merge(changes.is_whole ? {} : view, changes);
       version = view.state_version;
       delay = 500;
-      const bad = view.bad_checks.join(', ');
-      showConnection(bad ? 'warn' : 'ok', bad ? `not well: ${bad}` : 'live');
+      const isWell = !view.bad_checks.length;
+      showConnection(isWell ? 'ok' : 'warn', isWell ? 'live' : 'not well');
       draw();
       jobPage?.refresh(changes);
       await pause(document.hidden ? HIDDEN_PAUSE_MS : NEWS_PAUSE_MS);
@@ -13831,13 +13856,15 @@ function draw() {
   drawHeader();
   if (jobPage) return jobPage.draw();
   const banner = (kind, text) => text && el('p', {class: `banner ${kind}`, key: text}, text);
+  const hasJobs = Object.values(view.counts).some(Boolean), checks = view.bad_checks.join(', ');
   const state = [el('div', {id: 'banners', key: 'banners'},
     banner('warn', view.is_paused && 'The queue is paused: running jobs go on, nothing new starts.'),
+    banner('warn', checks && `Not well: ${checks}. What to do, on the machine: nexus health`),
     banner('bad', view.gpu_trouble), banner('bad', view.slurm?.trouble), view.hints.map((text) => banner('busy', text)),
-    banner('busy', !Object.values(view.counts).some(Boolean)
+    banner('busy', !hasJobs
       && 'There is no job yet. Add one with the button above, or on the machine: nexus add "python train.py"')),
   drawFailures(), drawGpus()];
-  const lists = drawLists();                    // what was looked for comes first
+  const lists = (hasJobs || isFiltered()) && drawLists();       // what was looked for comes first
   show(byId('overview'), el('h1', {class: 'unseen'}, 'nexus: GPUs and jobs'),
     isFiltered() ? [lists, state] : [state, lists]);
 }
@@ -13851,7 +13878,7 @@ function drawHeader() {
   show(byId('version'), `nexus ${view.version}, as ${view.user}`);
   show(byId('counts'), count('running', 'running'), count('pending', 'waiting'),
     count('failed', 'failed', failures && 'red'));
-  show(byId('pause'), pauseButton(view.is_paused, 'the queue', 'service'));
+  show(byId('pause'), pauseButton(view.is_paused, 'the queue', 'service', {noun: ' queue'}));
   document.title = listed(failures > 0 && `\u2717 ${failures}`,         // tabs behind others tell it, too
     jobPage ? `${MARKS[job?.status] ?? ''} ${job?.name ?? jobPage.id}`.trim()
       : `${number(counts.running)} running, ${number(counts.pending)} waiting`, 'nexus');
@@ -13862,21 +13889,24 @@ function drawHeader() {
   byId('icon').href = `data:image/svg+xml,${encodeURIComponent(icon)}`;
 }
 
-function pauseButton(isPaused, name, path, query = '', noun = '') {     // of the queue, a group or a GPU
+// Of the queue, a group or a GPU.  A phone has no room for what is `quiet`.
+function pauseButton(isPaused, name, path, {query = '', noun = '', kind = 'quiet'}) {
   const verb = isPaused ? 'Resume' : 'Pause', label = `${verb} ${name}`;
   const done = isPaused ? `Resumed ${name}.` : `Paused ${name}: what runs goes on, nothing new starts.`;
   const address = `${path}/${verb.toLowerCase()}${query}`;
   return view.is_owner && button(`${verb}${noun}`, () => act('POST', address, undefined, done),
-    {class: isPaused ? null : noun ? 'quiet link' : 'quiet', 'aria-label': label, title: label});
+    {class: isPaused ? null : kind, 'aria-label': label, title: label});
 }
 
 // What a row tells of a job.
-function describe(job, note) {
+function describe(job, note, reason = job.waiting_for) {
   const {status, last_line: line, estimated_start: start} = job, isRunning = status === 'running';
   const [, done] = /(?:^|\D)(\d{1,2}|100)(?:\.\d+)? ?%/.exec(line ?? '') ?? [];
   const title = job.name ?? commandOf(job).replace(/^(\S*\/)?(python[\d.]*|bash|sh)\s+(?=[^-\s])(\S*\/)?/, '');
   return [
-    jobLink(job), el('span', {class: job.name ? 'title clip' : 'command title clip', title: commandOf(job)}, title),
+    el('a', {class: 'job', href: addressOf(job), title: commandOf(job), 'aria-label': `Job ${job.id} ${title}`},
+      el('span', {class: 'id'}, job.id), el('span', {class: `title clip ${job.name ? '' : 'command'}`}, title)),
+    job.is_held && badge('Paused', 'held'),
     isOver(job) && badge(status, job.outcome && status !== 'completed' ? job.outcome : `${MARKS[status]} ${status}`),
     muted(job.user !== view.user && job.user), note,
     isRunning && [
@@ -13886,7 +13916,7 @@ function describe(job, note) {
       line && el('span', {class: 'line clip', title: line}, line)],
     status === 'pending' && el('span', {class: 'why'}, listed(
       job.gpus !== 1 && counted(job.gpus || 'no', 'GPU'), hasNodes() && job.only_node && `on ${job.only_node}`,
-      job.waiting_for, start && `starts in about ${about(-secondsSince(start))}`)),
+      reason, start && `starts in about ${about(-secondsSince(start))}`)),
     isOver(job) && el('span', {class: 'cause small command clip', title: job.cause_line}, job.cause_line)];
 }
 
@@ -13964,10 +13994,12 @@ function drawGpu(gpu) {
   const {utilization, utilization_mean: mean, memory_used_mib: used, temperature, power_watts: watts}
     = view.readings[place] ?? {};
   const jobs = gpu.job_ids.map((id) => view.jobs[id]).filter(Boolean);
-  const why = gpu.fault ?? gpu.used_by ?? (jobs.length || isPaused ? null : gpu.unavailable);
+  const {unavailable} = gpu, isMine = jobs.length > 0 || isPaused;
+  const why = gpu.fault ?? gpu.used_by ?? (isMine ? null : unavailable?.replace('is in use: ', ''));
   const title = listed(name, gpu.name, known(mean) && `load in the last hour ${percent(mean)}`,
+    known(used) && `${size(used)} of ${size(gpu.memory_total_mib)}`,
     known(temperature) && `${Math.round(temperature)} \u00b0C`, known(watts) && `${Math.round(watts)} W`);
-  const pause = pauseButton(isPaused, name, `gpus/${encodeURIComponent(place)}`, '', ' GPU');
+  const pause = pauseButton(isPaused, name, `gpus/${encodeURIComponent(place)}`, {noun: ' GPU', kind: 'quiet link'});
   return el('li', {key: gpu.uuid, 'data-gpu': place, class: isIdle && 'warn'},
     el('b', {title}, place.split(':').at(-1)),
     gauge({class: 'gauge', title}, `${name} load`, utilization, 100, percent),
@@ -13980,26 +14012,32 @@ function drawGpu(gpu) {
 }
 
 const gauge = (facts, label, value, max, words) => el('span', facts, known(value)
-  ? [el('progress', {'aria-label': label, value, max}), words(value)] : muted('unknown'));
+  ? [el('progress', {'aria-label': label, value, max}), el('span', {}, words(value))] : muted('unknown'));
 
 // What waits and what has ended.  A group is one row with a bar, and a link to its jobs.
 
 function drawLists() {
   const {found, waiting, ended, counts} = view, {status, group} = filter;
   const wants = (...words) => !status || words.includes(status);
-  const chip = (text, isOn, change) => button(text, () => { location.hash = addressOf({...filter, ...change}); },
+  const chip = (text, isOn, change) => button(text, () => { location.hash = listAddress({...filter, ...change}); },
     {'aria-pressed': `${isOn}`});
   return el('div', {id: 'lists', key: 'lists'}, isFiltered() && el('div', {class: 'head', key: 'chips'},
     ['running', 'pending', ...FINAL].map((word) => chip(word, word === status, {status: word === status ? '' : word})),
     group && chip(`group ${group} \u00d7`, true, {group: ''}), el('a', {href: '#/'}, 'Show all')),
+  view.groups[group] && el('ul', {class: 'rows panel', key: 'group'}, drawGroup(view.groups[group])),
   found.running?.length > 0 && wants('running') && drawList('running', 'Running', found.running, found.running.length),
   wants('pending') && drawList('waiting', 'Waiting', waiting, found.waiting, 'Nothing waits.', counts.pending),
   wants(...FINAL) && drawList('ended', 'Ended', ended, found.ended, 'No job has ended yet.'));
 }
 
 function drawList(name, title, entries, total, empty, jobs = total) {
-  const left = total - entries.length, rows = entries.map((entry) => entry.startsWith('group:')
-    ? drawGroup(view.groups[entry.slice(6)]) : view.jobs[entry] && drawJob(view.jobs[entry]));
+  const left = total - entries.length;
+  const rows = entries.map((entry, index) => {
+    const job = view.jobs[entry], reason = job?.waiting_for;
+    const isSame = reason && reason === view.jobs[entries[index - 1]]?.waiting_for;
+    return entry.startsWith('group:') ? drawGroup(view.groups[entry.slice(6)])
+      : job && drawJob(job, isSame ? 'as above' : reason);
+  });
   return el('section', {id: name, key: name, 'aria-labelledby': `${name}-title`},
     el('div', {class: 'head'}, el('h2', {id: `${name}-title`}, title),
       el('span', {class: 'muted', id: `${name}-count`}, total > 0 && number(isFiltered() ? total : jobs)),
@@ -14010,20 +14048,29 @@ function drawList(name, title, entries, total, empty, jobs = total) {
       () => { limit += PAGE; restart(); }, {class: 'link'}))));
 }
 
-function drawJob(job) {
+function drawJob(job, reason) {
   const {id, status, stopping, group} = job;
-  const note = group && !filter.group && el('a', {class: 'muted', href: groupAddress(group)}, group);
-  return el('li', {key: id, 'data-job': id}, describe(job, note), drawTime(job),
-    known(job.command) && el('span', {class: 'actions quiet'}, !isOver(job)
-      ? button('Cancel', () => cancelJob(job), {disabled: Boolean(stopping), 'aria-label': `Cancel job ${id}`})
-      : status !== 'completed' && button('Retry', () => retry({ids: [id]}), {'aria-label': `Retry job ${id}`})));
+  const note = [group && !filter.group && el('a', {class: 'muted', href: groupAddress(group)}, group),
+    status === 'running' && muted(where(job))];
+  const action = (text, act, isOff) =>
+    button(text, act, {class: 'quiet', disabled: isOff, 'aria-label': `${text} job ${id}`});
+  return el('li', {key: id, 'data-job': id}, describe(job, note, reason), drawTime(job),
+    known(job.command) && el('span', {class: 'actions'}, job.is_held && holdButton(job),
+      !isOver(job) ? action('Cancel', () => cancelJob(job), Boolean(stopping))
+        : status !== 'completed' && action('Retry', () => retry({ids: [id]}))));
 }
+
+const holdButton = ({id, is_held: isHeld}) => button(isHeld ? 'Resume' : 'Hold', () => act('PATCH', `queue/${id}`,
+  {is_held: !isHeld}, isHeld ? `Job ${id} may start.` : `Job ${id} is held: it starts when it is resumed.`),
+{'aria-label': `${isHeld ? 'Resume' : 'Hold'} job ${id}`});
 
 function drawGroup(group) {
   const {name, hold, estimated_end: end} = group, isOn = group.pending + group.running > 0;
   const statuses = ['completed', 'running', 'failed', 'cancelled', 'pending'].filter((status) => group[status] > 0);
   const total = statuses.reduce((sum, status) => sum + group[status], 0);
   const ended = total - group.pending - group.running, label = `group ${name}`;
+  const kind = filter.group ? null : 'quiet';   // its own page has room
+  const action = (text, act) => button(text, act, {class: kind, 'aria-label': `${text} ${label}`});
   return el('li', {class: 'group', key: label, 'data-group': name},
     el('a', {class: 'title clip', href: groupAddress(name)}, name),
     el('progress', {'aria-label': `${number(ended)} of ${number(total)} have ended`, value: ended, max: total}),
@@ -14031,15 +14078,14 @@ function drawGroup(group) {
       title: status}, `${number(group[status])} ${MARKS[status]}`, el('span', {class: 'unseen'}, status))),
     el('span', {class: 'why'}, listed(hold ?? group.waiting_for, group.limit > 0 && `limit ${group.limit}`,
       end && !hold && `about ${about(-secondsSince(end))} left`, !isOn && group.failed_line)),
-    el('span', {class: hold ? 'actions' : 'actions quiet'},
-      group.failed_id && button('Retry failed', () => retry({group: name}), {'aria-label': `Retry failed ${label}`}),
-      isOn && pauseButton(Boolean(hold), label, 'service', `?group=${encodeURIComponent(name)}`),
-      isOn && button('Cancel', () => cancelGroup(group), {'aria-label': `Cancel ${label}`})));
+    el('span', {class: 'actions'}, group.failed_id && action('Retry failed', () => retry({group: name})),
+      isOn && pauseButton(Boolean(hold), label, 'service', {query: `?group=${encodeURIComponent(name)}`, kind}),
+      isOn && action('Cancel', () => cancelGroup(group))));
 }
 
 // ---- The filter, and its address
 
-function addressOf(wanted) {
+function listAddress(wanted) {
   const query = new URLSearchParams(Object.entries(wanted).filter(([, text]) => text));
   return query.size ? `#/?${query}` : '#/';
 }
@@ -14048,7 +14094,7 @@ let typing = null;
 byId('filter').addEventListener('input', () => {                // asks when one has stopped typing
   clearTimeout(typing);
   typing = setTimeout(() => {
-    history.replaceState(null, '', addressOf({...filter, text: byId('filter').value.trim()}));
+    history.replaceState(null, '', listAddress({...filter, text: byId('filter').value.trim()}));
     route();
   }, 250);
 });
@@ -14089,7 +14135,7 @@ async function retry(chosen, change, refuse) {  // chosen: {ids} or {group}; cha
   const added = await act('POST', 'jobs/retry', {...chosen, change}, ({ids, warning}) => listed(ids.length === 1
     ? `Job ${chosen.ids?.[0] ?? ''} runs again as ${ids[0]}.` : `${counted(ids.length, 'job')} run again.`, warning),
   refuse);
-  if (added && jobPage) location.hash = `#/${pathOf({id: added.ids[0]})}`;
+  if (added && jobPage) location.hash = addressOf({id: added.ids[0]});
   return added;
 }
 
@@ -14101,23 +14147,21 @@ const READ = {                                  // the JSON of an input; the ser
   object: (text) => Object.fromEntries(text.split('\n').filter((line) => line.trim())
     .map((line) => [...line.split(/=(.*)/), null].slice(0, 2))),
 };
-const UNITS = {gpu_mem_mib: 'M', timeout_seconds: 's', expected_time: 's'};
 
 function drawField({name, type, like, label, help}, job) {
-  const id = `field-${name}`, isLong = name === 'command' || type === 'object', isNumber = READ[type] === Number;
-  const value = known(job[name]) ? `${job[name]}${UNITS[name] ?? ''}` : null;
-  const kind = isNumber ? {type: 'number', min: 0, step: 'any'} : {type: type === 'boolean' ? 'checkbox' : 'text'};
-  const choices = {priority: PRIORITIES, node: Object.keys(view?.nodes ?? {})}[name];
+  const id = `field-${name}`, isLong = name === 'command' || type === 'object', given = job[name];
+  const isTime = ['timeout_seconds', 'expected_time'].includes(name);
+  const value = !known(given) ? null : isTime ? duration(given, 4) : name === 'gpu_mem_mib' ? `${given}M` : given;
+  const kind = READ[type] === Number ? {type: 'number', min: 0, step: 'any'} : {type: type === 'boolean' && 'checkbox'};
   const facts = {id, name, autocomplete: 'off', spellcheck: 'false', 'aria-describedby': `${id}-help`,
-    placeholder: like, required: name === 'command'};
-  return el('div', {class: isLong && 'all'}, el('label', {for: id}, label.replace('gpu', 'GPU')),
-    isLong ? el('textarea', {...facts, rows: 3}, value)
-      : el('input', {...facts, ...kind, value, list: choices && `${id}-list`}),
-    choices && el('datalist', {id: `${id}-list`}, choices.map((choice) => el('option', {value: choice}))),
+    placeholder: view?.defaults[name] ?? like, required: name === 'command'};
+  const input = isLong ? el('textarea', {...facts, rows: 3}, value) : el('input', {...facts, ...kind, value});
+  return el('div', {class: isLong && 'all'},
+    type === 'boolean' ? el('label', {}, input, ` ${label}`) : [el('label', {for: id}, label), input],
     el('span', {class: 'help', id: `${id}-help`}, help.replace(/,? ?\(?default: [^)]*\)?/, '')));
 }
 
-// `kind`: add, edit or retry.  send(asked, refuse, key) does it with what was filled in, changed or emptied (null); an
+// `kind`: of FIELDS' forms.  send(asked, refuse, key) does it with what was filled in, changed or emptied (null); an
 // equal request has an equal key.
 function openForm(kind, title, verb, job, send) {
   const newKey = () => crypto.getRandomValues(new BigUint64Array(2)).join('-');
@@ -14143,7 +14187,7 @@ function openForm(kind, title, verb, job, send) {
     if (await send(asked, (refusal) => show(error, sentences(refusal)), key)) byId('dialog').close();
     go.disabled = false;
   }
-  openDialog(title, form.elements.command, form);
+  openDialog(title, form.elements[0], form);
 }
 
 byId('add').addEventListener('click', () => openForm('add', 'Add a job', 'Add job', null, (asked, refuse, key) =>
@@ -14341,8 +14385,21 @@ class LogView {
 
 // ---- A job's page
 
+function showFact(name, fact) {                 // '': there is none
+  if (!known(fact) || fact === false) return '';
+  if (fact === true) return 'yes';
+  if (name === 'priority') return PRIORITIES[fact] ?? fact;
+  if (/_at$|_start$|_since$/.test(name)) return clock(fact);
+  if (/_seconds$|_time$/.test(name)) return duration(fact);
+  if (/_mib$/.test(name)) return size(fact);
+  if (/_percent$|_util$/.test(name)) return percent(fact);
+  return typeof fact !== 'object' ? fact : Object.values(fact).join(', ');
+}
+
 const linkJobs = (text) => text.split(/\b(?<=jobs? |, )([A-HJ-NP-Za-km-z]{3,4})(?=[,:;.]| |$)/)
   .map((piece, index) => index % 2 ? jobLink({id: piece}) : piece);
+
+const SHOWN = SHOW_ROWS;                        // {heading: {key of a job: its line}}, as nexus show has them
 
 class JobPage {
   constructor(id) {
@@ -14382,7 +14439,8 @@ class JobPage {
       : isOver(job) && job.status !== 'completed' ? `${job.status}: ${job.outcome ?? '-'}` : job?.status;
     show(byId('job'), el('p', {}, el('a', {href: homeAddress}, '\u2190 All jobs')),
       el('div', {class: 'head'}, el('h1', {tabindex: -1}, title), job && !error && [
-        badge(job.status, result), el('span', {class: 'muted', 'data-since': isRunning && job.started_at},
+        badge(job.status, result), job.is_held && badge('Paused', 'held'),
+        el('span', {class: 'muted', 'data-since': isRunning && job.started_at},
           job.started_at && duration(isRunning ? secondsSince(job.started_at) : job.runtime_seconds)),
         el('span', {class: 'grow'}), el('div', {class: 'actions'}, this.drawActions(job))]),
       error ? muted(error.hint) : job && this.drawParts(job));
@@ -14397,32 +14455,43 @@ class JobPage {
       return [button('Retry', () => retry({ids: [id]})), button('Change and retry', () => openForm(
         'retry', `Run job ${id} again`, 'Retry', job, (change, refuse) => retry({ids: [id]}, change, refuse)))];
     }
-    const move = (text, position, words) => view?.is_owner && button(text,
+    const move = (position, words) => view?.is_owner && button(`Move ${words}`,
       () => edit({position}, `Job ${id} was moved ${words}.`), {'aria-label': `Move job ${id} ${words}`});
     return [
-      job.status === 'pending' && [move('First', 0, 'to the front'), move('Last', -1, 'to the end'),
-        button('Change', () => openForm('edit', `Change job ${id}`, 'Change', job,
-          (change, refuse) => edit(change, `Job ${id} was changed.`, refuse)))],
+      job.status === 'pending' && [holdButton(job), move(0, 'to the front'), move(-1, 'to the end')],
+      button('Change', () => openForm(job.status, `Change job ${id}`, 'Change', job,
+        (change, refuse) => edit(change, `Job ${id} was changed.`, refuse))),
       button('Cancel', () => cancelJob(job), {disabled: Boolean(job.stopping)})];
   }
 
   drawParts(job) {
-    const facts = Object.entries(job).filter(([, fact]) => Array.isArray(fact)
-      ? fact.length > 0 && typeof fact[0] !== 'object' : typeof fact !== 'object' && fact !== false && fact !== '');
     const part = (title, ...children) => el('section', {'aria-label': title, key: title},
       el('div', {class: 'head'}, el('h2', {}, title)), ...children);
     const list = (lines, kind) => lines.map((line) => el('li', {class: kind}, line));
-    const attempts = job.attempts.map((attempt) => listed(`${attempt.attempt}: ${attempt.outcome ?? 'running'}`,
+    const attempts = job.attempts.map((attempt) => listed(`attempt ${attempt.attempt}: ${attempt.outcome ?? 'running'}`,
       where(attempt), duration(attempt.runtime_seconds ?? 0), attempt.cause_line));
+    const facts = {...job, place: where(job), retries: job.retries || null};
+    const linesOf = (rows) => Object.entries(rows).map(([name, text]) => [text, showFact(name, facts[name])])
+      .filter(([, shown]) => shown !== '').map(([text, shown]) => text.replace('{}', shown));
+    const details = Object.entries(SHOWN).map(([title, rows]) => [title, linesOf(rows)])
+      .filter(([, lines]) => lines.length);
+    const use = Object.values(view?.gpus ?? {}).filter((gpu) => gpu.job_ids.includes(job.id)).map(({place}) => {
+      const {utilization: load, memory_used_mib: used} = view.readings[place] ?? {};
+      return `GPU ${place}: ${[known(load) && percent(load), known(used) && size(used)].filter(Boolean).join(', ')}`;
+    });
+    const asked = job.started_at ? where(job) : `asks for ${counted(job.gpus || 'no', 'GPU')}`;
+    const links = (words, ids) => ids.length > 0 && [` \u00b7 ${words} `, ids.flatMap((id) => [jobLink({id}), ' '])];
     return [
-      el('p', {class: 'muted'}, listed(job.user,
-        job.started_at ? where(job) : `asks for ${counted(job.gpus || 'no', 'GPU')}`),
-        job.group && [' \u00b7 group ', el('a', {href: groupAddress(job.group)}, job.group)],
-        [['after', job.after], ['again as', [job.retried_as].filter(known)]].map(([words, ids]) => ids?.length > 0
-          && [` \u00b7 ${words} `, ids.flatMap((id) => [jobLink({id}), ' '])])),
+      el('p', {class: 'muted'}, listed(job.user, ...use.length ? use : [asked],
+        job.started_at && `started ${clock(job.started_at)}`,
+        job.finished_at && `ended ${clock(job.finished_at)}, ${ago(job.finished_at)}`,
+        job.timeout_seconds && `time limit ${duration(job.timeout_seconds)}`),
+      job.group && [' \u00b7 group ', el('a', {href: groupAddress(job.group)}, job.group)],
+      links('after', [...job.after, ...job.after_any]), links('again as', [job.retried_as].filter(known))),
       job.unknown_since && el('p', {class: 'banner bad', key: 'unknown'}, `${job.node} has not been heard since `,
         `${clock(job.unknown_since)}: nothing is known of this job until it is back.`),
       job.cause_line && el('p', {class: 'banner bad', key: 'cause'}, job.cause_line),
+      job.notes.length > 0 && el('p', {class: 'banner warn', key: 'notes'}, job.notes.join('; ')),
       el('pre', {class: 'panel pad', key: 'command', 'aria-label': 'Command'}, commandOf(job)),
       this.why && part('Why it waits', el('ul', {class: 'panel pad'},
         list([this.why.why, ...this.why.facts].map(linkJobs)), list(this.why.verdicts, 'muted'))),
@@ -14430,8 +14499,8 @@ class JobPage {
       attempts.length > (job.status === 'pending' ? 0 : 1)
         && part('Attempts', el('ul', {class: 'panel pad'}, list(attempts))),
       el('details', {class: 'panel pad', key: 'Details'}, el('summary', {}, 'Details'),
-        el('dl', {class: 'facts'}, facts.map(([name, fact]) => el('div', {key: name},
-          el('dt', {}, name), el('dd', {}, String(fact))))))];
+        el('div', {class: 'facts'}, details.map(([title, lines]) =>
+          el('div', {key: title}, el('h3', {}, title), el('ul', {}, list(lines))))))];
   }
 }
 
@@ -14447,25 +14516,25 @@ function typeOf(schema) {                       // the type in a word or two
   if (!schema) return '';
   if (schema.$ref) return schema.$ref.split('/').pop();
   if (schema.enum) return schema.enum.join(' | ');
-  if (schema.anyOf) return schema.anyOf.map(typeOf).join(' or ');
-  if (schema.type === 'array') return `${typeOf(schema.items) || 'any'}[]`;
+  if (schema.anyOf) return schema.anyOf.map(typeOf).filter((name) => name !== 'null').join(', or ');
+  if (schema.type === 'array') return `list of ${typeOf(schema.items) || 'any'}`;
   return schema.format ?? schema.type ?? 'any';
 }
 
 const drawFields = (title, fields) => fields.length > 0 && [el('h3', {}, title), el('div', {class: 'fields'},
-  fields.map(([name, {description = '', ...type}]) => el('div', {}, el('code', {}, name),
-    el('div', {}, marked(description), ' ', el('span', {class: 'help'}, typeOf(type).replace(' or null', ''))))))];
+  fields.map(([name, {description = '', ...type}, input]) => el('div', {}, el('code', {}, name),
+    el('div', {}, input, marked(description), ' ', el('span', {class: 'help'}, typeOf(type))))))];
 
 function fieldsOf(schema) {                     // [name, schema] of each
   const one = schema?.anyOf?.map((each) => shapes[typeOf(each)]).find(Boolean) ?? schema;
   return Object.entries(one?.properties ?? {});
 }
 
-function drawReply([status, {content = {}, ...facts}]) {
-  const names = Object.values(content).map(({schema}) => typeOf(schema)), [shape = ''] = names;
-  const link = shapes[shape.replace('[]', '')] && el('a', {href: `#shape-${shape.replace('[]', '')}`}, shape);
-  return el('li', {}, `${status}: ${facts.description ?? typeOf(facts)} `,
-    el('span', {class: 'help'}, link ?? names.join(', ')));
+function drawReply([status, reply]) {
+  const [{schema} = {}] = Object.values(reply.content ?? {}), name = typeOf(reply.$ref ? reply : schema);
+  const shape = name.replace('list of ', '');
+  return el('li', {}, `${status === 'default' ? 'otherwise' : status}: `, shapes[shape]
+    ? el('a', {href: `#shape-${shape}`}, name) : schema?.title ?? (name || 'no content'));
 }
 
 function drawCall(path, method, {operationId: id, summary, parameters, requestBody, responses}) {
@@ -14474,21 +14543,30 @@ function drawCall(path, method, {operationId: id, summary, parameters, requestBo
   const area = (name, text) => el('textarea', {name, 'aria-label': name, rows: 6, spellcheck: 'false'}, text);
   const areas = isJson ? [area('Body', indented(shape.examples?.[0] ?? {}))]
     : fieldsOf(shape).map(([name, {examples}]) => area(name, examples?.[0]));
-  const address = el('input', {'aria-label': 'Address', value: path.slice(1), spellcheck: 'false'});
+  const inputs = parameters.map(({name, required, schema: {examples}}) =>
+    el('input', {name, required, placeholder: examples?.[0], 'aria-label': name, spellcheck: 'false'}));
+  const given = (place) => Object.fromEntries(inputs.filter(({value}, index) => value && parameters[index].in === place)
+    .map(({name, value}) => [name, value]));
+  const address = () => {
+    const parts = given('path'), query = new URLSearchParams(given('query'));
+    return path.slice(1).replace(/{(\w+)}/g, (_, name) => encodeURIComponent(parts[name] ?? name.toUpperCase()))
+      + (query.size ? `?${query}` : '') || '.';
+  };
+  const headers = () => ({...isJson && {'Content-Type': kind}, ...given('header')});
   const curl = el('pre', {tabindex: 0, 'aria-label': 'the same with curl'});
   const answer = el('div', {'aria-live': 'polite'}), send = el('button', {class: 'primary'}, 'Send');
   const oninput = () => show(curl, ['curl', method !== 'GET' && `-X ${method}`,
-    getToken() && '-H "Authorization: Bearer $NEXUS_TOKEN"', isJson && `-H 'Content-Type: ${kind}'`,
+    getToken() && '-H "Authorization: Bearer $NEXUS_TOKEN"',
+    ...Object.entries(headers()).map((header) => `-H ${quote(header.join(': '))}`),
     ...areas.map(({name, value}) => isJson ? `-d ${quote(value)}` : `-F ${name}=@${name}`),
-    quote(new URL(address.value || '.', document.baseURI).href)].filter(Boolean).join(' '));
+    quote(new URL(address(), document.baseURI).href)].filter(Boolean).join(' '));
   async function onsubmit(event) {
     event.preventDefault();
     const body = isJson ? areas[0].value : shape && new FormData();
     for (const {name, value} of isJson ? [] : areas) body.append(name, new Blob([value]), name);
     send.disabled = true;
     show(answer, 'Asking \u2026');
-    const sent = {headers: isJson ? {'Content-Type': kind} : {}, body, timeout: TRIAL_MS};
-    const [status, content] = await request(method, address.value || '.', sent).then(
+    const [status, content] = await request(method, address(), {headers: headers(), body, timeout: TRIAL_MS}).then(
       (given) => [`${given.answer.status} OK`, given.content],
       (error) => [error.status || error.message, error.content]);
     show(answer, el('p', {}, status), el('pre', {tabindex: 0, 'aria-label': 'the answer'},
@@ -14498,11 +14576,12 @@ function drawCall(path, method, {operationId: id, summary, parameters, requestBo
   oninput();
   return el('details', {class: 'call panel', id},
     el('summary', {}, el('b', {}, method), el('code', {}, path), muted(marked(summary))),
-    drawFields('Parameters', parameters.map(({name, description, schema: type}) => [name, {...type, description}])),
-    drawFields('Body', fieldsOf(shape)),
-    el('h3', {}, 'Answers'), el('ul', {}, Object.entries(responses).map(drawReply)),
-    el('h3', {}, 'With curl, or from here'),
-    el('form', {oninput, onsubmit}, curl, address, areas, el('div', {class: 'buttons'}, send), answer));
+    el('form', {oninput, onsubmit},
+      drawFields('Parameters', parameters.map(({description, schema: type}, index) =>
+        [inputs[index].name, {...type, description}, inputs[index]])),
+      drawFields('Body', fieldsOf(shape)), areas,
+      el('h3', {}, 'Answers'), el('ul', {}, Object.entries(responses).map(drawReply)),
+      el('h3', {}, 'With curl, or from here'), curl, el('div', {class: 'buttons'}, send), answer));
 }
 
 async function openDocs() {
@@ -14519,6 +14598,9 @@ async function openDocs() {
     el('h2', {}, 'Objects'), ...Object.entries(shapes).map(([name, schema]) => el('details',
       {class: 'call panel', id: `shape-${name}`}, el('summary', {}, el('code', {}, name)),
       drawFields('Fields', fieldsOf(schema)))));
+  const openTarget = () => byId(location.hash.slice(1))?.setAttribute('open', '');
+  addEventListener('hashchange', openTarget);
+  openTarget();
 }
 
 // ---- Which page: the overview with its filter, or a job
@@ -14541,7 +14623,7 @@ function route() {
   const wanted = new URLSearchParams(query), names = ['text', 'status', 'group'];
   const chosen = Object.fromEntries(names.map((name) => [name, wanted.get(name)]).filter(([, text]) => text));
   const isNew = JSON.stringify(chosen) !== JSON.stringify(filter);
-  homeAddress = addressOf(chosen);
+  homeAddress = listAddress(chosen);
   if (document.activeElement !== byId('filter')) byId('filter').value = chosen.text ?? '';
   if (isNew) {
     filter = chosen;
@@ -14567,7 +14649,7 @@ if (isDocs) {
 </script>
 </body>
 </html>
-'''.replace("FORM_ROWS", json.dumps(form_rows()))
+'''.replace("FORM_ROWS", json.dumps(form_rows())).replace("SHOW_ROWS", json.dumps(show_rows()))
 
 
 if __name__ == "__main__":

@@ -538,7 +538,7 @@ def test_the_queue_is_moved_and_cancelled(browser, box):
         page.get_by_role("dialog").get_by_role("button", name="Cancel job").click()
         expect_order(1, 2)
         expect(page.locator(f"#ended [data-job={ids[0]}]")).to_contain_text("removed")
-        page.locator(f"#waiting [data-job={ids[2]}] a.id").click()
+        page.locator(f"#waiting [data-job={ids[2]}] a").click()
         page.get_by_role("button", name=f"Move job {ids[2]} to the front").click()
         live.until(lambda: [job["id"] for job in box.ask("GET", "/queue")] == [ids[2], ids[1]])
         page.get_by_role("button", name=f"Move job {ids[2]} to the end").click()
@@ -551,12 +551,42 @@ def test_the_queue_is_moved_and_cancelled(browser, box):
         expect_order(2, 1)
 
 
+def test_a_pending_job_is_held_and_resumed(browser, box):
+    box.ask("POST", "/service/pause")
+    job_id = box.add("true")
+    with visit(browser, box, f"#/jobs/{job_id}") as page:
+        page.get_by_role("button", name=f"Hold job {job_id}").click()
+        expect(page.locator("#job .head").first).to_contain_text("held")
+        assert box.job(job_id)["is_held"]
+        go_home(page)
+        page.set_viewport_size({"width": 390, "height": 844})
+        expect(row(page, job_id).locator(".badge")).to_have_text("held")
+        row(page, job_id).get_by_text("true").click()          # all of its name is the link
+        expect(page.get_by_role("heading", name=f"Job {job_id}")).to_be_focused()
+        go_home(page)
+        row(page, job_id).get_by_role("button", name=f"Resume job {job_id}").click()
+        expect(row(page, job_id).locator(".badge")).to_have_count(0)
+        assert not box.job(job_id)["is_held"]
+
+
+def test_what_show_tells_stands_on_a_jobs_page(browser, box):
+    job_id = box.wait(box.add("sleep 1000 & echo done", gpus=1, timeout_seconds=7200), "completed")["id"]
+    assert box.job(job_id)["notes"] and box.job(job_id)["finished_at"]
+    with visit(browser, box, f"#/jobs/{job_id}") as page:
+        expect(page.locator("#job .warn")).to_contain_text("ended after its command: sleep")
+        expect(page.locator("#job")).to_contain_text(re.compile("started .* ended .* just now .* time limit 2h"))
+        page.get_by_text("Details").click()
+        for text in ("GPUs: 1", "priority: normal", "time limit: 2h", "exit code: 0", "notes: ended after"):
+            expect(page.locator("#job .facts")).to_contain_text(text)
+
+
 def test_the_reason_and_the_estimate_stand_in_the_queue(browser, box):
     for _ in range(2):
         box.wait_started(box.add("sleep 1000", expected_time=600))
-    waits = box.add("true")
+    waits, same = box.add("true"), box.add("true")
     with visit(browser, box) as page:
         expect(row(page, waits)).to_contain_text("0 of 2 are free")
+        expect(row(page, same)).to_contain_text("as above")
         expect(row(page, waits)).to_contain_text(re.compile(r"starts in about \d+m"))
         page.goto(page.url.split("#")[0] + f"#/jobs/{waits}")
         expect(page.locator("#job")).to_contain_text("it is first in the queue")
@@ -625,7 +655,7 @@ def test_filters(browser, box):
         page.locator("#waiting").get_by_role("link", name="one", exact=True).click()
         expect(row(page, first)).to_be_visible()
         expect(row(page, second)).to_be_hidden()
-        page.get_by_role("button", name="group one").click()
+        page.get_by_role("button", name="group one \u00d7").click()
         page.locator("#counts").get_by_role("link", name="failed").click()
         expect(page.locator("#ended .id")).to_have_text([failed])
         expect(page.locator("#waiting")).to_have_count(0)
@@ -678,6 +708,9 @@ def test_a_group_is_a_row_that_opens_and_is_acted_on_as_one(browser, box):
         page.get_by_role("button", name="Show 11 more of 11").click()
         expect(page.locator("#waiting [data-job]")).to_have_count(61)
         expect(page.locator("#ended .id")).to_have_text([bad])
+        page.get_by_role("button", name="Pause group sweep").click()           # on its own page, too
+        expect(group).to_contain_text("paused by")
+        page.get_by_role("button", name="Resume group sweep").click()
         page.get_by_role("link", name="Show all").click()
         group.get_by_role("button", name="Cancel group sweep").click()
         page.get_by_role("dialog").get_by_role("button", name="Cancel group sweep").click()
@@ -692,7 +725,8 @@ def test_an_unwell_service_is_not_green_and_an_idle_gpu_is_amber(browser, box):
         status["bad_checks"], status["gpus"]["0"]["is_idle"] = ["log disk"], True
         page.route("**/status*", lambda route: route.fulfill(json=status))
         page.reload()
-        expect(page.locator("#connection")).to_have_text("not well: log disk")
+        expect(page.locator("#connection")).to_have_text("not well")
+        expect(page.locator("#banners")).to_contain_text("Not well: log disk. What to do, on the machine: nexus health")
         expect(page.locator("[data-gpu='0'].warn")).to_contain_text("idle for 10 minutes")
         expect(page.locator("[data-gpu='0']")).to_contain_text(job_id)
         page.unroute_all(behavior="ignoreErrors")
@@ -704,19 +738,19 @@ def test_a_job_is_added(browser, box):
         dialog = page.get_by_role("dialog")
         expect(dialog.get_by_label("Command")).to_be_focused()
         dialog.get_by_label("Command").fill("sleep $LENGTH")
-        dialog.get_by_label("GPUs").fill("77")
+        dialog.get_by_label("GPUs", exact=True).fill("77")
         dialog.get_by_label("Name").fill("by hand")
-        dialog.get_by_label("Timeout").fill("soon")
+        dialog.get_by_label("Time limit").fill("soon")
         dialog.get_by_role("button", name="Add job").click()
         expect(dialog.get_by_role("alert")).to_contain_text('not "soon"')
-        dialog.get_by_label("Timeout").fill("1h30m")
+        dialog.get_by_label("Time limit").fill("1h30m")
         dialog.get_by_role("button", name="Add job").click()
         expect(dialog.get_by_role("alert")).to_contain_text("77")
-        dialog.get_by_label("GPUs").fill("0")
+        dialog.get_by_label("GPUs", exact=True).fill("0")
         dialog.get_by_text("More: priority").click()
         dialog.get_by_label("Priority").fill("high")
-        dialog.get_by_label("Cwd").fill("/tmp")
-        dialog.get_by_label("env", exact=True).fill("LENGTH=1000")
+        dialog.get_by_label("Directory").fill("/tmp")
+        dialog.get_by_label("Variables").fill("LENGTH=1000")
         dialog.get_by_role("button", name="Add job").click()
         expect(dialog).to_be_hidden()
         expect(page.locator("#gpus")).to_contain_text("by hand")
@@ -733,7 +767,7 @@ def test_what_is_sent_again_is_added_once_and_what_was_changed_is_another_job(br
         page.get_by_role("button", name="Add job").click()
         dialog = page.get_by_role("dialog")
         dialog.get_by_label("Command").fill("echo one")
-        dialog.get_by_label("GPUs").fill("0")
+        dialog.get_by_label("GPUs", exact=True).fill("0")
         page.route("**/queue", lose)
         dialog.get_by_role("button", name="Add job").click()
         expect(dialog.get_by_role("alert")).to_contain_text("cannot be reached")
@@ -753,16 +787,16 @@ def test_a_job_is_changed_and_the_rest_of_it_stays(browser, box):
     with visit(browser, box, f"#/jobs/{job_id}", is_expecting_errors=True) as page:
         dialog = page.get_by_role("dialog")
         page.get_by_role("button", name="Change").click()
-        expect(dialog.get_by_label("GPU ids")).to_have_value("1")
-        expect(dialog.get_by_label("Timeout")).to_have_value("5405s")
+        expect(dialog.get_by_label("Only GPUs")).to_have_value("1")
+        expect(dialog.get_by_label("Time limit")).to_have_value("1h 30m 5s")
         expect(dialog.get_by_label("Priority")).to_have_value("normal")
         expect(dialog.get_by_label("Retries")).to_have_value("2")
-        expect(dialog.get_by_label("Conda")).to_have_count(0)
+        expect(dialog.get_by_label("Conda environment")).to_have_count(0)
         dialog.get_by_label("Command").fill("python b.py")
-        dialog.get_by_label("GPU mem").fill("much")
+        dialog.get_by_label("GPU memory").fill("much")
         dialog.get_by_role("button", name="Change").click()
         expect(dialog.get_by_role("alert")).to_contain_text("much")
-        dialog.get_by_label("GPU mem").fill("1.5G")
+        dialog.get_by_label("GPU memory").fill("1.5G")
         dialog.get_by_label("Group").fill("")
         dialog.get_by_role("button", name="Change").click()
         expect(dialog).to_be_hidden()
@@ -770,13 +804,26 @@ def test_a_job_is_changed_and_the_rest_of_it_stays(browser, box):
         page.locator("#job").get_by_role("button", name="Cancel").click()
         dialog.get_by_role("button", name="Cancel job").click()
         page.get_by_role("button", name="Change and retry").click()
-        dialog.get_by_label("Expect").fill("1h 30m")
-        dialog.get_by_label("Timeout").fill("0")
+        dialog.get_by_label("Expected time").fill("1h 30m")
+        dialog.get_by_label("Time limit").fill("0")
         dialog.get_by_role("button", name="Retry").click()
         expect(page.get_by_role("button", name="to the front")).to_be_visible()
         [job] = box.ask("GET", "/queue")
         changed = {**given, "timeout_seconds": 0, "command": "python b.py", "gpu_mem_mib": 1536, "expected_time": 5400, "group": None}
         assert {name: job[name] for name in changed} == changed and job["env_digest"]
+
+
+def test_a_running_jobs_time_limit_is_changed(browser, box):
+    job_id = box.wait_started(box.add("sleep 1000", gpus=0, timeout_seconds=3600))["id"]
+    with visit(browser, box, f"#/jobs/{job_id}") as page:
+        page.get_by_role("button", name="Change").click()
+        dialog = page.get_by_role("dialog")
+        expect(dialog.get_by_label("Name")).to_be_focused()
+        expect(dialog.get_by_label("Command")).to_have_count(0)
+        dialog.get_by_label("Time limit").fill("2h")
+        page.keyboard.press("Enter")
+        expect(page.locator("#job")).to_contain_text("time limit 2h")
+        assert box.job(job_id)["timeout_seconds"] == 7200
 
 
 def test_by_keyboard(browser, box):
@@ -865,7 +912,7 @@ def test_a_job_of_a_node_from_the_form_to_its_end(browser, net):
         dialog.get_by_label("Command").fill("hostname; sleep 1000")
         dialog.get_by_label("Name").fill("elsewhere")
         dialog.get_by_text("More: priority").click()
-        dialog.get_by_label("node", exact=True).fill("n1")
+        dialog.get_by_label("Only on").fill("n1")
         dialog.get_by_role("button", name="Add job").click()
         gpu = page.locator("[data-gpu='n1:0']")
         expect(gpu).to_contain_text("elsewhere")
@@ -953,7 +1000,7 @@ def test_accessible_and_no_wider_than_the_screen(browser, box, scheme, width):
         for each in (job_id, waiting):
             page.goto(page.url.split("#")[0] + f"#/jobs/{each}")
             page.get_by_text("Details").click()
-            expect(page.locator("#job dl")).to_contain_text("created_at")
+            expect(page.locator("#job .facts")).to_contain_text("submitted: ")
             if each == job_id:
                 expect(page.get_by_role("log")).to_contain_text("red grey")
             check(f"the page of {each}")
@@ -1085,8 +1132,10 @@ def test_docs_show_every_call_and_let_one_try_them(browser, box):
         expect(call.locator("form [aria-live]")).to_contain_text("200 OK")
         job_id = json.loads(call.get_by_label("the answer", exact=True).text_content())["id"]
         call = try_call(page, "get_jobs_id")
-        call.get_by_label("Address").fill(f"jobs/{job_id}")
-        call.get_by_label("Address").press("Enter")
+        expect(call.get_by_label("the same with curl")).to_contain_text("/jobs/ID")
+        call.get_by_label("id", exact=True).fill(job_id)
+        expect(call.get_by_label("the same with curl")).to_contain_text(f"/jobs/{job_id}")
+        call.get_by_label("id", exact=True).press("Enter")
         expect(call.get_by_label("the answer", exact=True)).to_contain_text('"command": "true # it\'s"')
         box.call("DELETE", f"/queue/{job_id}")
         call = try_call(page, "post_api_submit")
@@ -1099,7 +1148,7 @@ def test_docs_keep_the_token_for_the_tab_and_send_it(browser, box):
     with visit(browser, box, "docs", is_expecting_errors=True, is_waiting=False) as page:
         field = page.get_by_role("dialog").get_by_label("Token")
         call = try_call(page, "get_jobs")
-        call.get_by_label("Address").fill("jobs?group=kept")
+        call.get_by_label("group").fill("kept")
         page.get_by_role("button", name="Use a token").click()
         field.fill("wrong")
         field.press("Enter")
@@ -1113,7 +1162,8 @@ def test_docs_keep_the_token_for_the_tab_and_send_it(browser, box):
         expect(call.get_by_label("the same with curl")).to_contain_text("Bearer $NEXUS_TOKEN")
         call.get_by_role("button", name="Send").click()
         expect(call.locator("form [aria-live]")).to_contain_text("200 OK")
-        expect(call.get_by_label("Address")).to_have_value("jobs?group=kept")
+        expect(call.get_by_label("group")).to_have_value("kept")
+        expect(call.get_by_label("the same with curl")).to_contain_text("/jobs?group=kept")
         page.reload()
         call = try_call(page, "get_jobs")
         call.get_by_role("button", name="Send").click()
@@ -1128,9 +1178,8 @@ def test_docs_are_for_everybody(browser, box, scheme, width):
         expect(page.locator("#post_queue")).to_be_visible()
         page.locator("#get_jobs > summary").focus()
         page.keyboard.press("Enter")            # by keyboard alone
-        page.locator("#get_jobs").get_by_label("Address").focus()
-        page.keyboard.press("End")
-        page.keyboard.type("?limit=1")
+        page.locator("#get_jobs").get_by_label("limit").focus()
+        page.keyboard.type("1")
         page.keyboard.press("Enter")
         expect(page.locator("#get_jobs form [aria-live]")).to_contain_text("200 OK")
         try_call(page, "post_queue")

@@ -292,7 +292,7 @@ SHOWN = [  # reason, job, line of `nexus show`
     ("several GPUs", running("abc", (0, 1)), "  where: GPU 0, 1 of here"),
     ("a time limit", job("abc", timeout_seconds=5400), "  time limit: 1h 30m"),
     ("what it asked of a GPU", job("abc", gpu_mem_mib=10240), "  GPU memory: 10.0 GB free on each"),
-    ("a flag", job("abc", tty=True), "  tty: yes"),
+    ("a flag", job("abc", tty=True), "  terminal: yes"),
     ("what it used", finished("abc", peak_rss_mib=13.8), "  peak memory 13.8 MB"),
     ("of its GPUs", finished("abc", peak_gpu_mem_mib=20480.0), "  GPU memory up to 20.0 GB"),
     ("and how much", finished("abc", mean_gpu_util=49.6), "  GPUs 50% busy on average"),
