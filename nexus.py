@@ -8891,6 +8891,8 @@ class Drafts(Part):
     def check_job(self, job: Job) -> None:
         """Raises: usage, forbidden."""
         check_gpus(job)
+        if re.fullmatch(GPU_PLACE, job.name or ""):
+            refuse(f"the name {job.name} would be taken for a GPU", hint="begin it with a letter, like --name run-1")
         if job.cuda_arg and not re.search(CUDA_OPTION, job.command) and re.search(SHELL_CHARACTERS, job.command):
             refuse("cuda_arg: cannot tell where --cuda belongs in this command",
                    hint="write it there: python train.py --cuda 0 | tee log")
@@ -10130,7 +10132,11 @@ def choose_jobs(state: State, choice: Choice, caller: Caller, statuses: Sequence
     `statuses`: those in which jobs can be changed so.
     """
     if choice.ids:
-        found = [find_own_job(state, told, caller, choice.status or statuses) for told in choice.ids]
+        try:
+            found = [find_own_job(state, told, caller, choice.status or statuses) for told in choice.ids]
+        except NexusError as error:
+            rest = "; nothing was done to the others" if len(choice.ids) > 1 else ""
+            raise NexusError(error.kind, error.message + rest, error.hint) from None
         named = list({job.id: job for job in found}.values())
         for job in named:
             if choice.group is not None and choice.group != (job.group or ""):
@@ -12252,6 +12258,7 @@ def read_commands(call: Call) -> list[tuple[str, str]]:
 def read_plain_commands(call: Call) -> list[str]:
     words, path = call.options.command, call.options.file
     if path is None:
+        check_input(call, words)
         if not words:
             refuse("there is no command", hint=f'nexus {call.options.subcommand} "python train.py"')
         first = " ".join(words).partition(" ")[0]
@@ -12290,6 +12297,23 @@ def read_plain_commands(call: Call) -> list[str]:
         except NexusError as error:
             refuse(f"line {number}, '{format_line(command, 100)}': {error.message}", error.hint)
     return [command for _, command in commands]
+
+
+def check_input(call: Call, words: Sequence[str]) -> None:
+    """Say that a job does not read what is piped in here.  Raises: usage, for a command that is made to read it."""
+    import fcntl
+    import stat
+    import termios
+    is_fresh_file = is_full_pipe = False
+    with contextlib.suppress(OSError):          # a loop over a file has begun to read it; over a pipe, it looks full
+        is_fresh_file = stat.S_ISREG(os.fstat(0).st_mode) and os.lseek(0, 0, os.SEEK_CUR) == 0 < os.fstat(0).st_size
+        is_full_pipe = stat.S_ISFIFO(os.fstat(0).st_mode) and fcntl.ioctl(0, termios.FIONREAD, bytes(4)) != bytes(4)
+    verb, what = call.options.subcommand, "what is piped in here does not reach the job"
+    if words == ["-"] or ((is_fresh_file or is_full_pipe) and len(" ".join(words).split()) < 2):
+        refuse(f"{what}: {verb} takes a command",
+               hint=f"a script: nexus {verb} 'bash job.sh'; a list of commands: nexus add --file -")
+    if is_fresh_file or (is_full_pipe and verb == "run"):
+        call.say(f"{what}: name the file in the command, like 'python train.py < data'")
 
 
 def cmd_add(call: Call) -> None:
@@ -12492,10 +12516,16 @@ def cmd_jobs(call: Call) -> None:
 
 def show_latest(call: Call, statuses: Sequence[str], order: str, when_empty: str) -> None:
     """Show the newest jobs, the newest last, next to the prompt."""
-    jobs, total = list_part(call, "/jobs", status=call.options.status or statuses, sort=f"-{order}")
+    statuses = call.options.status or statuses
+    jobs, total = list_part(call, "/jobs", status=statuses, sort=f"-{order}")
+    which = f"the last {len(jobs)}"
+    if len(jobs) < total and call.options.number is None and RUNNING in statuses:       # what runs is never left out
+        running, count = list_part(call, "/jobs", status=[RUNNING], sort=f"-{order}")
+        jobs = [*running, *(job for job in jobs if job["status"] != RUNNING)][:len(jobs)]
+        which += f", and the {count} that run," if count else ""
     call.show(jobs[::-1], format_jobs, "there is no such job" if is_choosing(call) else when_empty)
     if len(jobs) < total:
-        call.say(f"the last {len(jobs)} of {total}; nexus {call.options.subcommand} -n 0 shows all")
+        call.say(f"{which} of {total}; nexus {call.options.subcommand} -n 0 shows all")
 
 
 ENDED_STATUSES = {"kill": [RUNNING], "remove": [PENDING], "cancel": [PENDING, RUNNING]}     # of jobs given by their ids
@@ -12509,7 +12539,7 @@ def cmd_end(call: Call) -> None:
     if choice.get("group") == "":               # perhaps a variable that is not set
         refuse("--group needs a name", hint="nexus jobs lists the groups")
     if bool(targets) == bool(choice):
-        refuse(f"{command} takes jobs, or --group",
+        refuse(f"{command} takes jobs, or --group or --status",
                hint=f"nexus {command} ID; all that wait or run: nexus cancel --status pending,running")
     if command == "kill":
         targets = [job_id for target in targets for job_id in find_targets(call, target, takes_all)]
@@ -12520,6 +12550,8 @@ def cmd_end(call: Call) -> None:
     jobs = call.client.ask("POST", "/jobs/cancel", choice)["jobs"]
     if not jobs:
         return call.say("no such job is pending or running")
+    if len(jobs) < len(set(targets)):
+        call.say(f"{len(set(targets)) - len(jobs)} of these jobs had ended before")
     for job in jobs:
         if job["unknown_since"]:
             since = local_time(job["unknown_since"], "%m-%d %H:%M")
@@ -12534,6 +12566,18 @@ def cmd_end(call: Call) -> None:
             call.say(describe_end(job))
     call.client.wait([job["id"] for job in jobs if job["status"] not in FINAL],
                      lambda job: call.say(describe_end(job)))
+    say_dragged(call, [job["id"] for job in jobs])
+
+
+def say_dragged(call: Call, ended: Sequence[str]) -> None:
+    """Name the jobs that were cancelled because they were to come after these."""
+    now, gone = call.client.jobs(status=CANCELLED, fields="id,after,cause,retried_as"), list(ended)
+    for parent in gone:                         # it grows
+        gone += [job["id"] for job in now if parent in job.get("after", ()) and job["cause"] == "dependency"
+                 and job["id"] not in gone and not job["retried_as"]]       # others' jobs do not show it
+    if dragged := gone[len(ended):]:
+        call.say(f"with it {format_count(len(dragged), 'job')} that came after: {join_some(dragged, 10)}; to run all "
+                 f"again: nexus retry {' '.join(gone) if len(gone) <= 10 else 'ID...'}")
 
 
 def find_job(call: Call) -> dict[str, Any]:
@@ -12734,6 +12778,13 @@ def cmd_clear(call: Call) -> None:
                hint="nexus clear ID, --status failed, --group NAME, or --all")
     status = options.status or (None if options.ids else list(FINAL))
     choice = {"ids": options.ids or None, "group": options.group, "status": status}
+    if not options.ids and sys.stdin.isatty() and call.err.isatty():
+        jobs = call.client.jobs(group=options.group, status=status, fields="log_dir")
+        size = show_memory(sum(sum(measure_logs(job["log_dir"])) for job in jobs) / 2**20)
+        call.say(f"forget {format_count(len(jobs), 'finished job')}, also in nexus usage, and delete {size} of logs? "
+                 "(y: yes)")
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            return call.say("nothing was forgotten")
     ids = call.client.clear(**{name: fact for name, fact in choice.items() if fact is not None})
     call.say(f"{format_count(len(ids), 'finished job')} forgotten, with {'its' if len(ids) == 1 else 'their'} logs")
 
@@ -12776,20 +12827,21 @@ def cmd_start(call: Call) -> None:
 
 
 def cmd_stop(call: Call) -> None:
-    has_run = stop_service(call)
+    waiting = stop_service(call)
     again = "nexus start on its own machine" if call.is_remote else "the next nexus command"
-    call.say(f"the service has ended; running jobs go on, and {again} starts it again" if has_run else
-             "the service does not run")
+    waits = f"; {format_count(waiting, 'pending job')} may start then (nexus pause first holds them)" if waiting else ""
+    call.say("the service does not run" if waiting is None else
+             f"the service has ended; running jobs go on, and {again} starts it again{waits}")
 
 
-def stop_service(call: Call) -> bool:
-    """End the service; return whether there was one."""
+def stop_service(call: Call) -> int | None:
+    """End the service; return how many jobs wait; None: there was none."""
     running = None
     if not call.is_remote:
         mark_stopped(call.layout, True)         # the supervisor could start it again just now
         running = find_service(call.layout)
         if running is None:
-            return False
+            return None
     client = Client.find(call.environ, is_starting=False)
     pid = client.ask("GET", "/").get("pid")         # who may not stop it is not told
 
@@ -12801,11 +12853,12 @@ def stop_service(call: Call) -> bool:
         except NexusError:
             return True
 
+    _, waiting = client.ask_list("/jobs" + encode_query({"status": PENDING, "limit": 1, "fields": "id"}))
     client.stop()
     if not wait_until(has_ended, 60.0):
         raise NexusError("unavailable", f"the service (pid {pid}) does not end",
                          hint="see nexus logs service; kill -9 it: jobs go on")
-    return True
+    return waiting
 
 
 def cmd_restart(call: Call) -> None:
@@ -13227,6 +13280,7 @@ COMMANDS = (
         argument("ids", nargs="*", metavar="ID|GPU"),
         argument("--all", action="store_true", help="with a GPU: all jobs that share it"),
         argument("--group", metavar="G", help="all of this group, pending ones too"),
+        STATUS_OPTION,
         argument("--signal", metavar="NAME", row=CANCEL_KEYS["signal"],
                  help="the first signal, like INT (default: TERM); KILL follows in "
                  f"{JobsConfig.kill_grace_seconds:g} s, or what kill_grace_seconds says")),

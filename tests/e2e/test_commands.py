@@ -805,6 +805,59 @@ def test_a_cancelled_sweep_pushes_out_nothing_that_ran():
         assert done.code == 3 and f"no job '{gone[0]}'" in done.err
 
 
+def test_what_runs_is_in_a_list_that_is_cut(own_home):
+    running = add(own_home, "sleep 1000")
+    own_home.wait(running, "running")
+    own_home.main("pause")
+    own_home.main("add", "--gpus", "0", "--sweep", "n=1..30", "true {n}")
+    with own_home.terminal("jobs", rows=20) as terminal:
+        shown = terminal.end()[1]
+    assert running in shown and "the last 14, and the 1 that run, of 31" in shown and "true 18" in shown, shown
+
+
+def test_who_clears_all_at_a_terminal_is_asked(own_home):
+    add_and_wait(own_home, "echo 12345")
+    for answer, left in (("\n", 1), ("y\n", 0)):
+        with own_home.terminal("clear", "--all") as terminal:
+            terminal.wait_for("forget 1 finished job, also in nexus usage")
+            terminal.type(answer)
+            terminal.end()
+        assert len(own_home.client().jobs()) == left
+
+
+@pytest.mark.parametrize("words, piped, says", [
+    (["add", "bash"], b"echo 1", "does not reach the job"), (["add"], b"echo 1", "nexus add --file -"),
+    (["add", "-"], b"", "nexus add --file -"), (["run", "cat"], b"1", "nexus run 'bash job.sh'"),
+    (["add", "-n", "5", "true"], b"", "would be taken for a GPU")])
+def test_what_could_not_be_meant_is_refused(home, words, piped, says):
+    done = home.run(*words, stdin=piped)
+    assert done.code == 2 and says in done.err and not done.out, done
+
+
+def test_a_file_that_is_piped_in_is_no_input(home):
+    path = os.path.join(home.top, "data")
+    with open(path, "w") as file:
+        file.write("1\n")
+    with open(path) as file:
+        done = subprocess.run([sys.executable, COMMAND, "add", "--dry-run", "cat -"], stdin=file, capture_output=True, text=True,
+                              env=home.with_changes({}))
+    assert done.returncode == 0 and "does not reach the job" in done.stderr, done
+
+
+def test_a_cancel_names_what_goes_with_it(own_home):
+    own_home.main("pause")
+    first = add(own_home, "true")
+    second = add(own_home, "true", "--after", first)
+    third = add(own_home, "true", "--after", second)
+    done = own_home.main("cancel", first, "nope")
+    assert done.code == 3 and "nothing was done to the others" in done.err and own_home.job(first)["status"] == "pending"
+    done = own_home.main("cancel", first)
+    assert f"with it 2 jobs that came after: {second}, {third}" in done.err
+    assert f"nexus retry {first} {second} {third}" in done.err, done
+    other = add(own_home, "true")
+    assert "1 of these jobs had ended before" in own_home.main("cancel", first, other).err
+
+
 def test_run_leaves_what_is_piped_to_it_to_the_loop_around_it(own_home):
     loop = f'while read -r line; do {sys.executable} {COMMAND} run --gpus 0 "$line" || exit; done'
     done = subprocess.run(["sh", "-c", loop], input="echo a\necho b\necho c", env=own_home.environ, capture_output=True, text=True)
@@ -942,10 +995,12 @@ def test_start_stop_restart(own_home):
     assert "runs already" in own_home.main("start").err and own_home.service["pid"] == pid
     job_id = add(own_home, "sleep 60")
     own_home.wait_for_start(job_id)
+    waits = add(own_home, "true", "--begin", "+1h")
     assert own_home.main("restart").code == 0 and own_home.service["pid"] != pid
     assert own_home.wait_for(job_id, "running")["status"] == "running"
     done = own_home.main("stop")
     assert done.code == 0 and "jobs go on" in done.err and not own_home.file("service.json").exists()
+    assert "1 pending job may start then" in done.err, (waits, done)
 
     def sessions():
         return subprocess.run(["screen", "-ls"], capture_output=True, env=own_home.environ).stdout.decode()
