@@ -2274,6 +2274,80 @@ def find_slurm_line(text: str) -> str:
     return format_line((told or own or lines or [""])[-1].strip("* "), 300)
 
 
+# The comment lines that a script begins with may hold options: `#NEXUS --gpus 2`, or sbatch's after #SBATCH.
+
+def parse_directives(text: str) -> list[tuple[int, str, str]]:
+    """[(line number, NEXUS or SBATCH, the options)]; those after NEXUS come last, as they count more."""
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip() and not line.startswith("#"):
+            break
+        match = re.match(r"#(NEXUS|SBATCH)\s+(.*)", line)
+        found += [(number, match[1], match[2])] if match else []
+    return sorted(found, key=operator.itemgetter(1), reverse=True)
+
+
+def translate_sbatch(words: Sequence[str], ignored: list[str]) -> list[str]:
+    """Our options for those of sbatch.  `ignored` receives those that nexus does without.  Raises: usage."""
+    made, left = list[str](), list(words)
+    while left:
+        word = left.pop(0)
+        match = re.fullmatch(r"--([\w-]+)(?:=(.*))?|-(\w)(.*)", word)
+        if not match:
+            refuse(f"{word} is not an option of sbatch")
+        name, text = (match[1], match[2]) if match[1] else (SBATCH_LETTERS.get(match[3], match[3]), match[4])
+        if not text:
+            text = left.pop(0) if left and not left[0].startswith("-") else ""
+        if name not in SBATCH_OPTIONS or (name == "gres" and "gpu" not in text):
+            ignored.append(f"{'--' if len(name) > 1 else '-'}{name}{SBATCH_INSTEAD.get(name, '')}")
+            continue
+        pattern, translate = SBATCH_OPTIONS[name]
+        given = re.fullmatch(pattern, text)
+        if not given:
+            refuse(f"--{name}={format_line(text, 60)} cannot be read", hint="say it with an option of nexus: nexus help add")
+        made += translate(given)
+    return made
+
+
+def translate_limit(given: re.Match[str]) -> list[str]:
+    """`30` (minutes), `30:00`, `2:00:00`, `1-12`, `1-12:00:00`; 0 is without limit there, too."""
+    days, *clock = (int(part or 0) for part in given.groups())
+    hours, minutes, seconds = clock if given[1] or given[4] else (0, *clock[:2])
+    return [f"--timeout={days * 86400 + hours * 3600 + minutes * 60 + seconds}s"]
+
+
+def translate_array(given: re.Match[str]) -> list[str]:
+    """`0-3`, `1,5,7`, `0-15:4%2` as a sweep of `task`."""
+    values = list[str]()
+    for part in given[1].split(","):
+        span = re.fullmatch(r"(\d{1,9})-(\d{1,9})(?::([1-9]\d{0,8}))?", part)
+        values += map(str, range(int(span[1]), int(span[2]) + 1, int(span[3] or 1))[:MAX_SWEEP + 1]) if span else [part]
+    return [f"--sweep=task={','.join(values)}", *([f"--max-concurrent={given[2]}"] if given[2] else [])]
+
+
+def translate_gpus(given: re.Match[str]) -> list[str]:
+    return [f"--gpus={given[2] or 1}", *([f"--gpu-type={given[1]}"] if given[1] and "gpu_type" in ASKED else [])]
+
+
+SBATCH_LETTERS = {"J": "job-name", "G": "gpus", "t": "time", "a": "array", "D": "chdir", "d": "dependency",
+                  "b": "begin", "o": "output", "e": "error", "p": "partition", "c": "cpus-per-task", "n": "ntasks"}
+SBATCH_INSTEAD = {"output": " (nexus logs ID)", "error": " (nexus logs ID)", "nodelist": " (--node)",
+                  "export": " (--env)", "requeue": " (--retries)", "hold": " (nexus pause ID)"}
+SBATCH_GPUS = r"([A-Za-z_][\w.-]*)?:?(\d+)?(?:\(.*\))?"
+SBATCH_OPTIONS: Mapping[str, tuple[str, Callable[[re.Match[str]], list[str]]]] = {      # {name: (what it takes, ours)}
+    "job-name": ("(.+)", lambda given: [f"--name={given[1]}"]),
+    "chdir": ("(.+)", lambda given: [f"--cwd={given[1]}"]),
+    "gpus": ("(?=.)" + SBATCH_GPUS, translate_gpus),
+    "gpus-per-node": ("(?=.)" + SBATCH_GPUS, translate_gpus),
+    "gres": (f"(?:.*,)?gpu(?::{SBATCH_GPUS})?(?:,.*)?", translate_gpus),
+    "time": (r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", translate_limit),
+    "array": (r"([0-9,:-]+)(?:%(\d+))?", translate_array),
+    "begin": (".+", lambda given: ["--begin=" + re.sub(r"^now\+(\d+)([smhdw]?)[a-z]*$", r"+\1\2", given[0])]),
+    "dependency": (r"(after(ok|any)(:\w+)+(,|$))+", lambda given: [
+        f"--after{'-any' if kind == 'any' else ''}={ids.replace(':', ',')}"
+        for kind, ids in re.findall(r"after(ok|any):([\w:]+)", given[0])])}
+
+
 def describe_submitted(job: Job, seen: SlurmJob | None, trouble: str | None = None) -> str:
     """Why a job that Slurm has waits.  `trouble`: why Slurm does not answer, or takes no job."""
     if job.current.slurm_id is None:
@@ -12244,7 +12318,8 @@ def read_commands(call: Call) -> list[tuple[str, str]]:
 
     The name tells a sweep's values; it is empty without a sweep.  Raises: usage.
     """
-    plain, sweeps, name = read_plain_commands(call), call.options.sweep, call.options.name
+    plain = read_plain_commands(call)               # also takes over a script's options
+    sweeps, name = call.options.sweep, call.options.name
     for key, values in sweeps:
         if len(values) == 1 and re.search(r"\d-\d|\s", values[0]):
             counted = re.sub(r"(\d)-(\d)", r"\1..\2", values[0]).replace(" ", ",")
@@ -12258,19 +12333,24 @@ def read_commands(call: Call) -> list[tuple[str, str]]:
 def read_plain_commands(call: Call) -> list[str]:
     words, path = call.options.command, call.options.file
     if path is None:
+        line = words[0] if len(words) == 1 else " ".join(map(quote, words))
+        first, _, rest = line.partition(" ")
+        if script := "" if call.is_remote else find_script(first, call.options.cwd):
+            return [read_script(call, script, first, rest)]
         check_input(call, words)
         if not words:
             refuse("there is no command", hint=f'nexus {call.options.subcommand} "python train.py"')
-        first = " ".join(words).partition(" ")[0]
+        if not call.is_remote and parse_directives(read_script_text(rest.partition(" ")[0])):       # bash job.sh
+            call.say(f"the options in the script are not read; with: nexus {call.options.subcommand} {rest}, they are")
         local = os.path.join(call.options.cwd or "", first)
         is_program = os.path.isfile(local) and os.access(local, os.X_OK)
         if os.path.isfile(local) and not call.is_remote and not find_program(first) and not (
                 is_program and "/" in first):
             program = "python " if first.endswith(".py") else "./" if is_program else "bash "
-            line = quote(program + " ".join(words))
-            way = f"nexus add --file {quote(first)} adds its lines" if first.endswith(".txt") else f"nexus add {line}"
+            way = quote(program + " ".join(words))
+            way = f"nexus add --file {quote(first)} adds its lines" if first.endswith(".txt") else f"nexus add {way}"
             refuse(f"{first} is a file, and no command", hint=way)
-        return [words[0] if len(words) == 1 else " ".join(map(quote, words))]
+        return [line]
     if words:
         refuse("give a command or --file, not both")
     try:
@@ -12283,10 +12363,9 @@ def read_plain_commands(call: Call) -> list[str]:
         refuse(f"cannot read {path}: {error.strerror}",
                hint="--file takes a file with one command a line, or - for standard input")
     if text.startswith("#!") or path.endswith(".py"):
-        program = text.partition("\n")[0][2:].strip() if text.startswith("#!") else "python"
         what, how, saved = ("standard input", "save it as job.sh; then ", "job.sh") if path == "-" else (path, "", path)
-        refuse(f"{what} is a script, and --file takes a list of commands, one a line",
-               hint=f"{how}nexus add {quote(f'{program} {quote(saved)}')}")
+        run = quote(saved) if text.startswith("#!") else quote(f"python {quote(saved)}")
+        refuse(f"{what} is a script, and --file takes a list of commands, one a line", hint=f"{how}nexus add {run}")
     commands = parse_commands(text)
     if not commands:
         refuse(f"{path} holds no command", hint="one a line; empty lines and those that begin with # are left out")
@@ -12311,9 +12390,60 @@ def check_input(call: Call, words: Sequence[str]) -> None:
     verb, what = call.options.subcommand, "what is piped in here does not reach the job"
     if words == ["-"] or ((is_fresh_file or is_full_pipe) and len(" ".join(words).split()) < 2):
         refuse(f"{what}: {verb} takes a command",
-               hint=f"a script: nexus {verb} 'bash job.sh'; a list of commands: nexus add --file -")
+               hint=f"a script: nexus {verb} job.sh; a list of commands: nexus add --file -")
     if is_fresh_file or (is_full_pipe and verb == "run"):
         call.say(f"{what}: name the file in the command, like 'python train.py < data'")
+
+
+def read_script_text(path: str) -> str:
+    """The first part of a text file; empty for any other."""
+    content = read_part(path, 0, 2**16) if os.path.isfile(path) else b""
+    return "" if b"\0" in content else content.decode("utf-8", "replace")
+
+
+def find_script(first: str, cwd: str | None) -> str:
+    """The file of a command's first word, when that begins with #! or has options; empty otherwise."""
+    path = next(filter(os.path.isfile, [os.path.join(cwd or "", first), first]), "")
+    program, text = find_program(first), read_script_text(path)
+    is_other = bool(program and path and not os.path.samefile(program, path))       # a command of that name
+    return path if not is_other and (text.startswith("#!") or parse_directives(text)) else ""
+
+
+def read_script(call: Call, path: str, first: str, rest: str) -> str:
+    """The command that runs a script.  Its options are taken into those of the call, which win.  Raises: usage."""
+    import argparse
+    import shlex
+    options, parser, text = call.options, make_parser(call.options.chosen), read_script_text(path)
+    given, ignored = argparse.Namespace(), list[str]()
+    for number, mark, line in parse_directives(text):
+        try:
+            words = shlex.split(line, comments=True)
+            parser.parse_args(words if mark == "NEXUS" else translate_sbatch(words, ignored), given)
+            if given.command:
+                refuse(f"{given.command[0]} is not an option")
+        except ValueError as error:                                                 # shlex's
+            refuse(f"{path}, line {number}: {error}")
+        except NexusError as error:
+            message = error.message.replace(f"{options.subcommand}: ", "", 1)
+            raise NexusError(error.kind, f"{path}, line {number}: {message}", error.hint) from None
+    for name, value in vars(given).items():
+        default, ours = parser.get_default(name), getattr(options, name)
+        if isinstance(default, list):
+            setattr(options, name, [one for one in value if one[0] not in dict(ours)] + ours)
+        elif ours == default:
+            setattr(options, name, value)
+    if re.search(r"(?m)^\s*srun\s", text) and not find_program("srun"):
+        call.say(f"{path} calls srun, which is not there: take that word out")
+    if ignored:
+        call.say(f"{path}: nexus does without {', '.join(dict.fromkeys(ignored))}")
+    is_array = "task" in dict(options.sweep)
+    options.group = options.group or (is_array and (options.name or os.path.basename(path))) or None
+    is_here = os.path.realpath(os.path.join(options.cwd or "", first)) == os.path.realpath(path)
+    run = first if is_here else quote(os.path.abspath(path))
+    program = re.match("#!(?:/usr/bin/env (?:-S )?)?(.*)", text)
+    if not (program and "/" in run and os.access(path, os.X_OK)):
+        run = f"{program[1].strip() if program else 'bash'} {run}"
+    return " ".join(filter(None, ["SLURM_ARRAY_TASK_ID={task}" if is_array else "", run, rest]))
 
 
 def cmd_add(call: Call) -> None:
@@ -13245,12 +13375,14 @@ COMMANDS = (
     Command("top", "a live table: GPUs with their jobs, and what waits (q ends it; also status --watch)", cmd_top, (),
             "Without a terminal it is printed once."),
     Command("add", "queue a job; prints its id", cmd_add, (*JOB_OPTIONS, JSON_OPTION),
-            "The job runs on the next GPU that is truly free, with this directory, environment and umask.",
+            "The job runs on the next GPU that is truly free, with this directory, environment and umask. A script may "
+            "begin with lines like: #NEXUS --gpus 2 --timeout 2h; #SBATCH lines are read too.",
             examples=(
                 'add "python train.py --lr 0.1"',
                 'add --gpus 2 --timeout 2h --name baseline "torchrun train.py"',
                 'add --sweep lr=0.1,0.01 --sweep seed=0..4 --group exp1 "python train.py --lr {lr} --seed {seed}"',
                 'add --after abc "python eval.py"',
+                "add job.sh",
                 "add --file commands.txt")),
     Command("run", "queue a job, show its output, exit with its exit code", cmd_run, JOB_OPTIONS,
             "Ctrl-C ends only this display; the job goes on.  What is piped to `run` does not reach the job: its input "
