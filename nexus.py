@@ -2304,7 +2304,7 @@ def translate_sbatch(words: Sequence[str], ignored: list[str]) -> list[str]:
         pattern, translate = SBATCH_OPTIONS[name]
         given = re.fullmatch(pattern, text)
         if not given:
-            refuse(f"--{name}={format_line(text, 60)} cannot be read", hint="say it with an option of nexus: nexus help add")
+            refuse(f"--{name}={format_line(text, 60)} cannot be read", hint="use an option of nexus: nexus help add")
         made += translate(given)
     return made
 

@@ -827,7 +827,7 @@ def test_who_clears_all_at_a_terminal_is_asked(own_home):
 
 @pytest.mark.parametrize("words, piped, says", [
     (["add", "bash"], b"echo 1", "does not reach the job"), (["add"], b"echo 1", "nexus add --file -"),
-    (["add", "-"], b"", "nexus add --file -"), (["run", "cat"], b"1", "nexus run 'bash job.sh'"),
+    (["add", "-"], b"", "nexus add --file -"), (["run", "cat"], b"1", "nexus run job.sh"),
     (["add", "-n", "5", "true"], b"", "would be taken for a GPU")])
 def test_what_could_not_be_meant_is_refused(home, words, piped, says):
     done = home.run(*words, stdin=piped)
