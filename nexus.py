@@ -322,19 +322,27 @@ def format_indices(indices: Iterable[object]) -> str:
 
 
 MAX_GPUS = 1024                             # of one job
+SLICE_PLACE = r"[0-9]{1,4}\.[0-9]{1,2}"     # of MIG slice 1 of card 0: 0.1
 
 
-def parse_indices(text: str) -> tuple[int, ...]:
-    """GPU indices of `0`, `0-3,5`: ascending, each once.  Raises: usage."""
-    found: set[int] = set()
+def sort_gpu_ids(ids: Iterable[int | str]) -> tuple[int | str, ...]:
+    return tuple(sorted(set(ids), key=lambda one: (float(one), str(one))))
+
+
+def parse_indices(text: str) -> tuple[int | str, ...]:
+    """GPU indices of `0`, `0-3,5`, with MIG slices like `0.1`: ascending, each once.  Raises: usage."""
+    found: set[int | str] = set()
     for part in text.split(",", MAX_GPUS):                  # a submission may have megabytes
+        if re.fullmatch(SLICE_PLACE, part.strip()):
+            found.add(part.strip())
+            continue
         match = re.fullmatch(r"(\d{1,4})(?:\s*-\s*(\d{1,4}))?", part.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         found.update(range(first, last + 1))
         if first > last or len(found) > MAX_GPUS:
             raise NexusError("usage", f"'{format_line(text, 60)}' is not a list of GPU indices",
-                             hint=f"write them like 0 or 0-3,5: at most {MAX_GPUS}")
-    return tuple(sorted(found))
+                             hint=f"write them like 0 or 0-3,5, MIG slices like 0.1: at most {MAX_GPUS}")
+    return sort_gpu_ids(found)
 
 
 def is_job_id(text: str) -> bool:
@@ -563,7 +571,7 @@ def describe_schema(schema: Schema) -> str:
 # config.toml.  Its sections are tables; the rows make the parser, checks, defaults, `nexus config` and the sample file.
 
 NODE_WORD = "[A-Za-z0-9_]"
-GPU_PLACE = r"([\w.-]+:)?[0-9]{1,4}"
+GPU_PLACE = rf"([\w.-]+:)?([0-9]{{1,4}}|{SLICE_PLACE})"
 NODE_NAME = matching(
     f"^{NODE_WORD}[A-Za-z0-9_.-]{{0,62}}$", "a name of letters, digits, `_`, `.` and `-`", examples=["n1"])
 HOST = matching(
@@ -779,6 +787,7 @@ VARIABLES: Schema = {
     "examples": [{"WANDB_MODE": "disabled"}]}
 CONDA = {**LINE, "pattern": "^[^-\\sC][^C]*$".replace("C", CONTROL[1:-1]),
          "title": "a conda environment's name or path"}
+GPU_ID = {"anyOf": [integer_in(0, 9999), matching(f"^{SLICE_PLACE}$", "a MIG slice like 0.1")]}
 GPU_COUNT = {**number_in(0, MAX_GPUS), "x-decimals": 2, "examples": [0.5],
              "title": f"a number from 0 to {MAX_GPUS} with at most two decimals"}
 PRIORITY = integer_in(-1000000, 1000000)
@@ -868,10 +877,11 @@ class Job(Value):
         "how many GPUs; 0.5 shares one, 0 takes a CPU slot (default: [jobs] default_gpus)",
         "asked kept public form",
         flag="--gpus N", convert=round_gpus)
-    gpu_ids: tuple[int, ...] | None = optional(
-        None, list_of(integer_in(0, 9999), 1, MAX_GPUS), "the only GPUs it may have, by index", "asked kept public",
-        flag="--gpu-ids LIST", like="0-3,5", text=matching(r"^[0-9][0-9\s,-]*$", "a list like 0-3,5"),
-        parse=parse_indices, convert=lambda indices: tuple(sorted(set(indices))))
+    gpu_ids: tuple[Any, ...] | None = optional(
+        None, list_of(GPU_ID, 1, MAX_GPUS), "the only GPUs it may have, by index; 0.1 is a MIG slice of GPU 0",
+        "asked kept public",
+        flag="--gpu-ids LIST", like="0-3,5", text=matching(r"^[0-9][0-9\s,.-]*$", "a list like 0-3,5"),
+        parse=parse_indices, convert=sort_gpu_ids)
     only_node: str | None = optional(
         None, TEXT, "the only machine it may run on; in state.json \"\" is this one", "kept")
     excluded_nodes: tuple[tuple[str, str], ...] = ()     # (node, why it cannot run the job)
@@ -1022,9 +1032,9 @@ class Gpu(Value):
     def local_place(self) -> str:
         return name_gpu(self.index, self.slice)
 
-    def is_named(self, places: Container[object]) -> bool:
+    def is_named(self, places: Iterable[object]) -> bool:
         """Whether it is among these GPUs of its machine, like 0 or "0.1".  A card's number means all its slices."""
-        return self.index in places or self.local_place in places
+        return not {self.index, str(self.index), self.local_place}.isdisjoint(places)
 
 
 class KnownNode(Value):
@@ -1610,7 +1620,7 @@ def list_tables(body: Mapping[str, Any]) -> dict[str, Any]:
     """{"facts": State's facts, table: rows} of a state.json."""
     facts = {name: body[name] for name in FACTS if name in body}
     if isinstance(facts.get("paused_gpus"), list):              # other programs may write indices there
-        facts["paused_gpus"] = [str(item) if type(item) is int else item for item in facts["paused_gpus"]]
+        facts["paused_gpus"] = [str(item) if type(item) in (int, float) else item for item in facts["paused_gpus"]]
     return {"facts": facts, **{table: body[table] for table in ROWS if table in body}}
 
 
@@ -2013,7 +2023,7 @@ class JobsRow(Value):
     script: str
     conda: str | None
     arguments: str
-    gpu_ids: tuple[int, ...] | None
+    gpu_ids: tuple[int | str, ...] | None
 
     @property
     def content(self) -> str:
@@ -9257,23 +9267,23 @@ class GpuWatch(Part):
         self.service.wake()
         return pause_s
 
-    def set_gpu_paused(self, index: int, is_paused: bool, who: str, node: str = "") -> None:
-        """Pause or resume a GPU, also of a node.  Raises: not_found."""
+    def set_gpu_paused(self, place: str, is_paused: bool, who: str) -> None:
+        """Pause or resume a GPU, or all slices of a card, also of a node.  Raises: not_found."""
         self.first_probe.wait(FIRST_LOOK_S)
-        is_away = node and node != self.service.node
-        gpus = self.service.pool.find_node(node).gpus if is_away else self.observer.observation.gpus
-        gpu = next((gpu for gpu in gpus if gpu.index == index), None)
-        if gpu is None:
-            raise NexusError("not_found", f"there is no GPU {index}{f' on {node}' if node else ''}", "nexus shows them")
-        uuid, place = gpu.uuid, gpu.place
+        gpus = find_gpus(self.all_gpus(), place.removeprefix(f"{self.service.node}:"))
+        if not gpus:
+            raise NexusError("not_found", f"there is no GPU {place}", "nexus shows them")
+        uuids = [gpu.uuid for gpu in gpus]
 
         def pause(state: State) -> Changes:
-            others = tuple(other for other in state.paused_gpus if other != uuid)
-            yield from pause_gpus(state, (*others, uuid) if is_paused else others)
+            others = tuple(other for other in state.paused_gpus if other not in uuids)
+            yield from pause_gpus(state, (*others, *uuids) if is_paused else others)
 
-        self.service.change(pause, "GPU %s %s by %s", place, "paused" if is_paused else "resumed", who)
+        self.service.change(pause, "GPU %s %s by %s", format_indices(gpu.place for gpu in gpus),
+                            "paused" if is_paused else "resumed", who)
         if not is_paused:
-            self.ended.append(Ended((uuid,), "", False, False, self.clock.now()))     # resets the guard's count
+            for uuid in uuids:
+                self.ended.append(Ended((uuid,), "", False, False, self.clock.now()))     # resets the guard's count
         self.store.checkpoint_wanted.set()
 
     def take_in_observation(self) -> None:
@@ -9374,6 +9384,12 @@ class GpuWatch(Part):
             place = next((gpu.place for gpu in self.all_gpus() if gpu.uuid == uuid), uuid)
             self.log.error("GPU %s is paused: %s; nexus resume %s clears it", place, reason, place)
             self.service.wake()
+
+
+def find_gpus(gpus: Iterable[Gpu], place: str) -> list[Gpu]:
+    """The GPU of a place like `0`, `0.1` or `n1:0`, or all slices of that card."""
+    node, _, name = place.rpartition(":")
+    return [gpu for gpu in gpus if gpu.node == node and gpu.is_named((name,))]
 
 
 def pause_gpus(state: State, uuids: Sequence[str], *reasons: tuple[str, str]) -> Changes:
@@ -9482,7 +9498,7 @@ class Housekeeping(Part):
             return 10.0
 
     def apply_edit(self, edit: Mapping[str, Any]) -> None:
-        """Apply an edit of state.json.  `paused`: bool; `paused_gpus`: indices, `n1:0`, or uuids.  Ignores the rest."""
+        """Apply an edit of state.json.  `paused`: bool; `paused_gpus`: places or uuids of GPUs.  Ignores the rest."""
         is_paused, listed = edit.get("paused"), edit.get("paused_gpus")
 
         def change(state: State) -> Changes:
@@ -9490,10 +9506,11 @@ class Housekeeping(Part):
             if isinstance(is_paused, bool):
                 yield Put("facts", "paused", is_paused)
             if isinstance(listed, tuple):
-                uuids = {gpu.place: gpu.uuid for gpu in self.service.gpu_watch.all_gpus()}
-                known = {*uuids.values(), *state.paused_gpus}       # a card that was paused may come back
-                named = dict.fromkeys(uuids.get(str(item), str(item)) for item in listed)
-                yield from pause_gpus(state, [uuid for uuid in named if uuid in known or not uuids])
+                gpus = self.service.gpu_watch.all_gpus()
+                known = {*(gpu.uuid for gpu in gpus), *state.paused_gpus}   # a card that was paused may come back
+                named = dict.fromkeys(uuid for item in map(str, listed)
+                                      for uuid in [gpu.uuid for gpu in find_gpus(gpus, item)] or [item])
+                yield from pause_gpus(state, [uuid for uuid in named if uuid in known or not gpus])
             return before != (state.paused, state.paused_gpus)
 
         if self.store.update(change):
@@ -10360,15 +10377,6 @@ class Route(Value):
     statuses: tuple[int, ...]                   # of a good reply
 
 
-def parse_gpu_place(text: str) -> tuple[str, int]:
-    """(machine, index) of `0` or `n1:0`; machine "": this one.  Raises: not_found."""
-    node, _, index = text.rpartition(":")
-    if not re.fullmatch(r"\d{1,4}", index):
-        raise NexusError("not_found", f"there is no GPU '{format_line(text, 40)}'",
-                         hint="GPUs are told by their index, like 0 or n1:0")
-    return node, int(index)
-
-
 COUNT = integer_in(0, 10**18 - 1)
 COUNTS = matching("^[0-9]{1,18}(,[0-9]{1,18})?$", "a number of bytes, or two with a comma", examples=["0", "100,20"])
 QUERY_FLAG = matching("^([Tt]rue|[Ff]alse|1|0|)$", "true or false", examples=["true"])
@@ -10387,8 +10395,8 @@ def parse_flag(text: str) -> bool:
 
 PARAMETERS: Mapping[str, Field] = {             # names with a dash are headers
     "id": Field({**STRING, "examples": ["abc"]}, "the job's id or name"),
-    "index": Field({**STRING, "pattern": r"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,62}:)?[0-9]{1,4}$", "examples": ["0"]},
-                   "the GPU's index; of a node, with its name: n1:0", parse=parse_gpu_place),
+    "index": Field(matching(f"^{GPU_PLACE}$", "a GPU like 0 or n1:0", examples=["0"]),
+                   "the GPU's index; 0.1 is a MIG slice of GPU 0; of a node, with its name: n1:0"),
     "name": Field({**STRING, "examples": ["n1"]}, "a node's name; of jobs: only those of this name"),
     "force": Field(QUERY_FLAG, "forget it at once: its jobs are given up", parse=parse_flag),
     "status": Field(list_of(STATUS), "jobs of this status; several: status=failed,cancelled"),
@@ -11042,9 +11050,9 @@ route("POST /service/pause", "owner", "start nothing new, or nothing of a group"
 route("POST /service/resume", "owner", "start jobs again")(
     lambda api, caller, group=None: api.service.admission.set_paused(False, caller.name, group))
 route("POST /gpus/{index}/pause", "owner", "give a GPU no new job")(
-    lambda api, caller, index: api.service.gpu_watch.set_gpu_paused(index[1], True, caller.name, index[0]))
+    lambda api, caller, index: api.service.gpu_watch.set_gpu_paused(index, True, caller.name))
 route("POST /gpus/{index}/resume", "owner", "give it jobs again")(
-    lambda api, caller, index: api.service.gpu_watch.set_gpu_paused(index[1], False, caller.name, index[0]))
+    lambda api, caller, index: api.service.gpu_watch.set_gpu_paused(index, False, caller.name))
 route("GET /nodes", "owner", "this machine and the others that jobs are given to", "NodeInfo[]")(
     lambda api, caller: api.service.pool.list_nodes())
 route("POST /nodes", "owner", "give jobs to another machine too, on which nexus is (nexus node add puts it there)",
@@ -12729,21 +12737,21 @@ LAST_LINES = 5                  # that `show` prints
 
 
 def find_targets(call: Call, target: str, takes_all: bool = False) -> list[str]:
-    """[job id] for an id, or for a GPU like `0` or `n1:0`.  Raises: not_found; conflict, when jobs share the GPU."""
-    node, _, index = target.rpartition(":")
-    if not re.fullmatch(r"[0-9]{1,9}", index):
+    """[job id] for an id, or for a GPU like `0` or `n1:0.1`.  Raises: not_found; conflict, when jobs share the GPU."""
+    if not re.fullmatch(GPU_PLACE, target):
         return [target]
-    status = call.client.status()
-    wanted = (node or status["host"]["name"], int(index))
-    gpu = next((gpu for gpu in status["gpu_status"] if (gpu["node"], gpu["index"]) == wanted), None)
-    if gpu is None:
+    status, (node, _, name) = call.client.status(), target.rpartition(":")
+    gpus = [gpu for gpu in status["gpu_status"] if gpu["node"] == (node or status["host"]["name"])
+            and name in (str(gpu["index"]), gpu["place"].rpartition(":")[2])]       # a card's number: all its slices
+    if not gpus:
         raise NexusError("not_found", f"there is no GPU {target}", hint="nexus shows them")
-    if not gpu["job_ids"]:
+    job_ids = list(dict.fromkeys(job_id for gpu in gpus for job_id in gpu["job_ids"]))
+    if not job_ids:
         raise NexusError("not_found", f"no job of nexus runs on GPU {target}", hint="nexus shows what runs where")
-    if len(gpu["job_ids"]) > 1 and not takes_all:
-        raise NexusError("conflict", f"jobs {', '.join(gpu['job_ids'])} share GPU {target}",
+    if len(job_ids) > 1 and not takes_all:
+        raise NexusError("conflict", f"jobs {', '.join(job_ids)} share GPU {target}",
                          hint=f"name one, or nexus kill {target} --all")
-    return list(gpu["job_ids"])
+    return job_ids
 
 
 def cmd_move(call: Call) -> None:

@@ -1,5 +1,6 @@
 """GPUs that fail, hang, hide and belong to others, as a running service sees them through nvidia-smi."""
 
+import json
 import os
 import signal
 import subprocess
@@ -133,6 +134,30 @@ def test_slices_that_come_and_go():
         assert f"On GPUs that cannot be seen now:\n  Job ID: {on['id']}" in box.nexus().stdout
         box.show([A100])
         live.until(lambda: slices_of(box) == {"0": "Available"})
+
+
+def test_commands_take_slices():
+    """The number of a card means all its slices."""
+    with live.Box(gpus=[{**A100, "mig": ["1g.10gb", "1g.10gb", "2g.20gb"]}, {}]) as box:
+        assert box.nexus("pause", "0.1").stderr == "nexus: GPU 0.1 is paused; running jobs go on\n"
+        assert slices_of(box) == {"0.0": "Available", "0.1": "Paused", "0.2": "Available", "1": "Available"}
+        box.nexus("pause", "0")
+        waits = box.nexus("add", "--gpu-ids", "0.0,0.2", "--", f"{SHOW}; sleep 600").stdout.strip()
+        box.await_reason(waits, "needs 1 GPU; 0 of 2 are free; GPU 0.0 is paused; GPU 0.2 is paused")
+        assert "it accepts only GPU 0.0, 0.2 (--gpu-ids)" in box.nexus("why", waits).stdout
+        assert box.nexus("edit", waits, "--gpu-ids", "0").returncode == 0 and box.job(waits)["gpu_ids"] == [0]
+        assert box.nexus("resume", "0.2").returncode == 0
+        assert box.wait_started(waits)["gpu_places"] == ["0.2"]
+        live.until(lambda: "0.2 PCI_BUS_ID" in box.nexus("logs", "0.2").stdout)
+        assert box.nexus("kill", "0.0").stderr.startswith("nexus: no job of nexus runs on GPU 0.0")
+        assert box.nexus("kill", "0.7").stderr.startswith("nexus: there is no GPU 0.7")
+        assert box.nexus("kill", "0").returncode == 0
+        box.wait(waits, "cancelled")
+        path = box.home / "state.json"
+        live.until(lambda: "paused_gpus" in live.read(path))
+        (box.home / "edited").write_text(json.dumps({**json.loads(live.read(path)), "paused_gpus": [0.0, 1]}))
+        (box.home / "edited").rename(path)
+        live.until(lambda: slices_of(box) == {"0.0": "Paused", "0.1": "Available", "0.2": "Available", "1": "Paused"})
 
 
 FAILURES = [  # reason, nvidia-smi's state, what is said
