@@ -9270,7 +9270,10 @@ class GpuWatch(Part):
     def set_gpu_paused(self, place: str, is_paused: bool, who: str) -> None:
         """Pause or resume a GPU, or all slices of a card, also of a node.  Raises: not_found."""
         self.first_probe.wait(FIRST_LOOK_S)
-        gpus = find_gpus(self.all_gpus(), place.removeprefix(f"{self.service.node}:"))
+        place = place.removeprefix(f"{self.service.node}:")
+        gpus = find_gpus(self.all_gpus(), place)
+        if ":" in place:
+            self.service.pool.find_node(place.partition(":")[0])
         if not gpus:
             raise NexusError("not_found", f"there is no GPU {place}", "nexus shows them")
         uuids = [gpu.uuid for gpu in gpus]

@@ -74,7 +74,7 @@ def test_a_gpu_of_a_node_is_paused(net):
     show(net, "pause", "n1:1")
     assert "GPU n1:1 (Mock GPU, 24GB): Paused\n" in show(net)
     show(net, "resume", "n1:1")
-    for words, message in ((("pause", "n1:7"), "there is no GPU 7 on n1"), (("pause", "n7:0"), "there is no node 'n7'")):
+    for words, message in ((("pause", "n1:7"), "there is no GPU n1:7"), (("pause", "n7:0"), "there is no node 'n7'")):
         done = net.head.nexus(*words)
         assert done.returncode == 3 and message in done.stderr
 

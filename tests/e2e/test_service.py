@@ -995,7 +995,7 @@ def test_the_last_usable_gpu_is_never_paused(world):
     w = world(gpus=2)
     on_gpu(w, 0, "a", 1, 100)
     on_gpu(w, 1, "a", 0, 101, 60)
-    w.service.gpu_watch.set_gpu_paused(1, True, "ann")
+    w.service.gpu_watch.set_gpu_paused("1", True, "ann")
     on_gpu(w, 0, "b", 1, 102)
     on_gpu(w, 0, "c", 1, 103)
     assert [gpu["is_paused"] for gpu in w.service.views.status()["gpu_status"]] == [False, True]
@@ -1007,7 +1007,7 @@ def test_a_resumed_gpu_begins_anew(world):
     on_gpu(w, 1, "a", 0, 101, 60)
     on_gpu(w, 0, "b", 1, 102)
     assert w.service.views.status()["gpu_status"][0]["is_paused"]
-    w.service.gpu_watch.set_gpu_paused(0, False, "ann")
+    w.service.gpu_watch.set_gpu_paused("0", False, "ann")
     on_gpu(w, 1, "b", 0, 103, 60)
     on_gpu(w, 0, "c", 1, 104)
     assert not w.service.views.status()["gpu_status"][0]["is_paused"]
@@ -1753,7 +1753,7 @@ def test_a_node_that_config_toml_has_lost_is_seen_to_until_its_jobs_are_over(hea
 def test_pauses_of_node_gpus_last(head):
     """The head restarts, and somebody else edits the list, before the node is reached again; by then `n1:0` is a name, too."""
     w = head(gpus=2)
-    w.service.gpu_watch.set_gpu_paused(0, True, "ann", "n1")
+    w.service.gpu_watch.set_gpu_paused("n1:0", True, "ann")
     w.crash()
     w.service.pool.begin_nodes()
     edit(w, lambda body: {**body, "paused_gpus": [*body["paused_gpus"], 1]})
