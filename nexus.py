@@ -889,6 +889,9 @@ class Job(Value):
         None, {**integer_in(1, 100000000), "title": "a whole number of MiB from 1 to 100000000"},
         "memory that must be free on each of its GPUs", "asked kept public",
         flag="--gpu-mem SIZE", like="10G", text=SIZE_TEXT, parse=parse_memory)
+    gpu_type: str | None = optional(
+        None, LINE, "only GPUs with this in their name, as nexus shows it: A100, 1g.10gb; full: no MIG slice",
+        "asked kept public", flag="--gpu-type NAME", like="A100")
     priority: int = optional(
         1, PRIORITY, "high, normal, low or a number; lower runs first (default: normal = 1)", "asked public",
         flag="--priority P", text=PRIORITY_TEXT,
@@ -1032,6 +1035,11 @@ class Gpu(Value):
     def local_place(self) -> str:
         return name_gpu(self.index, self.slice)
 
+    def is_type(self, wanted: str | None) -> bool:
+        """Whether it is what --gpu-type asks for."""
+        word = (wanted or "").lower()
+        return not self.is_mig if word == "full" else word in self.name.lower()
+
     def is_named(self, places: Iterable[object]) -> bool:
         """Whether it is among these GPUs of its machine, like 0 or "0.1".  A card's number means all its slices."""
         return not {self.index, str(self.index), self.local_place}.isdisjoint(places)
@@ -1152,7 +1160,7 @@ def needs_folder(job: Job) -> bool:
 def request_class(job: Job) -> tuple[Any, ...]:
     """All of a job that decides which GPUs it can have: where one job does not fit, others of its class do not."""
     expected = -1 if job.expected_time is None else int(job.expected_time).bit_length()     # up to which power of two
-    return (job.gpus, job.gpu_ids, job.gpu_mem_mib, job.exclusive, job.cuda_arg, expected, job.only_node,
+    return (job.gpus, job.gpu_ids, job.gpu_mem_mib, job.gpu_type, job.exclusive, job.cuda_arg, expected, job.only_node,
             job.excluded_nodes, job.cwd if needs_folder(job) else None)
 
 
@@ -1406,7 +1414,8 @@ CANCEL_KEYS = {**CHOICE_KEYS, "signal": Field(
 CANCEL = object_of(CANCEL_KEYS, "which jobs", minProperties=1, examples=CHOICE["examples"])
 # What `edit` may change of a pending job, and `retry` of a finished one; LIVE_CHANGES: of a running one
 CHANGES = {name: JOB_FIELDS[name] for name in (
-    "command", "name", "gpus", "gpu_ids", "gpu_mem_mib", "priority", "timeout_seconds", "expected_time", "retries")}
+    "command", "name", "gpus", "gpu_ids", "gpu_mem_mib", "gpu_type", "priority", "timeout_seconds", "expected_time",
+    "retries")}
 CHANGES["begin"] = Asked.FIELDS["begin"]
 EDITS = {**CHANGES, **{name: JOB_FIELDS[name] for name in ("group", "after", "after_any")}}
 CLEARED = EDITS.keys() - {"command"}            # of these, null takes away what was set
@@ -1473,7 +1482,7 @@ def check_submission(fields: Mapping[str, Any]) -> None:
 
 def check_gpus(job: Job) -> None:
     """Check that the GPU fields of a job go together.  Raises: usage."""
-    for key in ("gpu_ids", "gpu_mem_mib", "cuda_arg"):
+    for key in ("gpu_ids", "gpu_mem_mib", "gpu_type", "cuda_arg"):
         if job.gpus == 0 and getattr(job, key):
             refuse(f"{key} is for jobs with GPUs, and this one has gpus 0", hint="leave one of the two out")
     if job.gpu_ids is not None and job.gpus > len(job.gpu_ids):
@@ -2232,9 +2241,10 @@ def parse_slurm_time(text: str) -> float | None:
 
 def build_sbatch(job: Job, service_id: str, folder: str, limit_s: float | None, config: Config) -> list[str]:
     """The command that submits a job.  Slurm's time limits are minutes; % is special in the path of --output."""
-    own, memory_gb = config.slurm, config.jobs.max_memory_gb
+    own, memory_gb, gpu_type = config.slurm, config.jobs.max_memory_gb, f"{job.gpu_type}:" if job.gpu_type else ""
     options = {"partition": own.partition, "account": own.account, "qos": own.qos,
-               "gres": f"gpu:{job.gpus}" if job.gpus else "", "time": f"{-(-limit_s // 60):.0f}" if limit_s else "",
+               "gres": f"gpu:{gpu_type}{job.gpus}" if job.gpus else "",
+               "time": f"{-(-limit_s // 60):.0f}" if limit_s else "",
                "mem": f"{memory_gb * 1024:.0f}M" if memory_gb else ""}
     return ["sbatch", "--parsable", "--export=ALL", "--no-requeue", "--open-mode=append", "--chdir=/",
             f"--job-name=nexus_{job.id}", f"--comment=nexus:{service_id}:{job.current.slurm_key}",
@@ -2527,21 +2537,33 @@ def describe_slices(job: Job, gpus: Iterable[Gpu]) -> str:
     return " beside MIG slices, of which a job can use only one" if is_cut else ""
 
 
+def format_asked(job: Job) -> str:
+    """`2 GPUs of type A100`."""
+    return format_gpus(job.gpus) + (f" of type {job.gpu_type}" if job.gpu_type else "")
+
+
 def find_never(job: Job, machines: Mapping[str, Sequence[Gpu]]) -> Reason | None:
     """Why a job can never run; the subject is the field that asks for too much.  `machines`: {name: its GPUs}"""
     import itertools
     count, note = -int(-job.gpus // 1), describe_slices(job, itertools.chain(*machines.values()))
     if note:
         machines = {name: [gpu for gpu in gpus if gpu.slice is None] for name, gpus in machines.items()}
+    where = f"{next(iter(machines)) or 'this machine'} has" if len(machines) == 1 else "no machine has more than"
     most = max(map(len, machines.values()), default=0)
     if count > most:
-        where = f"{next(iter(machines)) or 'this machine'} has" if len(machines) == 1 else "no machine has more than"
         return Reason("never", "gpus", f"wants {format_gpus(job.gpus)}, {where} {most}{note}")
+    names = sorted({gpu.name for gpus in machines.values() for gpu in gpus})
+    machines = {name: [gpu for gpu in gpus if gpu.is_type(job.gpu_type)] for name, gpus in machines.items()}
+    most = max(map(len, machines.values()), default=0)
+    if count > most:
+        return Reason("never", "gpu_type",
+                      f"wants {format_asked(job)}, {where} {most}{note}; the types are {join_some(names, 8)}")
     allowed = [[gpu for gpu in gpus if job.gpu_ids is None or gpu.is_named(job.gpu_ids)] for gpus in machines.values()]
     fitting = [gpus for gpus in allowed if len(gpus) >= count]
     if not fitting:
         there = format_indices(dict.fromkeys(gpu.local_place for gpus in machines.values() for gpu in gpus))
-        return Reason("never", "gpu_ids", f"wants GPU {format_indices(job.gpu_ids or ())}, the indices are {there}")
+        named = f"GPU {format_indices(job.gpu_ids or ())}" + (f" of type {job.gpu_type}" if job.gpu_type else "")
+        return Reason("never", "gpu_ids", f"wants {named}, the indices are {there}")
     sizes = [sorted((gpu.memory_total_mib or float("inf") for gpu in gpus), reverse=True) for gpus in fitting]
     best = max(size[count - 1] for size in sizes) if count else float("inf")
     if best >= (job.gpu_mem_mib or 0):
@@ -2607,8 +2629,8 @@ def lacks_folder(job: Job, folders: Container[str] | None) -> bool:
 
 def may_use(job: Job, gpu: Gpu) -> bool:
     """Whether a job may ever have a GPU.  CUDA lets a process use one MIG slice only."""
-    return ((job.gpus <= 1 or gpu.slice is None) and (job.gpu_ids is None or gpu.is_named(job.gpu_ids))
-            and may_run_on(job, gpu.node))
+    return ((job.gpus <= 1 or gpu.slice is None) and gpu.is_type(job.gpu_type)
+            and (job.gpu_ids is None or gpu.is_named(job.gpu_ids)) and may_run_on(job, gpu.node))
 
 
 def find_verdict(capacity: GpuCapacity, share: int, job: Job, config: GpuConfig, now: float) -> Reason | None:
@@ -2798,12 +2820,20 @@ class SlurmCapacity(MachineCapacity):
         self.closed = Reason("resources", "slurm", "the job before it is being submitted to Slurm")
 
 
+def is_gres_type(name: str) -> bool:
+    """Whether Slurm may have it as the type of a GPU: --gres=gpu:a100:2.  It must be typed as Slurm has it."""
+    return name.lower() != "full" and re.fullmatch("[A-Za-z0-9_.-]+", name) is not None
+
+
 def find_slurm_obstacle(job: Job) -> Reason | None:
     """Why Slurm can never run this job."""
     if job.gpus % 1:
         return Reason("never", "gpus", f"wants {format_gpus(job.gpus)}, and Slurm gives out whole ones")
     if job.only_node is not None:
         return Reason("never", "node", "wants a node, and where a job runs is Slurm's to choose")
+    if job.gpu_type and not is_gres_type(job.gpu_type):
+        return Reason("never", "gpu_type", f"wants a GPU of type {job.gpu_type}, which cannot be a type in Slurm: "
+                      "sinfo -o %G shows those that there are, like a100")
     for key in ("gpu_ids", "gpu_mem_mib", "cuda_arg"):
         if getattr(job, key):
             return Reason("never", key, f"wants {key}, and which GPUs a job gets is Slurm's to choose")
@@ -2925,7 +2955,7 @@ def describe_place(job: Job, position: int, estimate: float | None, gpus: Sequen
     room = f" with {format_memory(job.gpu_mem_mib)} free on each" if job.gpu_mem_mib else ""
     only = f"; it accepts only GPU {format_indices(job.gpu_ids)} (--gpu-ids)" if job.gpu_ids is not None else ""
     facts = [f"{format_count(position, 'job')} before it in the queue" if position else "it is first in the queue",
-             f"it asks for {format_gpus(job.gpus)}{room}{only}"]
+             f"it asks for {format_asked(job)}{room}{only}"]
     if any(one.reserved_for == job.id for one in gpus):
         facts.append(f"it has waited for over {format_duration(config.reserve_after_seconds)}: GPUs are kept for it")
     if estimate is not None:
@@ -2954,7 +2984,7 @@ def explain_shortage(job: Job, planned: Plan, config: GpuConfig, now: float) -> 
     others = [f"GPU {place} {why.detail}"               # what no job can change
               for place, why in verdicts if why and (only or why.subject == place)]
     where = " of one machine" if job.gpus > 1 and len(machines) > 1 else ""
-    first = (f"needs {format_gpus(job.gpus)}{where}; {free} of {total} {'is' if free == 1 else 'are'} free"
+    first = (f"needs {format_asked(job)}{where}; {free} of {total} {'is' if free == 1 else 'are'} free"
              + describe_slices(job, (one.gpu for one in planned.gpus)))
     return replace(only or SHORTAGE, detail="; ".join(
         [*([first] if total and not only else []), *list_some(others, 2), *closed, *excluded_nodes]))
@@ -3786,6 +3816,8 @@ def format_cell(number: float | None, unit: str) -> str:
 
 TOP_COLUMNS = (                                 # of (GPU or {}, job or {})
     Column("GPU", lambda row: row[0].get("place", "-")),
+    Column("TYPE", lambda row: row[0].get("profile") or row[0].get("name", "-"), spare=4, shown_if=lambda rows: (
+        len({gpu["name"] for gpu, _ in rows if gpu}) > 1)),
     Column("UTIL", lambda row: format_cell(row[0].get("utilization"), "%")),
     Column("MEMORY", lambda row: f"{row[0]['memory_used'] or '-'}/{row[0]['memory_total'] or '-'}" if row[0] else "-"),
     Column("TEMP", lambda row: format_cell(row[0].get("temperature"), "C"), spare=2),
@@ -10178,6 +10210,7 @@ class Service:
 
 
 NEVER_HINTS = {"gpus": "ask for fewer; --gpus 0 runs a job without one", "gpu_ids": "nexus shows them",
+               "gpu_type": "a part of a GPU's name will do, as nexus shows it",
                "gpu_mem_mib": "ask for less: it must be free on each of the GPUs"}
 
 

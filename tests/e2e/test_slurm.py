@@ -36,7 +36,8 @@ def test_exit_codes_output_and_what_a_job_sees():
     with slurm.Cluster(nodes={"n1": 2, "n2": 2}) as cluster, cluster.box() as box:
         show = 'echo "$CUDA_VISIBLE_DEVICES|$NEXUS_GPU_ID|$NEXUS_JOB_ID|$SLURM_JOB_ID|$SLURMD_NODENAME|$MY|$(pwd)|$(umask)|$SECRET"'
         seen = box.add(show, gpus=2, env={"MY": "a b'c\"d"}, cwd="/usr", umask=0o027)
-        good, bad, dead = box.add("echo out; echo err >&2"), box.add("echo why >&2; exit 3"), box.add("kill -SEGV $$", gpus=0)
+        good = box.add("echo out; echo err >&2", gpu_type="a100")
+        bad, dead = box.add("echo why >&2; exit 3"), box.add("kill -SEGV $$", gpus=0)
         nowhere = box.add("true", cwd="/nowhere")
         job = box.wait(seen, "completed")
         gpus, nexus_gpus, job_id, slurm_id, node, mine, cwd, umask, _ = box.logs(seen).strip().split("|")
@@ -363,7 +364,8 @@ def test_slurm_takes_no_jobs(reason, settings, waits_for, hint):
 
 def test_what_a_job_cannot_have():
     with slurm.Cluster(nodes={"n1": 2}, partitions=PARTITIONS) as cluster, cluster.box(partition="short", retry_backoff_seconds=0.1) as box:
-        for options, words in (({"gpus": 0.5}, "whole ones"), ({"gpu_ids": [0]}, "gpu_ids"), ({"gpu_mem_mib": 100}, "gpu_mem_mib")):
+        for options, words in (({"gpus": 0.5}, "whole ones"), ({"gpu_ids": [0]}, "gpu_ids"), ({"gpu_mem_mib": 100}, "gpu_mem_mib"),
+                               ({"gpu_type": "full"}, "sinfo -o %G"), ({"gpu_type": "RTX 3090"}, "cannot be a type in Slurm")):
             status, answer = box.call("POST", "/queue", {"command": "true", **options})
             assert status == 400 and words in answer["message"], answer
         job = box.wait(box.add("true", gpus=3), "failed")

@@ -1030,6 +1030,8 @@ def test_build_sbatch():
         "--comment=nexus:0-0a1b2c3d:0123456789ab", "--output=/h/it's 100%%/job_abc/slurm-3.log", "--nice=7", "--partition=main",
         "--account=good", "--qos=fast", "--gres=gpu:2", "--time=90", "--mem=1536M", "--wrap",
         "exec bash '/h/it'\"'\"'s 100%/job_abc'/job.sh 3"]
+    made = nexus.build_sbatch(job("abc", gpus=2, gpu_type="a100", attempt=1, slurm_key="k"), "0-0a1b2c3d", "/h/job_abc", None, config())
+    assert "--gres=gpu:a100:2" in made
     made = nexus.build_sbatch(job("abc", gpus=0, attempt=1, slurm_key="k"), "0-0a1b2c3d", "/h/job_abc", None, config())
     assert made[6:] == ["--job-name=nexus_abc", "--comment=nexus:0-0a1b2c3d:k", "--output=/h/job_abc/slurm-1.log",
                         "--wrap", "exec bash /h/job_abc/job.sh 1"]

@@ -156,6 +156,9 @@ SLICED = [  # reason, jobs, GPUs, keys of the configuration, {job id: the places
     ("of unknown memory", [job("aaa"), job("bbb", 2, gpu_mem_mib=10)], [
         mig_slice(number, memory_total_mib=None, memory_used_mib=None) for number in (0, 1)], {}, {"aaa": ["0.0"]}),
     ("ids of the configuration", [job("aaa"), job("bbb", 2)], [mig_slice(0), gpu(1)], {"ids": [1]}, {"aaa": ["1"]}),
+    ("of a type", [job("aaa", gpu_type="2G.20"), job("bbb", 2, gpu_type="full"), job("ccc", 3, gpu_type="a100"),
+                   job("ddd", 4, gpu_type="rtx 3090")], MIXED, {}, {"aaa": ["0.2"], "bbb": ["1"], "ccc": ["0.1"]}),
+    ("no type is in the way of another", [job("aaa", gpu_type="H100"), job("bbb", 2)], [gpu(0)], {}, {"bbb": ["0"]}),
     ("a foreign process", [job("aaa")], [mig_slice(0, processes=(foreign(),)), mig_slice(1)], {}, {"aaa": ["0.1"]}),
     ("the emptiest after a CUDA out-of-memory error, not the same", [job("aaa", exclusive=True, attempts=(
         nexus.replace(failed_attempt(1, "cuda-oom"), gpu_uuids=("MIG-0",)),))], [mig_slice(0), mig_slice(1)], {}, {"aaa": ["0.1"]}),
@@ -225,6 +228,14 @@ REASONS = [  # what is shown, jobs, GPUs, keys, part of the reason why the last 
      "needs 2 GPUs; 1 of 2 is free beside MIG slices, of which a job can use only one"),
     ("no slice fits", [job("aaa", gpu_mem_mib=20 * 1024)], [mig_slice(0), mig_slice(1)], {},
      "never: wants 20GB, there is at most 10GB"),
+    ("no such type", [job("aaa", gpu_type="H100")], MIXED, {}, "never: wants 1 GPU of type H100, this machine has 0; "
+     "the types are A100 MIG 1g.10gb, A100 MIG 2g.20gb, A100 MIG 4g.40gb, RTX 3090"),
+    ("not so many of a type", [job("aaa", gpus=2, gpu_type="full")], MIXED, {}, "never: wants 2 GPUs, this machine has 1 beside MIG"),
+    ("all of a type are in use", [running("rrr", (1,)), job("aaa", 2, gpu_type="3090")], MIXED, {}, "GPU 1 runs job rrr"),
+    ("some of a type are in use", [running("rrr", (1,)), job("aaa", 2, gpus=2, gpu_type="3090")], [*MIXED, gpu(2)], {},
+     "needs 2 GPUs of type 3090; 1 of 2 is free beside MIG slices"),
+    ("a type and an index", [job("aaa", gpu_type="3090", gpu_ids=(0,))], MIXED, {},
+     "never: wants GPU 0 of type 3090, the indices are 1"),
     ("an old list of GPUs", [job("aaa", gpu_ids=(5,))], [mig_slice(0), mig_slice(1)], {},
      "never: wants GPU 5, the indices are 0.0, 0.1"),
     ("a lease", [job("aaa")], [gpu(0, lease_holder="bob")], {}, "GPU 0 is held by the nexus of bob"),
@@ -327,6 +338,7 @@ def random_gpu(index, dice):
     fields = dice.choice([{}] * 6 + [
         {"utilization": 95.0}, {"memory_used_mib": 10 * GB}, {"memory_used_mib": 10 * GB, "processes": (ours("xxx", 9),)},
         {"fault": "GPU is lost"}, {"is_paused": True}, {"is_mig": True}, {"lease_holder": "bob"},
+        {"is_mig": True, "slice": 0, "name": "A100 MIG 1g.10gb"}, {"is_mig": True, "slice": 6, "name": "A100 MIG 2g.20gb"},
         {"processes": (foreign(),)},
         {"memory_used_mib": 23 * GB}, {"memory_total_mib": None, "memory_used_mib": None}])
     return gpu(index, **fields)
@@ -357,7 +369,8 @@ def random_case(dice):
         put(made, *nexus.add_job(job(
             letters(number), queue_key=(dice.choice([0, 0, 0, -1]), priority, number), priority=priority, gpus=count,
             user=dice.choice(["ann", "ann", "bob"]),
-            gpu_ids=allowed, created_at=dice.choice([NOW - 60, NOW - 60, LONG_AGO]), group=dice.choice([None, None, "g", "h"]),
+            gpu_ids=allowed, gpu_type=dice.choice([None, None, None, "3090", "full", "1G.10GB"]),
+            created_at=dice.choice([NOW - 60, NOW - 60, LONG_AGO]), group=dice.choice([None, None, "g", "h"]),
             gpu_mem_mib=dice.choice([None, None, 5 * 1024, 20 * 1024]) if count else None, exclusive=bool(count) and dice.random() < 0.1,
             expected_time=dice.choice([None, None, 20, 500]), retry_at=dice.choice([None] * 9 + [NOW + 5]),
             pending_dependencies=tuple(dice.sample(sorted(made.jobs), 1)) if made.jobs and dice.random() < 0.1 else ())))
@@ -409,6 +422,10 @@ def check_shares(made, gpus, trouble, settings, planned):
         one = made.jobs[start.job_id]
         assert one.status == nexus.PENDING and not one.pending_dependencies and one.retry_at is None
         assert one.gpu_ids is None or set(start.gpu_indices) <= set(one.gpu_ids)
+        slices = [by_index[index].slice for index in start.gpu_indices]
+        assert slices == [start.gpu_slice] or (set(slices) <= {None} and start.gpu_slice is None), "one slice, or cards"
+        wanted = {None: "", "full": "RTX 3090"}.get(one.gpu_type, one.gpu_type)
+        assert all(wanted.lower() in by_index[index].name.lower() for index in start.gpu_indices)
         assert start.gpu_uuids == tuple(by_index[index].uuid for index in start.gpu_indices)
     for index, new in shares_given(made, planned).items():
         before = held.get(by_index[index].uuid, [])
