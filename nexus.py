@@ -878,9 +878,9 @@ class Job(Value):
         "asked kept public form",
         flag="--gpus N", convert=round_gpus)
     gpu_ids: tuple[Any, ...] | None = optional(
-        None, list_of(GPU_ID, 1, MAX_GPUS), "the only GPUs it may have, by index; 0.1 is a MIG slice of GPU 0",
+        None, list_of(GPU_ID, 1, MAX_GPUS), "the only GPUs it may have, by index or MIG slice",
         "asked kept public",
-        flag="--gpu-ids LIST", like="0-3,5", text=matching(r"^[0-9][0-9\s,.-]*$", "a list like 0-3,5"),
+        flag="--gpu-ids LIST", like="0-3,5 or 0.1", text=matching(r"^[0-9][0-9\s,.-]*$", "a list like 0-3,5"),
         parse=parse_indices, convert=sort_gpu_ids)
     only_node: str | None = optional(
         None, TEXT, "the only machine it may run on; in state.json \"\" is this one", "kept")
@@ -890,8 +890,8 @@ class Job(Value):
         "memory that must be free on each of its GPUs", "asked kept public",
         flag="--gpu-mem SIZE", like="10G", text=SIZE_TEXT, parse=parse_memory)
     gpu_type: str | None = optional(
-        None, LINE, "only GPUs with this in their name, as nexus shows it: A100, 1g.10gb; full: no MIG slice",
-        "asked kept public", flag="--gpu-type NAME", like="A100")
+        None, LINE, "full: no MIG slice; else a part of the GPU's name, as nexus shows it", "asked kept public",
+        flag="--gpu-type NAME", like="A100 or 1g.10gb")
     priority: int = optional(
         1, PRIORITY, "high, normal, low or a number; lower runs first (default: normal = 1)", "asked public",
         flag="--priority P", text=PRIORITY_TEXT,
@@ -3370,8 +3370,8 @@ OVERVIEW_JOB_KEYS = (                           # what GET /status?after= has of
     "started_at", "finished_at", "runtime_seconds", "expected_time", "processes_left", "stopping", "unknown_since",
     "outcome", "cause_line", "waiting_for", "is_held", "estimated_start", "last_line")
 OVERVIEW_GPU_KEYS = (
-    "index", "uuid", "name", "node", "place", "state", "job_ids", "allocated", "memory_total_mib", "is_paused",
-    "is_idle", "is_available", "unavailable", "used_by", "fault")
+    "index", "uuid", "name", "profile", "node", "place", "state", "job_ids", "allocated", "memory_total_mib",
+    "is_paused", "is_idle", "is_available", "unavailable", "used_by", "fault")
 GPU_READINGS = ("memory_used_mib", "utilization", "utilization_mean", "temperature", "power_watts")
 PUBLIC_NODE_KEYS = ("name", "gpus", "gpu_names", "running_jobs", "is_reachable", "is_leaving", "unknown_since")
 
@@ -8217,7 +8217,8 @@ class Node(MachineBackend):
         """What becomes of a job that cannot begin there: another machine may have what is missing."""
         elsewhere = replace(job, excluded_nodes=(*job.excluded_nodes, (self.name, why)))
         gpus = self.service.gpu_watch.see_gpus(self.store.state)
-        if any(may_run_on(elsewhere, name) and sum(gpu.node == name for gpu in gpus) >= len(list_shares(job))
+        if any(may_run_on(elsewhere, name)
+               and sum(gpu.node == name and may_use(elsewhere, gpu) for gpu in gpus) >= len(list_shares(job))
                for name in ("", *self.service.pool.nodes)):
             return Requeue(f"{self.name}: {why}", {"excluded_nodes": elsewhere.excluded_nodes})
         return Result(None, None, 0.0, "launch", f"{self.name}: {why}")
@@ -14190,10 +14191,12 @@ function drawFailures() {
 
 // GPUs, a row for each: its load, its memory, and who has it.  Where there are nodes, they are folded by machine.
 
+const localPlace = (gpu) => gpu.place.split(':').at(-1);        // 0, or 0.1 for a slice
 const countFree = (gpus) => `${gpus.filter((gpu) => gpu.is_available).length} of ${gpus.length} available`;
 
 function drawGpus() {
-  const gpus = Object.values(view.gpus), {slurm} = view, onGpus = new Set(gpus.flatMap((gpu) => gpu.job_ids));
+  const gpus = Object.values(view.gpus).sort((a, b) => localPlace(a) - localPlace(b)), {slurm} = view;
+  const onGpus = new Set(gpus.flatMap((gpu) => gpu.job_ids));
   const others = Object.values(view.jobs).filter((job) => job.status === 'running' && !onGpus.has(job.id));
   const drawOther = (job) => el('li', {key: job.id, 'data-job': job.id}, el('b', {}, job.gpus ? gpuList(job) : 'CPU'),
     el('span', {class: 'muted'}, hasNodes() && job.node), el('span', {class: 'memory'}),
@@ -14231,7 +14234,8 @@ function drawGpu(gpu) {
     known(temperature) && `${Math.round(temperature)} \u00b0C`, known(watts) && `${Math.round(watts)} W`);
   const pause = pauseButton(isPaused, name, `gpus/${encodeURIComponent(place)}`, {noun: ' GPU', kind: 'quiet link'});
   return el('li', {key: gpu.uuid, 'data-gpu': place, class: isIdle && 'warn'},
-    el('b', {title}, place.split(':').at(-1)),
+    el('div', {title}, el('b', {}, localPlace(gpu)),
+      gpu.profile && el('div', {class: 'muted quiet small'}, gpu.profile)),
     gauge({class: 'gauge', title}, `${name} load`, utilization, 100, percent),
     gauge({class: 'gauge memory', title}, `${name} memory`, used, gpu.memory_total_mib, size),
     el('div', {}, jobs.map((job) => el('div', {class: 'use', key: job.id, 'data-job': job.id},

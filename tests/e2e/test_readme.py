@@ -273,7 +273,7 @@ class Shell:
         """The line for this box."""
         box, line = self.box, line.replace("6234", str(self.box.port)).replace("/data/bob", "/tmp").replace("/data/exp", "/tmp")
         line = line.replace("?wait=60", "?wait=1")                          # for bob's job, which goes on
-        line = TRAINING.sub('"true', line).replace("/home/me/exp", "/tmp").replace("python train.py", "true")
+        line = TRAINING.sub('"true', line).replace("/home/me/exp", "/tmp").replace("python train.py", "true").replace("A100", "Mock")
         line = re.sub(r"(/jobs/|/results/)abc\b", rf"\g<1>{self.bobs}", line)
         if "/queue/abc" in line:
             line = line.replace("/queue/abc", f"/queue/{add_waiting(box)}")
