@@ -1178,7 +1178,8 @@ def test_install(installing):
         complete nexus wait --group e; complete nexus help to; complete nexus add --after ''"""
     done = subprocess.run(["bash", "-ec", shell], capture_output=True, timeout=60, env={**installing.environ, "PATH": path})
     answers = done.stdout.decode().splitlines()
-    assert answers[0].split() == ["remove", "retry", "resume", "restart"] and answers[1].split() == ["--gpus", "--gpu-ids", "--gpu-mem", "--gpu-type"]
+    assert answers[0].split() == ["remove", "retry", "resume", "restart"]
+    assert answers[1].split() == ["--gpus", "--gpu-ids", "--gpu-mem", "--gpu-type"]
     jobs = subprocess.run(["nexus", "jobs", "--json"], capture_output=True, env={**installing.environ, "PATH": path}).stdout
     job_id = json.loads(jobs)[0]["id"]
     assert job_id in answers[2].split() and answers[3:5] == ["exp1", "top token"] and job_id in answers[5].split()

@@ -391,7 +391,7 @@ SLICED = [  # reason, fields of the job, CUDA_VISIBLE_DEVICES, NEXUS_GPU_ID, the
 def test_where_a_card_is_cut_devices_are_uuids(reason, fields, devices, places, numbers, cuda_arg):
     gpus = [mig_slice(0), mig_slice(1), gpu(1), gpu(2)]
     one = running("abc", nonce="cafe", cuda_arg=cuda_arg, command="python a.py --cuda 7", **fields)
-    made = nexus.build_environment(one, {}, gpus)
+    made = nexus.build_environment(one, {}, gpus, 29500)
     assert (made["CUDA_VISIBLE_DEVICES"], made["NEXUS_GPU_ID"]) == (devices, places)
     assert nexus.list_cuda_numbers(one, gpus) == numbers
 
