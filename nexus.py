@@ -607,6 +607,8 @@ class StateConfig(Value):
 class GpuConfig(Value):
     ids: tuple[int, ...] = optional((), list_of(integer_in(0, 9999)), "GPUs nexus may use, by index; [] = all")
     share_with_others: bool = optional(False, FLAG, "true: a GPU on which a foreign process computes may get a job too")
+    ignore_processes: tuple[str, ...] = optional(
+        (), TEXTS, "programs that do not count there, like [\"Xorg\", \"ollama\"]; the memory that they hold still does")
     min_free_mem_mib: int = optional(0, integer_in(0, 100000000), "a GPU with less free memory gets no job")
     max_unseen_mem_mib: int = optional(
         2048, integer_in(0, 100000000), "nor one without jobs where more memory is used than the listed processes have")
@@ -800,6 +802,7 @@ AMOUNT = "[0-9]{1,9}(\\.[0-9]{1,9})?"
 DURATION = f"( *{AMOUNT} ?[smhdw])+ *|([0-9]{{1,4}}-)?[0-9]{{1,6}}:[0-5][0-9]:[0-5][0-9]"
 DURATION_TEXT = matching(f"^({DURATION}|0)$", "a time with its unit", examples=["90s", "2h", "1h30m", "1:30:00"])
 DAY, CLOCK = "[12][0-9]{3}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])", "([01]?[0-9]|2[0-3])(:[0-5][0-9]){1,2}"
+WARN_SIGNALS = ("USR1", "USR2", "INT", "TERM", "HUP", "QUIT")
 BEGIN_TEXT = matching(f"^(now|\\+({DURATION})|({DAY}[ T])?{CLOCK}{ZONE}?)$",
                      "a time", examples=["22:00", "+2h", "2024-10-24 22:00", "2024-10-24T15:30:15Z"])
 SIZE_TEXT = matching(f"^{AMOUNT} ?[MGTmgt](i?[Bb])?$", "an amount of memory with its unit", examples=["10G", "500M"])
@@ -937,6 +940,10 @@ class Job(Value):
         "how long it should take: estimates get better, and it may use reserved GPUs; "
         "stopped at twice that", "asked kept public",
         flag="--expect TIME", like="30m", text=DURATION_TEXT, parse=parse_duration)
+    warn: str | None = optional(
+        None, matching(f"^({'|'.join(WARN_SIGNALS)})@({DURATION})$", "a signal and a time, like USR1@2m"),
+        "a signal for its programs that handle it, so long before its time limit", "asked kept",
+        flag="--warn SIGNAL@TIME", like="USR1@2m")
     umask: int | None = optional(None, integer_in(0, 0o777), "its umask", "asked kept hidden")
     status: str = PENDING
     status_history: tuple[tuple[str, float], ...] = ()
@@ -1415,11 +1422,11 @@ CANCEL = object_of(CANCEL_KEYS, "which jobs", minProperties=1, examples=CHOICE["
 # What `edit` may change of a pending job, and `retry` of a finished one; LIVE_CHANGES: of a running one
 CHANGES = {name: JOB_FIELDS[name] for name in (
     "command", "name", "gpus", "gpu_ids", "gpu_mem_mib", "gpu_type", "priority", "timeout_seconds", "expected_time",
-    "retries")}
+    "warn", "retries")}
 CHANGES["begin"] = Asked.FIELDS["begin"]
 EDITS = {**CHANGES, **{name: JOB_FIELDS[name] for name in ("group", "after", "after_any")}}
 CLEARED = EDITS.keys() - {"command"}            # of these, null takes away what was set
-LIVE_CHANGES = ("name", "group", "priority", "timeout_seconds", "expected_time", "retries")
+LIVE_CHANGES = ("name", "group", "priority", "timeout_seconds", "expected_time", "warn", "retries")
 LIVE_FLAGS = ", ".join(str(JOB_FIELDS[name].flag).split()[0] for name in LIVE_CHANGES)
 EDIT_KEYS = {
     **EDITS, "is_held": JOB_FIELDS["is_held"], "env": Asked.FIELDS["env"],
@@ -2430,7 +2437,8 @@ class Plan(Value):
 
 PAUSED = Reason("paused", "queue", "the queue is paused (nexus resume)")
 SHORTAGE = Reason("resources", "gpus")          # explain_shortage() says more, GPU by GPU
-MPS_SERVER = "nvidia-cuda-mps"  # "-server" is missing: the kernel keeps 15 characters of a process's name
+MPS_SERVER = "nvidia-cuda-mps-server"
+NAME_LENGTH = 15                                # so many characters of a process's name the kernel keeps
 
 
 def find_gpu_reason(gpu: Gpu, config: GpuConfig, jobs: Sequence[Job] = ()) -> Reason | None:
@@ -2448,7 +2456,7 @@ def find_gpu_reason(gpu: Gpu, config: GpuConfig, jobs: Sequence[Job] = ()) -> Re
         return Reason("held", gpu.place, "is not in the service's CUDA_VISIBLE_DEVICES" if gpu.is_withheld else
                       "is not among [gpu] ids" if is_left_out(gpu, config) else
                       "is in MIG mode without slices (sudo nvidia-smi mig -cgi PROFILE -C makes them)")
-    foreign, room, others = find_foreign(gpu), find_room(gpu, jobs), find_foreign_memory(gpu, jobs)
+    foreign, room, others = find_foreign(gpu, config), find_room(gpu, jobs), find_foreign_memory(gpu, jobs)
     unseen, why = find_unseen(gpu, jobs, config), ""
     if gpu.lease_holder:
         why = f"is held by the nexus of {gpu.lease_holder}"
@@ -2465,10 +2473,11 @@ def find_gpu_reason(gpu: Gpu, config: GpuConfig, jobs: Sequence[Job] = ()) -> Re
     return Reason("resources", gpu.place, why) if why else None
 
 
-def find_foreign(gpu: Gpu) -> list[GpuProcess]:
-    """The processes of others.  The MPS server does not count: jobs compute through it, and it stays when they end."""
+def find_foreign(gpu: Gpu, config: GpuConfig) -> list[GpuProcess]:
+    """The processes of others, without those that do not count: jobs compute through the MPS server, which stays."""
+    ignored = {name[:NAME_LENGTH] for name in (MPS_SERVER, *config.ignore_processes)}
     return [process for process in gpu.processes
-            if process.job_id is None and not (process.name or "").startswith(MPS_SERVER)]
+            if process.job_id is None and (process.name or "")[:NAME_LENGTH] not in ignored]
 
 
 def find_unseen(gpu: Gpu, jobs: Sequence[Job], config: GpuConfig) -> float:
@@ -2731,6 +2740,15 @@ def find_stop(job: Job, runtime_s: float | None, memory_mib: float | None,
     return None
 
 
+def find_warning(job: Job, runtime_s: float | None, config: JobsConfig) -> str | None:
+    """The signal of --warn, if it is time for it."""
+    limit_s, _ = find_time_limit(job, config)
+    if job.warn is None or limit_s is None or runtime_s is None:
+        return None
+    signal, _, before = job.warn.partition("@")
+    return signal if runtime_s >= limit_s - parse_duration(before) else None
+
+
 def find_time_limit(job: Job, config: JobsConfig) -> tuple[float | None, str]:
     """(seconds that a job may run, None: no limit; what sets the limit)"""
     if job.timeout_seconds is not None:
@@ -2834,6 +2852,8 @@ def find_slurm_obstacle(job: Job) -> Reason | None:
     if job.gpu_type and not is_gres_type(job.gpu_type):
         return Reason("never", "gpu_type", f"wants a GPU of type {job.gpu_type}, which cannot be a type in Slurm: "
                       "sinfo -o %G shows those that there are, like a100")
+    if job.warn:
+        return Reason("never", "warn", "wants a warning, which is Slurm's to send: --signal in [slurm] extra_args")
     for key in ("gpu_ids", "gpu_mem_mib", "cuda_arg"):
         if getattr(job, key):
             return Reason("never", key, f"wants {key}, and which GPUs a job gets is Slurm's to choose")
@@ -3072,6 +3092,21 @@ def choose_signaled(members: Sequence[Process], first_pids: Container[int], sign
         if process.name not in LAUNCHERS or not children:
             chosen.append(process)
     return [process for process in chosen if process.pid not in signaled and process.pid not in readers]
+
+
+def choose_warned(members: Iterable[Process], catchers: Container[int]) -> list[Process]:
+    """The first of each branch that handles a signal: a trainer, and not torchrun above it or its data loaders below.
+
+    `members`: parents first.  `catchers`: the pids of those that handle it; the others would die of it.
+    """
+    chosen, below = [], set[int]()
+    for process in members:
+        if process.parent in below:
+            below.add(process.pid)
+        elif process.pid in catchers:
+            chosen.append(process)
+            below.add(process.pid)
+    return chosen
 
 
 def choose_session(members: Iterable[Process], session: int | None) -> list[Process]:
@@ -3459,7 +3494,7 @@ def gpu_json(gpu: Gpu, state: State, config: GpuConfig, trouble: str | None, nod
     """
     held = [(job, share) for job in state.running.values()
             for uuid, share in zip(job.current.gpu_uuids, list_shares(job)) if uuid == gpu.uuid]
-    jobs, job_ids, foreign = [job for job, _ in held], [job.id for job, _ in held], find_foreign(gpu)
+    jobs, job_ids, foreign = [job for job, _ in held], [job.id for job, _ in held], find_foreign(gpu, config)
     why = find_gpu_reason(gpu, config, jobs)
     obstacle = why.detail if why else closed
     if trouble:
@@ -5037,6 +5072,13 @@ class Processes:
             self.forget(processes)
         return members
 
+    def find_catchers(self, processes: Iterable[Process], number: int) -> set[int]:
+        """The pids of those that handle this signal."""
+        def handles(process: Process) -> bool:
+            masks = re.search("^SigCgt:\\s*([0-9a-f]+)$", read_text(f"{PROC}/{process.pid}/status") or "", re.M)
+            return bool(masks and int(masks[1], 16) >> (number - 1) & 1)
+        return {process.pid for process in processes if handles(process)}
+
     def find_readers(self, processes: Sequence[Process]) -> set[int]:
         """The pids of those that read a pipe into which another one writes, like `tee` behind `|`."""
         def find_pipe(process: Process, number: int) -> str:
@@ -6012,9 +6054,7 @@ def build_environment(job: Job, variables: Mapping[str, str], gpus: Sequence[Gpu
     is_slurm = job.current.slurm_key is not None        # job.sh learns its GPUs where it runs
     sees_all = is_slurm or (job.cuda_arg and not is_cut)
     unset = {*(["CUDA_VISIBLE_DEVICES"] if sees_all else []), *(["NEXUS_GPU_ID"] if is_slurm else [])}
-    is_nested = "NEXUS_JOB_ID" in variables             # a job submitted it, whose port it must not have
-    dropped = {*own, *(PORT_VARIABLES if is_nested else [])}
-    passed = {name: text for name, text in variables.items() if name not in dropped and not is_job_variable(name)
+    passed = {name: text for name, text in variables.items() if name not in own and not is_job_variable(name)
               and not (is_slurm and name.startswith("SLURM_"))}
     port_text = passed.get("MASTER_PORT") or passed.get("PET_MASTER_PORT") or str(port)
     kept = {"PYTHONUNBUFFERED": "1", **dict.fromkeys(PORT_VARIABLES, port_text), **passed}
@@ -7102,6 +7142,7 @@ class HostedJob:
         self.processes_left: int | None = None
         self.notes: tuple[str, ...] = ()
         self.stop: tuple[str, str] | None = None        # find_stop()
+        self.is_warning_due = False                     # find_warning()
         # Its processes are ended when the job must stop, and again when its command has ended and left some.
         self.ending_since: float | None = None          # monotonic
         self.is_stopped = False                         # since then for a stop
@@ -7123,6 +7164,25 @@ class HostedJob:
         notes = (*self.notes, use) if use else self.notes
         return Progress(self.pid, self.pid_started, self.machine.session_of(self.job), self.result, self.is_over,
                         self.requeue, self.processes_left, notes, stop=stop)
+
+    @property
+    def warned_file(self) -> str:
+        """It is there when the signal of --warn was sent for the time limit that the job has now."""
+        return f"{self.folder}/warned-{self.job.attempt}-{find_time_limit(self.job, self.host.config.jobs)[0]}"
+
+    def warn(self, members: Sequence[Process]) -> None:
+        """Send the signal of --warn.  Raises: OSError."""
+        import signal
+        name = (self.job.warn or "").partition("@")[0]
+        number, processes = signal.Signals[f"SIG{name}"], self.machine.processes
+        warned = choose_warned(members, processes.find_catchers(members, number))
+        write_atomic(self.warned_file, [], is_synced=False)
+        for process in warned:
+            processes.send(process, number)
+        names = join_some([f"{process.name} (pid {process.pid})" for process in warned])
+        outcome = f"sent to {names}" if warned else "nothing of it handles that"
+        self.notes += (f"{name} before its time limit: {outcome}",)
+        self.host.log.info("Job %s: %s", self.job.id, self.notes[-1])
 
     def find_runtime_s(self) -> float | None:
         """Seconds since its begin, whatever the wall clock was set to."""
@@ -7171,7 +7231,10 @@ class HostedJob:
         if not self.requeue and (self.result is None or self.processes_left):
             host = self.host
             memory_mib = host.observer.find_memory_mib(self.job)
-            self.stop = self.stop or find_stop(self.job, self.find_runtime_s(), memory_mib, host.config.jobs)
+            runtime_s = self.find_runtime_s()
+            self.stop = self.stop or find_stop(self.job, runtime_s, memory_mib, host.config.jobs)
+            self.is_warning_due = (find_warning(self.job, runtime_s, host.config.jobs) is not None
+                                   and not self.stop and not os.path.exists(self.warned_file))
 
     def look_at_files(self, is_child_gone: bool) -> None:
         """Look at its files and its pid: the second way to learn that it has started or ended.  Raises: OSError."""
@@ -7407,13 +7470,20 @@ class JobHost:
         return hosted
 
     def end_processes(self, due: Sequence[HostedJob], now: float) -> None:
-        """End jobs with a stop_cause, and what ended commands have left: a first signal, grace time, SIGKILL."""
-        if not due:
+        """End jobs with a stop_cause, and what ended commands have left: a first signal, grace time, SIGKILL.
+
+        Send those whose time limit is near the signal that they asked for.
+        """
+        warned = [one for one in self.hosted.values() if one.is_warning_due and not one.result]
+        if not due and not warned:
             return
         # No process outlives a boot.  The pid of a short job is not recorded yet.
-        here = [with_facts(one.job, pid=one.pid, pid_started=one.pid_started) for one in due if one.is_here]
+        here = [with_facts(one.job, pid=one.pid, pid_started=one.pid_started) for one in (*due, *warned) if one.is_here]
         over = [job_id for job_id, one in self.hosted.items() if one.result]
         members = self.machine.processes.find_members(here, over)
+        for one in warned:
+            one.is_warning_due = False
+            self.run_guarded(f"warning job {one.job.id}", one.warn, members.get(one.job.id, []))
         for one in due:
             self.run_guarded(f"ending job {one.job.id}", one.end, members.get(one.job.id, []), now)
 
@@ -9010,6 +9080,11 @@ class Drafts(Part):
         check_gpus(job)
         if re.fullmatch(GPU_PLACE, job.name or ""):
             refuse(f"the name {job.name} would be taken for a GPU", hint="begin it with a letter, like --name run-1")
+        limit_s, _ = find_time_limit(job, self.config.jobs)
+        if job.warn and (limit_s is None or limit_s <= parse_duration(job.warn.partition("@")[2])):
+            refuse(f"warn {job.warn} needs a longer time limit, and this job "
+                   f"{'has none' if limit_s is None else 'is stopped after ' + format_duration(limit_s)}",
+                   hint="set one: --timeout TIME")
         if job.cuda_arg and not re.search(CUDA_OPTION, job.command) and re.search(SHELL_CHARACTERS, job.command):
             refuse("cuda_arg: cannot tell where --cuda belongs in this command",
                    hint="write it there: python train.py --cuda 0 | tee log")
@@ -9050,7 +9125,9 @@ class Drafts(Part):
 
     def make_environment(self, base: Mapping[str, str], added: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
         """Return (digest, variables) of an environment with further variables.  Raises: usage."""
-        variables = {name: text for name, text in {**base, **added}.items() if not is_job_variable(name)}
+        parents = () if "NEXUS_JOB_ID" not in base else PORT_VARIABLES      # a job submits it: that has them for itself
+        variables = {name: text for name, text in {**base, **added}.items()
+                     if not is_job_variable(name) and (name in added or name not in parents)}
         text = json.dumps(variables, sort_keys=True)
         if len(text) > 1024 * 1024:
             refuse("the environment is larger than 1 MiB", hint="unset what the job does not need")

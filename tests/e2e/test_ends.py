@@ -32,6 +32,14 @@ open(sys.argv[1] + ".began", "w").close()
 while True: time.sleep(600)
 """
 
+# Its data loader inherits the handler.
+WARNED = """
+import os, signal
+signal.signal(signal.SIGUSR1, lambda *_: print("saved", flush=True))
+os.fork()
+while True: signal.pause()
+"""
+
 
 @pytest.fixture(scope="module", params=["screen", "direct"])
 def box(request):
@@ -181,6 +189,26 @@ def test_a_time_limit_lets_it_save_too(box):
     for job_id, (reason, out) in jobs.items():
         assert box.wait(job_id, "failed")["cause"] == "timeout"
         assert live.read(out) == "SIGTERM 2", (reason, box.logs(job_id))
+
+
+def test_its_program_is_warned_before_its_time_limit(box):
+    """Once, also when the service is another one by then; who does not handle the signal would die of it."""
+    make_program(box, "warned", WARNED)
+    wrapped = "python3 -c 'import subprocess, sys; subprocess.run(sys.argv[1:])' warned; true"
+    job, deaf = (box.add(command, gpus=0, timeout_seconds=600, warn="USR1@590s") for command in (wrapped, "sleep 600"))
+    live.until(lambda: "saved" in box.logs(job), "the signal")
+    live.until(lambda: "nothing of it handles that" in str(box.job(deaf)["notes"]), "the note")
+    box.kill_all_of_service()
+    box.start()
+    box.wait(box.add("true", gpus=0), "completed")
+    assert box.job(deaf)["status"] == box.job(job)["status"] == "running"
+    box.ask("DELETE", f"/jobs/{job}")
+    assert "USR1 before its time limit: sent to " in str(box.wait(job, "cancelled")["notes"])
+    assert box.logs(job).split().count("saved") == 1
+    for options, words in (((), "this job has none"), (("--timeout", "60s"), "is stopped after 1m")):
+        refused = box.nexus("add", "--warn", "USR1@90s", *options, "true")
+        assert refused.returncode == 2 and words in refused.stderr
+    box.ask("DELETE", f"/jobs/{deaf}")
 
 
 @pytest.mark.parametrize("on_reboot, statuses, cause", [

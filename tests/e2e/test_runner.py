@@ -358,7 +358,6 @@ DEVICES = [  # reason, submitted, GPUs of the machine, indices of the job, what 
     ("a port for torchrun", {}, [0], (0,), {"MASTER_PORT": "20001", "PET_MASTER_PORT": "20001"}),
     ("it has one", {"MASTER_PORT": "7"}, [0], (0,), {"MASTER_PORT": "7", "PET_MASTER_PORT": "7"}),
     ("torchrun has one", {"PET_MASTER_PORT": "7"}, [0], (0,), {"MASTER_PORT": "7", "PET_MASTER_PORT": "7"}),
-    ("its parent's", {"NEXUS_JOB_ID": "xyz", "MASTER_PORT": "7"}, [0], (0,), {"MASTER_PORT": "20001", "PET_MASTER_PORT": "20001"}),
 ]
 
 

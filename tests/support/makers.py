@@ -182,7 +182,7 @@ JOB_FIELDS = {
     "log_base": st.tuples(st.integers(0, 10**12), st.integers(0, 10**12)),
     "exclusive": st.booleans(),
     "priority": numbers, "name": maybe(texts), "key": maybe(texts), "tty": st.booleans(),
-    "umask": maybe(st.integers(0, 0o777)),
+    "umask": maybe(st.integers(0, 0o777)), "warn": maybe(st.sampled_from(["USR1@2m", "INT@90s"])),
     "status": st.sampled_from(nexus.STATUSES),
     "status_history": tuples(st.tuples(st.sampled_from(nexus.STATUSES), times)),
     "log_dir": maybe(passed_on)}

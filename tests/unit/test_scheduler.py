@@ -57,6 +57,12 @@ PLANS = [  # reason, jobs, GPUs, keys of the configuration, {job id: GPU indices
     ("shared with others", [job("aaa")], [gpu(0, processes=(foreign(),))], {"share_with_others": True}, {"aaa": (0,)}),
     ("MPS, which stays", [job("aaa")], [gpu(0, memory_used_mib=30.0, processes=(
         foreign(name="nvidia-cuda-mps", memory_mib=30.0),))], {}, {"aaa": (0,)}),
+    ("a program that does not count", [job("aaa", gpu_mem_mib=4 * GB)], [gpu(0, processes=(foreign(name="Xorg", memory_mib=30.0),))],
+     {"ignore_processes": ["Xorg"]}, {"aaa": (0,)}),
+    ("beside one that does", [job("aaa")], [gpu(0, processes=(foreign(name="Xorg"), foreign(name="python")))],
+     {"ignore_processes": ["Xorg"]}, {}),
+    ("a long name, of which the kernel keeps the beginning", [job("aaa")], [gpu(0, processes=(foreign(name="gnome-remote-de"),))],
+     {"ignore_processes": ["gnome-remote-desktop"]}, {"aaa": (0,)}),
     ("a process of ours that is ending", [job("aaa")], [gpu(0, processes=(foreign(job_id="xxx"),))], {}, {"aaa": (0,)}),
     ("as much as windows take", [job("aaa")], [gpu(0, memory_used_mib=2048)], {}, {"aaa": (0,)}),
     ("that of a job in a container", [running("rrr", gpus=0.5), job("aaa", 2, gpus=0.5)], [gpu(0, memory_used_mib=9000)], {},
@@ -325,6 +331,20 @@ STOPS = [  # reason, fields of a job that has run for 100 s and takes 3 GB of ho
 def test_find_stop(reason, fields, keys, expected):
     cause, line = nexus.find_stop(running("rrr", **fields), 100.0, 3 * GB, config(**keys).jobs) or ("", "")
     assert (cause, expected and expected[1] in line) == (expected[0] if expected else "", expected and True), reason
+
+
+WARNINGS = [  # reason, fields of a job, how long it has run, keys, the signal
+    ("not asked for", {"timeout_seconds": 100}, 99, {}, None), ("no time limit", {"warn": "USR1@10s"}, 99, {}, None),
+    ("not yet", {"warn": "USR1@10s", "timeout_seconds": 100}, 89, {}, None),
+    ("now", {"warn": "USR1@10s", "timeout_seconds": 100}, 90, {}, "USR1"),
+    ("the configuration's limit", {"warn": "INT@1m"}, 60, {"timeout_seconds": 90}, "INT"),
+    ("nothing is known of it yet", {"warn": "USR1@10s", "timeout_seconds": 100}, None, {}, None),
+]
+
+
+@pytest.mark.parametrize("reason, fields, runtime_s, keys, expected", WARNINGS, ids=[case[0] for case in WARNINGS])
+def test_find_warning(reason, fields, runtime_s, keys, expected):
+    assert nexus.find_warning(running("rrr", **fields), runtime_s, config(**keys).jobs) == expected
 
 
 def test_a_job_of_which_nothing_is_known_yet_is_not_stopped():
@@ -1045,6 +1065,20 @@ SIGNALED = [  # reason, its processes, pids at the first look (None: these), tol
 def test_choose_signaled(reason, members, seen, told, readers, pids):
     seen = [one.pid for one in members] if seen is None else seen
     assert [one.pid for one in nexus.choose_signaled(members, seen, told, readers)] == pids
+
+
+WARNED = [  # reason, its processes, who handles the signal, who gets it
+    ("a trainer, and not torchrun above it", [SH, TRAIN, WORKER], [13], [13]),
+    ("a trainer, and not its data loaders", [SH, TRAIN, WORKER], [12, 13], [12]),
+    ("each rank", [TRAIN, WORKER, process(14, 12), process(15, 13)], [13, 14, 15], [13, 14]),
+    ("a shell's trap", [SH, TRAIN], [11, 12], [11]),
+    ("nobody", [SH, TRAIN], [], []),
+]
+
+
+@pytest.mark.parametrize("reason, members, catchers, pids", WARNED, ids=[case[0] for case in WARNED])
+def test_choose_warned(reason, members, catchers, pids):
+    assert [one.pid for one in nexus.choose_warned(members, catchers)] == pids
 
 
 def test_choose_session():
