@@ -1770,3 +1770,9 @@ def test_who_else_reads_the_fifo_does_not_stop_the_loop(world, monkeypatch):
     read = os.read
     monkeypatch.setattr(os, "read", lambda handle, size: (read(handle, size), read(handle, size))[1])
     assert events.wait(60) == [], "a read by the other one comes first: then there is nothing left"
+
+
+@pytest.mark.parametrize("added, expected", [({}, {"A": "1"}), ({"MASTER_PORT": "8"}, {"A": "1", "MASTER_PORT": "8"})])
+def test_a_job_that_a_job_submits_does_not_get_its_port(world, added, expected):
+    _, variables = world(gpus=0).service.drafts.make_environment({"NEXUS_JOB_ID": "abc", "MASTER_PORT": "7", "PET_MASTER_PORT": "7", "A": "1"}, added)
+    assert variables == expected
