@@ -608,7 +608,7 @@ class GpuConfig(Value):
     ids: tuple[int, ...] = optional((), list_of(integer_in(0, 9999)), "GPUs nexus may use, by index; [] = all")
     share_with_others: bool = optional(False, FLAG, "true: a GPU on which a foreign process computes may get a job too")
     ignore_processes: tuple[str, ...] = optional(
-        (), TEXTS, "programs that do not count there, like [\"Xorg\", \"ollama\"]; the memory that they hold still does")
+        (), TEXTS, "programs that do not count there, like [\"Xorg\", \"ollama\"]; their memory still does")
     min_free_mem_mib: int = optional(0, integer_in(0, 100000000), "a GPU with less free memory gets no job")
     max_unseen_mem_mib: int = optional(
         2048, integer_in(0, 100000000), "nor one without jobs where more memory is used than the listed processes have")
