@@ -913,6 +913,7 @@ class Job(Value):
         flag="--after-any ID,...", like="abc,abd", text=IDS_TEXT, parse=parse_ids,
         convert=lambda ids: tuple(dict.fromkeys(ids)))
     pending_dependencies: tuple[str, ...] = ()                 # of `after` and `after_any`, those not ended yet
+    after_process: tuple[int, int, str] | None = None   # (pid, start time, boot id) after whose end it starts
     key: str | None = None                      # of its submission, in case the client sends it again
     env_digest: str | None = optional(
         None, TEXT, "digest of its `env`: with command, directory and conda what `unique` compares", "kept")
@@ -1173,7 +1174,7 @@ def request_class(job: Job) -> tuple[Any, ...]:
 
 def find_class(job: Job) -> JobClass | None:
     """Where one job of a class cannot start, those behind it cannot.  None: it waits for something else."""
-    if job.status != PENDING or job.is_held or job.pending_dependencies or is_in_slurm(job):
+    if job.status != PENDING or job.is_held or job.pending_dependencies or job.after_process or is_in_slurm(job):
         return None
     return job.user, job.group, request_class(job)
 
@@ -1393,6 +1394,9 @@ class Asked(Value):
     begin: str | None = optional(
         None, BEGIN_TEXT, "start no sooner: at the next 22:00, in 2 hours, or at a time", "asked",
         flag="--begin WHEN", like="22:00, +2h")
+    after_pid: int | None = optional(
+        None, integer_in(1, 4194304), "start when this process of this machine has ended", "asked",
+        flag="--after-pid PID")
     unique: bool = optional(
         False, FLAG, "add nothing if the same waits, runs or has completed", "asked", flag="--unique")
     commands: tuple[str, ...] = optional((), list_of(COMMAND, 1), "instead of command: a job for each of them", "asked")
@@ -2953,6 +2957,8 @@ def find_reason(job: Job, planned: Plan, config: Config, now: float) -> Reason:
         return Reason("begin-time", "retry", f"{failure}; {describe_next_attempt(job, now)}")
     if job.pending_dependencies:
         return Reason("dependency", ",".join(job.pending_dependencies), format_jobs_there(job.pending_dependencies))
+    if job.after_process:
+        return Reason("dependency", "pid", f"process {job.after_process[0]}")
     quota = planned.quotas.check(job.group, job.user) if planned.quotas else None
     if quota:
         return quota
@@ -8457,6 +8463,8 @@ class Outcomes(Part):
 class Starter(Part):
     """Starts jobs through their backends."""
 
+    looked_at = float("-inf")                   # monotonic: when the processes of --after-pid were looked at
+
     def intend(self, job: Job, start: Start, now: float) -> Put:
         where: dict[str, Any] = {"nonce": self.clock.new_token()[:16]}
         cwd = self.layout.work_folder(job.id) if job.code else job.cwd
@@ -8469,6 +8477,25 @@ class Starter(Part):
         begun = begin_attempt(job, gpu_indices=start.gpu_indices, gpu_uuids=start.gpu_uuids,
                               gpu_slice=start.gpu_slice, started_at=now, **where)
         return change_status(begun, RUNNING, now, **folders)
+
+    def release_waiting(self) -> None:
+        """Record which processes of --after-pid have ended."""
+        if self.clock.monotonic() - self.looked_at < WATCH_INTERVAL_S:
+            return
+        self.looked_at = self.clock.monotonic()
+        ended = []
+        for job in list(self.store.state.pending.values()):
+            pid, started, boot_id = job.after_process or (0, 0, "")
+            if pid and not (boot_id == self.machine.boot_id and self.machine.processes.is_alive(pid, started)):
+                ended.append(job.id)
+
+        def release(state: State) -> Changes:
+            for job_id in ended:
+                if job_id in state.pending:
+                    yield change_job(state.jobs[job_id], after_process=None)
+
+        if ended:
+            self.service.change(release, "The process has ended after which these were to start: %s", ", ".join(ended))
 
     def start(self, job: Job, variables: Mapping[str, str] | None) -> None:
         """Start a job whose intent is on disk.  After a crash before its claim, the next service requeues it."""
@@ -9068,9 +9095,14 @@ class Drafts(Part):
         if config.llm_config and model and "gpus" not in fields:
             defaults["gpus"] = find_llm_share(config.llm_config, model)
         begin_at = parse_begin(asked.begin, self.clock.now()) if asked.begin else None
+        waited = self.machine.processes.find(asked.after_pid) if asked.after_pid else None
+        if asked.after_pid and not waited:
+            refuse(f"there is no process {asked.after_pid} on this machine, or it cannot be seen",
+                   hint="it has ended? then leave --after-pid out")
         env_digest = hash_text(json.dumps(asked.env, sort_keys=True))[:16] if asked.env else None
         job = Job(**{**defaults, **fields}, user=user, created_at=0.0, queue_key=(), environment=digest,
                   begin_at=begin_at, env_digest=env_digest,
+                  after_process=(waited.pid, waited.started, self.machine.boot_id) if waited else None,
                   only_node="" if asked.node == self.service.node else asked.node)
         self.check_job(job)
         return job
@@ -10194,6 +10226,7 @@ class Service:
             self.run_guarded(backend.doing, self.take_in, backend, runner_events)
         self.run_guarded("reading GPUs", self.gpu_watch.take_in_observation)
         self.run_guarded("looking at nodes", self.pool.take_stock)
+        self.run_guarded("looking for processes that jobs wait for", self.starter.release_waiting)
         self.run_guarded("scheduling", self.record_ends_and_start)
         self.turned_at = self.clock.monotonic()
 

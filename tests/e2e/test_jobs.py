@@ -214,6 +214,21 @@ def test_one_after_the_other():
         assert "no job 'Zzz'" in cli(box, "add", "--after", "Zzz", "true", code=3)
 
 
+def test_after_a_process_that_was_begun_by_hand():
+    """Also when the service is another one by then."""
+    with live.Box(gpus=1) as box, subprocess.Popen(["sleep", "600"]) as by_hand:
+        job = box.nexus("add", "--after-pid", str(by_hand.pid), "true").stdout.strip()
+        assert box.job(job)["waiting_for"] == f"after process {by_hand.pid}"
+        box.kill_all_of_service()
+        box.start()
+        assert box.wait(box.add("true"), "completed") and box.job(job)["status"] == "pending"
+        by_hand.kill()
+        by_hand.wait()
+        box.wait(job, "completed")
+        refused = box.nexus("add", "--after-pid", str(by_hand.pid), "true")
+        assert refused.returncode == 2 and "there is no process" in refused.stderr
+
+
 def test_a_group_has_its_limit():
     with live.Box(gpus=0, cpu_slots=10) as box:
         log = box.path("log")
