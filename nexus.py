@@ -13807,6 +13807,7 @@ section { margin-bottom: 1rem; }
 .time { min-width: 4.5rem; margin-left: auto; text-align: right; }
 .gpus > li { display: grid; grid-template-columns: 3.4rem 9rem 10rem minmax(0, 1fr) auto; gap: 0 .8rem; }
 #gpus > ul { margin-top: .5rem; }
+#lists > ul { margin-bottom: 1rem; }
 .time .link { margin-left: .6rem; color: var(--muted); }
 .gauge { flex-wrap: nowrap; white-space: nowrap; }
 .gauge span { min-width: 2.8rem; text-align: right; }
@@ -13840,7 +13841,7 @@ section { margin-bottom: 1rem; }
 
 #job > * { margin-bottom: .7rem; }
 .facts, .form { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(22rem, 100%), 1fr)); gap: .6rem; }
-.fields > div { display: grid; grid-template-columns: 9rem minmax(0, 1fr); gap: .6rem; }
+.fields > div { display: grid; grid-template-columns: 9rem minmax(0, 1fr); gap: .1rem .6rem; align-items: baseline; }
 dialog { width: min(38rem, calc(100vw - 1.5rem)); max-height: calc(100dvh - 2rem); padding: 1.1rem; color: var(--ink); }
 dialog:has(.form) { width: min(52rem, calc(100vw - 1.5rem)); }
 dialog h2 { margin-bottom: .4rem; }
@@ -13859,7 +13860,7 @@ summary:is(.head, .call *)::before { content: "\25b8"; content: "\25b8" / ""; co
 .offline button:not(.log *, dialog *) { pointer-events: none; opacity: .5; }
 .docs header :not(.bar, .brand) { display: none; }
 .call { margin: .4rem 0; padding: .1rem .8rem; }
-.fields input { max-width: 14rem; margin-right: .6rem; }
+.fields input { max-width: 14rem; margin: .1rem .6rem .1rem 0; }
 .call b { min-width: 4rem; color: var(--accent); }
 #docs :is(h2, h3, p) { margin: .7rem 0 .2rem; }
 
@@ -13867,16 +13868,16 @@ summary:is(.head, .call *)::before { content: "\25b8"; content: "\25b8" / ""; co
   .bar, main, footer { padding: .4rem .7rem; }
   .quiet, .heading, .gpus :is(.memory, .line, progress), #failures :is(.cause, .time) { display: none !important; }
   header { position: static; }
+  #offline { position: sticky; top: 0; z-index: 5; }
   #failures li { flex-wrap: nowrap; }
   .rows .job { flex: 1 1 8rem; }
-  .rows .actions, .gauge span { min-width: 0; }
+  .rows .actions, .gauge span, .time { min-width: 0; }
   .actions:not(:has(:not(.quiet))) { display: none; }
   .rows .use > .job, .group > .title { flex: 1 1 5rem; }
   .group progress { order: 1; flex-basis: 60%; }
   .counts, #filter { order: 2; flex: 0 0 100%; max-width: none; }
   .gpus > li { grid-template-columns: 2.2rem 2.8rem minmax(0, 1fr) auto; gap: 0 .5rem; }
-  .rows > li > :is(.why, .cause) { order: 1; flex-basis: 100%; }
-  .time { min-width: 0; }
+  .rows > li > :is(.why, .cause) { order: 1; flex-basis: auto; }
 }
 @media (pointer: coarse) { button, input, textarea { min-height: 40px; } }
 
@@ -13941,6 +13942,9 @@ function el(tag, facts = {}, ...children) {     // keys and handlers become prop
 }
 
 const button = (text, onclick, facts = {}) => el('button', {type: 'button', onclick, key: text, ...facts}, text);
+const action = (text, name, onclick, facts) =>  // a button of a row; a phone has no room for what is `quiet`
+  button(text, onclick, {class: 'quiet', 'aria-label': `${text} ${name}`, ...facts});
+const banner = (kind, text) => text && el('p', {class: `banner ${kind}`, key: text}, text);
 
 // Everything is drawn anew each time, and only differences are applied: rows are kept, moved and updated, so that the
 // focus, a selection and the scroll position survive.
@@ -14104,12 +14108,12 @@ async function askForToken({message, hint}) {
     pattern: '\\s*[!-~]+\\s*', title: 'A token has no spaces and only ASCII letters.'});
   const onsubmit = (event) => { event.preventDefault(); keepToken(field.value.trim()); byId('dialog').close(); };
   keepToken('');
-  showConnection('', 'token needed');
-  await openDialog('This service asks for a token', field, el('form', {id: 'login', autocomplete: 'off', onsubmit},
+  if (message) showConnection('', 'token needed');
+  await openDialog('A token for this service', field, el('form', {id: 'login', autocomplete: 'off', onsubmit},
     el('p', {class: 'muted', role: 'alert'}, sentences({message, hint: advice})),
     el('label', {for: 'token'}, 'Token'), field,
     el('p', {class: 'small muted'}, 'It is kept for this tab alone, until the tab is closed.'),
-    el('button', {class: 'primary'}, 'Continue')));
+    el('div', {class: 'buttons'}, !message && closeButton(), el('button', {class: 'primary'}, 'Continue'))));
   tokenDialog = null;
 }
 
@@ -14196,7 +14200,6 @@ function draw() {
   if (!view) return;
   drawHeader();
   if (jobPage) return jobPage.draw();
-  const banner = (kind, text) => text && el('p', {class: `banner ${kind}`, key: text}, text);
   const hasJobs = Object.values(view.counts).some(Boolean), checks = view.bad_checks.join(', ');
   const state = [el('div', {id: 'banners', key: 'banners'},
     banner('warn', view.is_paused && 'The queue is paused: running jobs go on, nothing new starts.'),
@@ -14204,7 +14207,7 @@ function draw() {
     banner('bad', view.gpu_trouble), banner('bad', view.slurm?.trouble), view.hints.map((text) => banner('busy', text)),
     banner('busy', !hasJobs
       && 'There is no job yet. Add one with the button above, or on the machine: nexus add "python train.py"')),
-  drawFailures(), drawGpus()];
+  !isFiltered() && drawFailures(), drawGpus()];
   const lists = (hasJobs || isFiltered()) && drawLists();       // what was looked for comes first
   show(byId('overview'), el('h1', {class: 'unseen'}, 'nexus: GPUs and jobs'),
     isFiltered() ? [lists, state] : [state, lists]);
@@ -14230,7 +14233,7 @@ function drawHeader() {
   byId('icon').href = `data:image/svg+xml,${encodeURIComponent(icon)}`;
 }
 
-// Of the queue, a group or a GPU.  A phone has no room for what is `quiet`.
+// Of the queue, a group or a GPU.
 function pauseButton(isPaused, name, path, {query = '', noun = '', kind = 'quiet'}) {
   const verb = isPaused ? 'Resume' : 'Pause', label = `${verb} ${name}`;
   const done = isPaused ? `Resumed ${name}.` : `Paused ${name}: what runs goes on, nothing new starts.`;
@@ -14289,7 +14292,7 @@ function drawFailures() {
     const [{id, group}] = jobs, more = jobs.length - 1;
     const note = more > 0 && el('a', {class: 'clip', href: groupAddress(group, 'failed')}, `+${more} of ${group}`);
     return el('li', {key, class: 'bad'}, describe(jobs[0], note), drawTime(jobs[0]),
-      button('Retry', () => retry(more ? {group} : {ids: [id]}), {class: 'quiet', 'aria-label': `Retry ${key}`}),
+      action('Retry', key, () => retry(more ? {group} : {ids: [id]})),
       button('\u00d7', () => dismiss(jobs), {'aria-label': `Dismiss ${key}`, title: 'Dismiss'}));
   };
   return el('section', {id: 'failures', key: 'failures', 'aria-label': 'Failures'}, lines.length > 0 && el('ul',
@@ -14301,12 +14304,10 @@ function drawFailures() {
 
 // GPUs, a row for each: its load, its memory, and who has it.  Where there are nodes, they are folded by machine.
 
-const localPlace = (gpu) => gpu.place.split(':').at(-1);        // 0, or 0.1 for a slice
 const countFree = (gpus) => `${gpus.filter((gpu) => gpu.is_available).length} of ${gpus.length} available`;
 
 function drawGpus() {
-  const gpus = Object.values(view.gpus).sort((a, b) => localPlace(a) - localPlace(b)), {slurm} = view;
-  const onGpus = new Set(gpus.flatMap((gpu) => gpu.job_ids));
+  const gpus = Object.values(view.gpus), {slurm} = view, onGpus = new Set(gpus.flatMap((gpu) => gpu.job_ids));
   const others = Object.values(view.jobs).filter((job) => job.status === 'running' && !onGpus.has(job.id));
   const drawOther = (job) => el('li', {key: job.id, 'data-job': job.id}, el('b', {}, job.gpus ? gpuList(job) : 'CPU'),
     el('span', {class: 'muted'}, hasNodes() && job.node), el('span', {class: 'memory'}),
@@ -14344,8 +14345,7 @@ function drawGpu(gpu) {
     known(temperature) && `${Math.round(temperature)} \u00b0C`, known(watts) && `${Math.round(watts)} W`);
   const pause = pauseButton(isPaused, name, `gpus/${encodeURIComponent(place)}`, {noun: ' GPU', kind: 'quiet link'});
   return el('li', {key: gpu.uuid, 'data-gpu': place, class: isIdle && 'warn'},
-    el('div', {title}, el('b', {}, localPlace(gpu)),
-      gpu.profile && el('div', {class: 'muted quiet small'}, gpu.profile)),
+    el('b', {title}, place.split(':').at(-1)),
     gauge({class: 'gauge', title}, `${name} load`, utilization, 100, percent),
     gauge({class: 'gauge memory', title}, `${name} memory`, used, gpu.memory_total_mib, size),
     el('div', {}, jobs.map((job) => el('div', {class: 'use', key: job.id, 'data-job': job.id},
@@ -14396,17 +14396,16 @@ function drawJob(job, reason) {
   const {id, status, stopping, group} = job;
   const note = [group && !filter.group && el('a', {class: 'muted', href: groupAddress(group)}, group),
     status === 'running' && muted(where(job))];
-  const action = (text, act, isOff) =>
-    button(text, act, {class: 'quiet', disabled: isOff, 'aria-label': `${text} job ${id}`});
+  const name = `job ${id}`;
   return el('li', {key: id, 'data-job': id}, describe(job, note, reason), drawTime(job),
     known(job.command) && el('span', {class: 'actions'}, job.is_held && holdButton(job),
-      !isOver(job) ? action('Cancel', () => cancelJob(job), Boolean(stopping))
-        : status !== 'completed' && action('Retry', () => retry({ids: [id]}))));
+      !isOver(job) ? action('Cancel', name, () => cancelJob(job), {disabled: Boolean(stopping)})
+        : status !== 'completed' && action('Retry', name, () => retry({ids: [id]}))));
 }
 
-const holdButton = ({id, is_held: isHeld}) => button(isHeld ? 'Resume' : 'Hold', () => act('PATCH', `queue/${id}`,
-  {is_held: !isHeld}, isHeld ? `Job ${id} may start.` : `Job ${id} is held: it starts when it is resumed.`),
-{'aria-label': `${isHeld ? 'Resume' : 'Hold'} job ${id}`});
+const holdButton = ({id, is_held: isHeld}) => action(isHeld ? 'Resume' : 'Hold', `job ${id}`,
+  () => act('PATCH', `queue/${id}`, {is_held: !isHeld},
+    isHeld ? `Job ${id} may start.` : `Job ${id} is held: it starts when it is resumed.`), {class: null});
 
 function drawGroup(group) {
   const {name, hold, estimated_end: end} = group, isOn = group.pending + group.running > 0;
@@ -14414,17 +14413,18 @@ function drawGroup(group) {
   const total = statuses.reduce((sum, status) => sum + group[status], 0);
   const ended = total - group.pending - group.running, label = `group ${name}`;
   const kind = filter.group ? null : 'quiet';   // its own page has room
-  const action = (text, act) => button(text, act, {class: kind, 'aria-label': `${text} ${label}`});
   return el('li', {class: 'group', key: label, 'data-group': name},
     el('a', {class: 'title clip', href: groupAddress(name)}, name),
     el('progress', {'aria-label': `${number(ended)} of ${number(total)} have ended`, value: ended, max: total}),
     statuses.map((status) => el('a', {class: `badge ${KINDS[status]}`, key: status, href: groupAddress(name, status),
       title: status}, `${number(group[status])} ${MARKS[status]}`, el('span', {class: 'unseen'}, status))),
-    el('span', {class: 'why'}, listed(hold ?? group.waiting_for, group.limit > 0 && `limit ${group.limit}`,
+    el('span', {class: 'why'}, listed(hold ?? group.waiting_for,
+      isOn && group.limit > 0 && `at most ${group.limit} at once`,
       end && !hold && `about ${about(-secondsSince(end))} left`, !isOn && group.failed_line)),
-    el('span', {class: 'actions'}, group.failed_id && action('Retry failed', () => retry({group: name})),
-      isOn && pauseButton(Boolean(hold), label, 'service', {query: `?group=${encodeURIComponent(name)}`, kind}),
-      isOn && action('Cancel', () => cancelGroup(group))));
+    el('span', {class: 'actions'}, group.failed_id
+      && action('Retry failed', label, () => retry({group: name}), {class: kind}),
+    isOn && pauseButton(Boolean(hold), label, 'service', {query: `?group=${encodeURIComponent(name)}`, kind}),
+    isOn && action('Cancel', label, () => cancelGroup(group), {class: kind})));
 }
 
 // ---- The filter, and its address
@@ -14459,6 +14459,8 @@ function openDialog(title, focused, ...children) {
   focused.focus();
   return new Promise((resolve) => { dialog.onclose = () => resolve(dialog.returnValue); });
 }
+
+const closeButton = () => button('Close', () => byId('dialog').close());
 
 async function cancel(name, loss, detail, chosen) {
   const keep = el('button', {value: ''}, 'Keep');
@@ -14517,7 +14519,7 @@ function openForm(kind, title, verb, job, send) {
   const error = el('p', {class: 'red', role: 'alert'}), go = el('button', {class: 'primary'}, verb);
   const form = el('form', {oninput: () => { key = newKey(); }, onsubmit: submit}, drawFields(true),
     el('details', {open: Boolean(job)}, el('summary', {}, 'More: priority, retries, \u2026'), drawFields(false)),
-    error, el('div', {class: 'buttons'}, button('Close', () => byId('dialog').close()), go));
+    error, el('div', {class: 'buttons'}, closeButton(), go));
   const former = new FormData(form);
   async function submit(event) {
     event.preventDefault();
@@ -14832,10 +14834,9 @@ class JobPage {
         job.timeout_seconds && `time limit ${duration(job.timeout_seconds)}`),
       job.group && [' \u00b7 group ', el('a', {href: groupAddress(job.group)}, job.group)],
       links('after', [...job.after, ...job.after_any]), links('again as', [job.retried_as].filter(known))),
-      job.unknown_since && el('p', {class: 'banner bad', key: 'unknown'}, `${job.node} has not been heard since `,
-        `${clock(job.unknown_since)}: nothing is known of this job until it is back.`),
-      job.cause_line && el('p', {class: 'banner bad', key: 'cause'}, job.cause_line),
-      job.notes.length > 0 && el('p', {class: 'banner warn', key: 'notes'}, job.notes.join('; ')),
+      banner('bad', job.unknown_since && `${job.node} has not been heard since ${clock(job.unknown_since)}: `
+        + 'nothing is known of this job until it is back.'),
+      banner('bad', job.cause_line), banner('warn', job.notes.join('; ')),
       el('pre', {class: 'panel pad', key: 'command', 'aria-label': 'Command'}, commandOf(job)),
       this.why && part('Why it waits', el('ul', {class: 'panel pad'},
         list([this.why.why, ...this.why.facts].map(linkJobs)), list(this.why.verdicts, 'muted'))),
@@ -14862,7 +14863,7 @@ function typeOf(schema) {                       // the type in a word or two
   if (schema.enum) return schema.enum.join(' | ');
   if (schema.anyOf) return schema.anyOf.map(typeOf).filter((name) => name !== 'null').join(', or ');
   if (schema.type === 'array') return `list of ${typeOf(schema.items) || 'any'}`;
-  return schema.format ?? schema.type ?? 'any';
+  return schema.format ?? (schema.type === 'object' && schema.title || schema.type || 'any');
 }
 
 const drawFields = (title, fields) => fields.length > 0 && [el('h3', {}, title), el('div', {class: 'fields'},
@@ -14875,10 +14876,10 @@ function fieldsOf(schema) {                     // [name, schema] of each
 }
 
 function drawReply([status, reply]) {
-  const [{schema} = {}] = Object.values(reply.content ?? {}), name = typeOf(reply.$ref ? reply : schema);
-  const shape = name.replace('list of ', '');
-  return el('li', {}, `${status === 'default' ? 'otherwise' : status}: `, shapes[shape]
-    ? el('a', {href: `#shape-${shape}`}, name) : schema?.title ?? (name || 'no content'));
+  const [[kind, {schema}] = ['no content', {schema: reply}]] = Object.entries(reply.content ?? {});
+  const name = reply.$ref || kind === 'application/json' ? typeOf(schema) : kind, shape = name.replace('list of ', '');
+  return el('li', {}, `${status === 'default' ? 'otherwise' : status}: `,
+    shapes[shape] ? el('a', {href: `#shape-${shape}`}, name) : name);
 }
 
 function drawCall(path, method, {operationId: id, summary, parameters, requestBody, responses}) {
