@@ -4185,7 +4185,7 @@ def list_metrics(status: Json, health: Json,
     `end_counts`: {(status, cause): jobs that have ended since the service began}.
     """
     gpus = [({"node": gpu["node"], "gpu": gpu["place"].rpartition(":")[2], "name": gpu["name"],
-              "uuid": gpu["uuid"].rpartition("/")[2]}, gpu)      # as its driver says it, and other exporters there
+              "uuid": gpu["uuid"].removeprefix(f"{gpu['node']}/")}, gpu)      # as its driver says it, and others there
             for gpu in status["gpu_status"]]
     for name, help, key, unit in GPU_METRICS:
         yield f"nexus_gpu_{name}", help, [(labels, gpu[key] * unit) for labels, gpu in gpus if gpu[key] is not None]
@@ -4905,13 +4905,10 @@ class NvidiaSmi:
         return self.ask_slices(gpus, known, *only) if any(gpu.is_mig for gpu in gpus) else gpus
 
     def ask_slices(self, gpus: Sequence[Gpu], known: Mapping[str, Gpu], *only: str) -> list[Gpu]:
-        """cut_cards() with what nvidia-smi tells of slices."""
-        try:
-            listing, report = self.ask("-L"), self.ask(*only, "-q", "-x")
-            error = "" if report.exit_code in (0, 14) else fail_smi(report).message
-            return cut_cards(gpus, known.values(), listing.output, report.output, error)
-        except NexusError as failure:
-            return cut_cards(gpus, known.values(), "", "", failure.message)
+        """cut_cards() with what nvidia-smi tells of slices.  Raises: unavailable."""
+        listing, report = self.ask("-L"), self.ask(*only, "-q", "-x")
+        error = "" if report.exit_code in (0, 14) else fail_smi(report).message
+        return cut_cards(gpus, known.values(), listing.output, report.output, error)
 
     def ask_gpus(self, *only: str) -> Completed:
         answer = self.ask(*only, f"--query-gpu={','.join(self.fields)}", "--format=csv,noheader,nounits")

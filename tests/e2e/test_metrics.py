@@ -6,7 +6,7 @@ import live
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from makers import config, gpu, ours, running, state
+from makers import config, gpu, mig_slice, ours, running, state
 from prometheus_client.parser import text_string_to_metric_families
 from test_server import Bench
 
@@ -55,17 +55,18 @@ def test_gpus_as_the_status_tells_them():
     busy = gpu(0, name='A "B" \\ C', memory_used_mib=1024.0, utilization=50.0, temperature=40.0, power_watts=100.5,
                processes=(ours("abc", 1),))
     silent = gpu(1, memory_used_mib=None, memory_total_mib=None, utilization=None)
-    there = gpu(0, node="n1", uuid="n1/GPU-7")
+    there, cut = gpu(0, node="n1", uuid="n1/GPU-7"), mig_slice(1, uuid="MIG-GPU-0/7/0", memory_used_mib=512.0)
     known = state(running("abc", (0,)))
-    shown = [nexus.gpu_json(one, known, config().gpu, None, one.node or "gpu1") for one in (busy, silent, there)]
+    shown = [nexus.gpu_json(one, known, config().gpu, None, one.node or "gpu1") for one in (busy, silent, there, cut)]
     with Bench() as bench:
         status = {**bench.ask("GET", "/status")[1], "gpu_status": shown}
     families = check_rules(nexus.format_prometheus(nexus.list_metrics(status, {"checks": []}, {})))
     place, far = ("gpu1", "0", 'A "B" \\ C', "GPU-0"), ("n1", "0", "RTX 3090", "GPU-7")
     assert samples(families, "nexus_gpu_memory_used_bytes")[place] == 2**30
+    assert samples(families, "nexus_gpu_memory_used_bytes")["gpu1", "0.1", "A100 MIG 1g.10gb", "MIG-GPU-0/7/0"] == 2**29
     assert samples(families, "nexus_gpu_utilization_ratio") == {place: 0.5, far: 0}, "what is not known is left out"
     assert samples(families, "nexus_gpu_power_watts") == {place: 100.5}
-    assert list(samples(families, "nexus_gpu_allocated_ratio").values()) == [1, 0, 0]
+    assert list(samples(families, "nexus_gpu_allocated_ratio").values()) == [1, 0, 0, 0]
 
 
 def test_a_change_that_the_disk_refuses_is_not_counted(monkeypatch):

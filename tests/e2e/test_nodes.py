@@ -285,6 +285,24 @@ def test_a_job_that_ended_in_time_is_no_timeout_when_it_is_heard_of_late(net):
     assert head.wait(job, "completed")["exit_code"] == 0
 
 
+def test_mig_slices_of_a_node():
+    """They come by their UUIDs, whatever these look like, and are named with the node."""
+    card = {"name": "NVIDIA A100-SXM4-80GB", "memory.total": 81920, "mig": [{"name": "1g.10gb", "uuid": "MIG-GPU-0/7/0"}, "2g.20gb"]}
+    with network.Net(nodes=[{"gpus": [card, {}]}], gpus=1, head_gpus=1) as net:
+        head = net.head
+        add_node(net, net.nodes[0])
+        live.until(lambda: len(head.status()["gpu_status"]) == 4)
+        assert head.nexus("pause", "n1:0.1").returncode == 0
+        live.until(lambda: [(gpu["place"], gpu["is_paused"]) for gpu in head.status()["gpu_status"]] == [
+            ("0", False), ("n1:0.0", False), ("n1:0.1", True), ("n1:1", False)])
+        job = head.wait_started(head.add("echo $CUDA_VISIBLE_DEVICES $NEXUS_GPU_ID; sleep 603.5", gpu_type="1g.10gb"))
+        assert (job["node"], job["gpu_places"], job["gpu_uuids"]) == ("n1", ["0.0"], ["n1/MIG-GPU-0/7/0"])
+        live.until(lambda: head.logs(job["id"]) == "MIG-GPU-0/7/0 0.0\n")
+        assert "where: GPU 0.0 of n1" in head.nexus("show", job["id"]).stdout
+        assert head.nexus("kill", "n1:0.0").returncode == 0
+        head.wait(job["id"], "cancelled")
+
+
 def test_shares_and_several_gpus(net):
     head = net.head
     shared = [head.add("echo $CUDA_VISIBLE_DEVICES; sleep 603.5", gpus=0.5, node="n1") for _ in range(4)]
