@@ -891,6 +891,16 @@ def test_many_gpus_are_folded_by_machine_until_one_wants_more(browser, box):
         expect(page.locator("[data-gpu='n1:0']")).to_be_visible()           # few are shown at once
 
 
+def test_mig_slices(browser):
+    with live.Box(gpus=[{"mig": ["1g.10gb", "2g.20gb"]}, {}]) as box, visit(browser, box) as page:
+        expect(page.locator("[data-gpu] b")).to_have_text(["0.0", "0.1", "1"])
+        expect(page.locator("[data-gpu='0.1']")).to_contain_text("2g.20gb")
+        expect(page.locator("[data-gpu='0.1']")).to_contain_text("unknown")
+        page.get_by_role("button", name="Pause GPU 0.1").click()
+        expect(page.locator("[data-gpu='0.1']")).to_contain_text("Paused")
+        expect(page.locator("[data-gpu='0.0']")).to_contain_text("Available")
+
+
 @pytest.fixture(scope="module")
 def net():
     with network.Net(nodes=1, gpus=2, head_gpus=1) as made, contextlib.ExitStack() as stack:

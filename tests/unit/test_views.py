@@ -347,6 +347,13 @@ def group_of(name, position=0, hold=None, **counts):
             **{each: counts.get(each, 0) for each in ("pending", "running", "completed", "failed", "cancelled")}}
 
 
+def test_top_names_the_types_of_gpus_where_there_are_several():
+    text = nexus.format_top(status(gpus=[mig_slice(0), mig_slice(1, 20), gpu(1)]), [], [], PLAIN)
+    assert [line.split()[:3] for line in text.splitlines()[3:]] == [
+        ["GPU", "TYPE", "UTIL"], ["0.0", "1g.10gb", "-"], ["0.1", "2g.20gb", "-"], ["1", "RTX", "3090"]]
+    assert "TYPE" not in nexus.format_top(status(gpus=[gpu(0), gpu(1)]), [], [], PLAIN)
+
+
 def test_top_of_eight_gpus_fits_a_small_terminal():
     """Each GPU has a row with its job; who else uses one is named; what waits stands below, a group in one row."""
     busy = {"utilization": 98.0, "memory_used_mib": 20 * GB, "temperature": 70.0, "power_watts": 300.0}
