@@ -2357,7 +2357,7 @@ def translate_array(given: re.Match[str]) -> list[str]:
 
 
 def translate_gpus(given: re.Match[str]) -> list[str]:
-    return [f"--gpus={given[2] or 1}", *([f"--gpu-type={given[1]}"] if given[1] and "gpu_type" in ASKED else [])]
+    return [f"--gpus={given[2] or 1}", *([f"--gpu-type={given[1]}"] if given[1] else [])]
 
 
 SBATCH_LETTERS = {"J": "job-name", "G": "gpus", "t": "time", "a": "array", "D": "chdir", "d": "dependency",
@@ -3859,8 +3859,9 @@ TOP_COLUMNS = (                                 # of (GPU or {}, job or {})
     Column("GPU", lambda row: row[0].get("place", "-")),
     Column("TYPE", lambda row: row[0].get("profile") or row[0].get("name", "-"), spare=4, shown_if=lambda rows: (
         len({gpu["name"] for gpu, _ in rows if gpu}) > 1)),
-    Column("UTIL", lambda row: format_cell(row[0].get("utilization"), "%")),
-    Column("MEMORY", lambda row: f"{row[0]['memory_used'] or '-'}/{row[0]['memory_total'] or '-'}" if row[0] else "-"),
+    Column("UTIL", lambda row: format_cell(row[0].get("utilization"), "%"), spare=1),
+    Column("MEMORY", lambda row: f"{row[0]['memory_used'] or '-'}/{row[0]['memory_total'] or '-'}" if row[0] else "-",
+           spare=1),
     Column("TEMP", lambda row: format_cell(row[0].get("temperature"), "C"), spare=2),
     Column("POWER", lambda row: format_cell(row[0].get("power_watts"), "W"), spare=3),
     Column("JOB", lambda row: row[1].get("id", "-"), "magenta"),
@@ -3869,15 +3870,28 @@ TOP_COLUMNS = (                                 # of (GPU or {}, job or {})
 )
 WAITING_COLUMNS = (
     Column("WAITING", lambda row: row["id"], "magenta"),
-    Column("GPUS", lambda row: row["gpus"]),
-    Column("STARTS", lambda row: row["starts"], "cyan", spare=1),
+    Column("GPUS", lambda row: row["gpus"], spare=1),
+    Column("STARTS", lambda row: row["starts"], "cyan", spare=2),
     Column("COMMAND", lambda row: row["what"], "bright"),
     Column("WHY", lambda row: row["why"]),
 )
+FINISHED_COLUMNS = (
+    Column("FINISHED", lambda job: job["id"], "magenta"),
+    Column("RESULT", lambda job: job["outcome"] or "-"),
+    Column("RUNTIME", lambda job: format_duration(job["runtime_seconds"] or 0), "cyan", spare=1),
+    Column("COMMAND", lambda job: name_or_command(job), "bright"),
+)
 
 
-def format_top(status: Json, waiting: Sequence[Json], groups: Sequence[Json], paint: Paint) -> str:
-    """`waiting`: the first pending jobs without a group; `groups`: the reply of GET /groups."""
+def list_top(status: Json, waiting: Sequence[Json], more: int, groups: Sequence[Json], finished: Sequence[Json],
+             paint: Paint) -> list[tuple[str, str]]:
+    """[(line, the id of its job, or empty)].
+
+    `waiting`: the first pending jobs that are in none of `groups`, the reply of GET /groups; `more`: how many follow.
+    """
+    def add_table(columns: Iterable[Column], rows: Sequence[Any], ids: Iterable[str]) -> None:
+        shown.extend(zip(format_table(columns, rows, paint).split("\n"), ["", *ids]))
+
     host = status["host"]
     lines = [paint("white", f"{host['name']}  {describe_host(host)}"),
              paint("blue", f"Queue: {format_count(status['queued_jobs'], 'job')} pending ")
@@ -3889,7 +3903,11 @@ def format_top(status: Json, waiting: Sequence[Json], groups: Sequence[Json], pa
             for job in [jobs[job_id] for job_id in gpu["job_ids"] if job_id in jobs] or [{}]]
     on_gpus = {job["id"] for _, job in rows if job}
     rows += [({}, job) for job in status["running_jobs"] if job["id"] not in on_gpus]
-    text = paint.join(lines) + (format_table(TOP_COLUMNS, rows, paint) if rows else "no GPU, and no job runs\n")
+    shown = [(line, "") for line in paint.join(lines).split("\n")[:-1]]
+    if rows:
+        add_table(TOP_COLUMNS, rows, [job.get("id", "") for _, job in rows])
+    else:
+        shown.append(("no job runs", ""))
     active = [group for group in groups if group[PENDING] or group[RUNNING]]
     group_rows = [{"position": group["position"] or 0, "id": "group", "gpus": "", "starts": "", "what": group["name"],
                    "why": describe_group(group)} for group in active]
@@ -3898,10 +3916,13 @@ def format_top(status: Json, waiting: Sequence[Json], groups: Sequence[Json], pa
                  "why": job["waiting_for"] or ""} for job in waiting]
     if group_rows or job_rows:
         waiting_rows = sorted(group_rows + job_rows, key=operator.itemgetter("position"))
-        more = status["queued_jobs"] - len(waiting) - sum(group[PENDING] for group in active)
-        text += "\n" + format_table(WAITING_COLUMNS, waiting_rows, paint)
-        text += f"… {format_count(more, 'more job')}\n" if more > 0 else ""
-    return text
+        shown.append(("", ""))
+        add_table(WAITING_COLUMNS, waiting_rows, [row["id"] if row["id"] != "group" else "" for row in waiting_rows])
+        shown += [(f"… {format_count(more, 'more job')}", "")] if more > 0 else []
+    if finished:
+        shown.append(("", ""))
+        add_table(FINISHED_COLUMNS, finished, [job["id"] for job in finished])
+    return shown
 
 
 def describe_group(group: Json) -> str:
@@ -12389,24 +12410,18 @@ def cmd_top(call: Call) -> None:
     Without a terminal it is drawn once.
     """
     if not (sys.stdin.isatty() and call.out.isatty()):
-        return call.write(draw_top(call, Paint("")))
-    import select
+        return call.write("".join(f"{line}\n" for line, _ in draw_top(call, Paint(""))))
     import termios
     import tty
-    stdin = sys.stdin.fileno()
+    stdin, top = sys.stdin.fileno(), Top(call)
     before = termios.tcgetattr(stdin)
     call.write("\x1b[?1049h\x1b[?25l\x1b[?7l")
     try:
         tty.setcbreak(stdin)                                        # keys come without Enter and are not echoed
-        keys = b""
-        while b"q" not in keys:
-            paint = make_paint(call.out, call.environ)              # the window may have been resized
-            lines, room = draw_top(call, paint).split("\n")[:-1], paint.height - 1
-            hidden = len(lines) - room
-            more = f"… {format_count(hidden, 'more line')}  " if hidden > 0 else ""
-            lines = [*lines[:room], f"{time.strftime('%H:%M:%S')}  {more}q or Ctrl-C ends"[:paint.width]]
-            call.write("\x1b[H" + "\n".join(f"\x1b[2K{line}" for line in lines) + "\x1b[J")
-            keys = os.read(stdin, 16) if select.select([stdin], [], [], 1.0)[0] else b""
+        while not top.has_ended:
+            top.draw()
+            for key in re.findall(r"(?s)\x1b[\[O][0-9;]*[A-Za-z~]|.", read_keys(1.0)):
+                top.press(key)
     except KeyboardInterrupt:
         pass
     finally:
@@ -12414,17 +12429,151 @@ def cmd_top(call: Call) -> None:
         call.write("\x1b[?7h\x1b[?25h\x1b[?1049l")
 
 
-def draw_top(call: Call, paint: Paint) -> str:
+def read_keys(timeout_s: float) -> str:
+    """What was typed; empty when that is nothing for so long."""
+    import select
+    stdin = sys.stdin.fileno()
+    return os.read(stdin, 64).decode("utf-8", "ignore") if select.select([stdin], [], [], timeout_s)[0] else ""
+
+
+def draw_top(call: Call, paint: Paint, text: str = "") -> list[tuple[str, str]]:
+    """As list_top().  At a terminal, with the last finished jobs.  `text`: only jobs that have it."""
     try:
-        client = Client.find(call.environ, is_starting=False)
-        most = max(10, paint.height) if paint.height else 50
-        fields = "id,name,command,user,gpus,position,estimated_start,waiting_for"
-        queue = client.queue(group="", limit=most, fields=fields)
-        return format_top(client.status(), queue, client.ask("GET", "/groups"), paint)
+        client, chosen = Client.find(call.environ, is_starting=False), text or None
+        waiting, total = client.ask_list("/queue" + encode_query({
+            "group": None if text else "", "text": chosen, "limit": max(10, paint.height) if paint.height else 50,
+            "fields": "id,name,command,user,gpus,position,estimated_start,waiting_for"}))
+        status, groups = client.status(), [] if text else client.ask("GET", "/groups")
+        finished = client.jobs(text=chosen, status=list(FINAL), sort="-finished_at", limit=5) if paint.height else []
+        if text:
+            ids = {job["id"] for job in client.jobs(text=text, status=RUNNING, fields="id")}
+            status["running_jobs"] = [job for job in status["running_jobs"] if job["id"] in ids]
+            status["gpu_status"] = [gpu for gpu in status["gpu_status"] if ids & {*gpu["job_ids"]}]
+        return list_top(status, waiting, total - len(waiting), groups, finished, paint)
     except NexusError as error:
         if error.kind != "unavailable" or not paint.height:
             raise
-        return paint.join([paint("red", error.message), *([f"hint: {error.hint}"] if error.hint else [])])
+        lines = [paint("red", error.message), *([f"hint: {error.hint}"] if error.hint else [])]
+        return [(line, "") for line in paint.join(lines).split("\n")]
+
+
+def strip_colours(line: str) -> str:
+    return re.sub(r"\x1b\[\d*m", "", line)
+
+
+TOP_KEYS = {"\x1b[A": "up", "\x1bOA": "up", "k": "up", "\x1b[B": "down", "\x1bOB": "down", "j": "down", "\r": "\n"}
+TOP_HELP = """\
+up, down   choose a job
+Enter      show it
+l          follow its log
+x          stop it, or take it out of the queue
+p          hold a pending job, or release it
+r          run a finished job again
+/          only jobs with a text; Enter keeps it, Esc ends it
+q          end"""
+
+
+class Top:
+    """`nexus top` at a terminal: rows of jobs, of which one is chosen, and a line for messages and questions."""
+
+    def __init__(self, call: Call) -> None:
+        self.call, self.has_ended = call, False
+        self.order = list[str]()                    # the ids of the jobs shown
+        self.chosen, self.position = "", 0          # of these; the position serves when the job is no more shown
+        self.text = self.message = self.question = ""       # `text`: the filter.  `question`: the job to be stopped
+        self.is_typing = False                      # the filter
+        self.page, self.offset = list[str](), 0     # what is shown instead of the rows, and its first line on screen
+
+    def draw(self) -> None:
+        import textwrap
+        paint = make_paint(self.call.out, self.call.environ)        # the window may have been resized
+        width, room = paint.width, paint.height - 1
+        if self.page:
+            wrap = functools.partial(textwrap.wrap, width=max(20, width - 2), subsequent_indent="    ")
+            rows = [(part, "") for line in self.page for part in wrap(line) or [""]]
+            self.offset = min(self.offset, max(0, len(rows) - room))
+        else:
+            rows = draw_top(self.call, Paint(paint.mark, max(1, width - 2), paint.height), self.text)
+            self.order = list(dict.fromkeys(job_id for _, job_id in rows if job_id))
+            if self.order and self.chosen not in self.order:
+                self.chosen = self.order[min(self.position, len(self.order) - 1)]
+            self.position = self.order.index(self.chosen) if self.order else 0
+            at = next((number for number, (_, job_id) in enumerate(rows) if job_id and job_id == self.chosen), 0)
+            self.offset = max(0, at + 1 - room)
+        lines = [f"> {line}" if job_id and job_id == self.chosen else f"  {line}" for line, job_id in rows]
+        if paint.mark:                              # the chosen one in reverse, without colours of its own
+            lines = [f"\x1b[7m{strip_colours(line):{width}}\x1b[0m" if line[0] == ">" else line for line in lines]
+        hidden = len(lines) - room - self.offset
+        keys = "up, down; any other key goes back" if self.page else "? shows the keys, q ends"
+        last = (f"{time.strftime('%H:%M:%S')}  {keys}" + (f"  /{self.text}" if self.text else "")
+                + (f"  … {format_count(hidden, 'more line')}" if hidden > 0 else ""))
+        last = f"/{self.text}" if self.is_typing else f"stop job {self.question}? y or n" if self.question else last
+        lines = lines[self.offset:self.offset + room] + [""] * -hidden + [format_line(self.message or last)[:width]]
+        self.call.write("\x1b[H" + "\n".join(f"\x1b[2K{line}" for line in lines) + "\x1b[J")
+
+    def press(self, key: str) -> None:
+        if self.is_typing:
+            self.is_typing = key not in ("\r", "\n", "\x1b")
+            shorter = "" if key == "\x1b" else self.text[:-1] if key in ("\x7f", "\b") else self.text
+            self.text = shorter + (key if key.isprintable() else "")
+            return
+        key = TOP_KEYS.get(key, key)
+        step = {"up": -1, "down": 1}.get(key, 0)
+        stopped, self.question, self.message = self.question, "", ""
+        if self.page:
+            self.page, self.offset = self.page if step else [], max(0, self.offset + step)
+        elif stopped:
+            self.act("yes" if key == "y" else "no", stopped)
+        elif key == "q":
+            self.has_ended = True
+        elif key == "?":
+            self.page, self.offset = TOP_HELP.split("\n"), 0
+        elif key == "/":
+            self.is_typing = True
+        elif self.order:
+            self.chosen = self.order[max(0, min(self.order.index(self.chosen) + step, len(self.order) - 1))]
+            self.act(key, self.chosen)
+
+    def act(self, key: str, job_id: str) -> None:
+        try:
+            client = Client.find(self.call.environ, is_starting=False)
+            if key == "\n":
+                job = client.job(job_id)
+                self.page, self.offset = format_job(job, Paint(""), read_last_lines(client, job)).split("\n")[:-1], 0
+            elif key == "l":
+                self.follow(job_id)
+            elif key == "x":
+                self.question = job_id
+            elif key == "yes":
+                client.cancel(ids=[job_id], status=[PENDING, RUNNING])
+                self.message = f"job {job_id} is being stopped"
+            elif key == "p":
+                job = client.edit(job_id, is_held=not client.job(job_id)["is_held"])
+                self.message = f"job {job_id} is {'held' if job['is_held'] else 'released'}"
+            elif key == "r":
+                self.message = f"job {job_id} runs again as {client.retry(ids=[job_id])[0]}"
+        except NexusError as error:
+            self.message = error.message
+
+    def follow(self, job_id: str) -> None:
+        """`nexus logs -f` until q or Ctrl-C."""
+        import subprocess
+        height = make_paint(self.call.out, self.call.environ).height
+        self.call.write("\x1b[?7h\x1b[H\x1b[J")
+        self.call.say(f"the log of job {job_id}; q goes back")
+        words = [sys.executable, os.path.abspath(__file__), "logs", "-f", "-n", str(max(1, height - 2)), job_id]
+        child, is_over = subprocess.Popen(words, stdin=subprocess.DEVNULL, env=dict(self.call.environ)), False
+        try:
+            while "q" not in read_keys(0.2):
+                if child.poll() is not None and not is_over:
+                    is_over = True
+                    self.call.say("that is all; q goes back")
+        except KeyboardInterrupt:
+            pass
+        finally:
+            child.terminate()
+            child.wait()
+            self.call.write("\x1b[?7l")
 
 
 def make_options(call: Call) -> dict[str, Any]:
@@ -12869,12 +13018,16 @@ def find_job(call: Call) -> dict[str, Any]:
 
 def cmd_show(call: Call) -> None:
     job = find_job(call)
-    lines: list[str] = []
-    if job["started_at"] and not call.options.json:
-        text = b"".join(call.client.logs(job["id"], tail=LAST_LINES)).decode("utf-8", "replace")
-        text = re.sub("(?m)^---- attempt .*----$", "", text)
-        lines = find_last_lines(text, LAST_LINES)
+    lines = [] if call.options.json else read_last_lines(call.client, job)
     call.show(job, functools.partial(format_job, last_lines=lines))
+
+
+def read_last_lines(client: Client, job: Json) -> list[str]:
+    """The last lines that a job printed."""
+    if not job["started_at"]:
+        return []
+    text = b"".join(client.logs(job["id"], tail=LAST_LINES)).decode("utf-8", "replace")
+    return find_last_lines(re.sub("(?m)^---- attempt .*----$", "", text), LAST_LINES)
 
 
 LAST_LINES = 5                  # that `show` prints
@@ -13525,7 +13678,7 @@ COMMANDS = (
         argument("--watch", action="store_true", help="nexus top"), JSON_OPTION,
         argument("--detailed", action="store_true", help="queue by priority, readings of GPUs and host, health"))),
     Command("top", "a live table: GPUs with their jobs, and what waits (q ends it; also status --watch)", cmd_top, (),
-            "Without a terminal it is printed once."),
+            "Its keys show, stop, hold and retry jobs; ? lists them. Without a terminal it is printed once."),
     Command("add", "queue a job; prints its id", cmd_add, (*JOB_OPTIONS, JSON_OPTION),
             "The job runs on the next GPU that is truly free, with this directory, environment and umask. A script may "
             "begin with lines like: #NEXUS --gpus 2 --timeout 2h; #SBATCH lines are read too.",

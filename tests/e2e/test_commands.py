@@ -117,7 +117,7 @@ def test_status_watch_leaves_a_stopped_service_stopped(own_home):
     for number in range(12):
         add(own_home, f"true {number}")
     with own_home.terminal("status", "--watch", rows=12) as terminal:
-        terminal.wait_for(rb"Queue: [\s\S]*? more lines  q or Ctrl-C ends")
+        terminal.wait_for(rb"Queue: [\s\S]*?q ends  \S+ \d+ more lines")
         own_home.main("stop")
         terminal.wait_for("does not run")
         assert not own_home.file("service.json").exists()

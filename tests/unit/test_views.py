@@ -363,8 +363,9 @@ def test_top_of_eight_gpus_fits_a_small_terminal():
                    running("abd", (3,), number=2, stop_cause="killed"), running("abe", (), number=3, name="load"),
                    *(job(f"qq{letter}", number) for number, letter in enumerate("abcdefgh", 4))], gpus)
     waiting = listed(job("qqa", gpus=2), job("qqb"), waiting_for="no GPU is free", position=1)
-    text = nexus.format_top(made, waiting, [group_of("old", completed=3), group_of("sweep", pending=4, running=1, failed=2,
-                                                                                   hold="paused by ann")], TERMINAL)
+    waiting_groups = [group_of("old", completed=3), group_of("sweep", pending=4, running=1, failed=2, hold="paused by ann")]
+    shown = nexus.list_top(made, waiting, 2, waiting_groups, listed(finished("zzz", number=9)), TERMINAL)
+    text = "\n".join(line for line, _ in shown)
     assert all(nexus.count_columns(line) <= 80 for line in text.splitlines()) and len(text.splitlines()) <= 23, text
     host, _, _, *rows = text.splitlines()
     assert host == "gpu1  CPU 12%, memory 40.2 of 128GB" and "old" not in text
@@ -384,7 +385,11 @@ WAITING  GPUS  STARTS  COMMAND          WHY
 group                  sweep            7 jobs: 1 running, 2 fa…g; paused by ann
 qqa      2     -       python train.py  no GPU is free
 qqb      1     -       python train.py  no GPU is free
-… 2 more jobs"""
+… 2 more jobs
+
+FINISHED  RESULT  RUNTIME  COMMAND
+zzz       exit 0  1m       python train.py"""
+    assert [job_id for _, job_id in shown if job_id] == ["abc", "abc", "abc", "abd", "abe", "qqa", "qqb", "zzz"]
 
 
 # Where there are nodes

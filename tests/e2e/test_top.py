@@ -1,0 +1,117 @@
+"""nexus top at a terminal: what is shown, and what its keys do."""
+
+import fcntl
+import re
+import struct
+import termios
+
+import pytest
+from console import Home
+
+
+@pytest.fixture
+def home():
+    """A running job, two that wait, one that has completed; and a terminal in which top shows them."""
+    with Home(cpu_slots=1, kill_grace_seconds=1) as made:
+        client = made.client()
+        made.ended = client.add("echo hello", gpus=0, name="ended")
+        client.wait([made.ended])
+        made.running = client.add("echo hello; sleep 600", gpus=0, name="running")
+        made.wait_for_start(made.running)
+        made.first, made.second = (client.add("sleep 600", gpus=0, name=name) for name in ("first", "second"))
+        with made.terminal("top", NO_COLOR="1", columns=80, rows=24) as made.top:
+            wait_for_choice(made, made.running)
+            yield made
+
+
+def wait_for_choice(home, job_id):
+    home.top.wait_for(rb"> [^\r\n]*\b" + job_id.encode() + rb"\b")
+
+
+def press(home, keys, *patterns):
+    home.top.shown = b""
+    home.top.type(keys)
+    for pattern in patterns:
+        home.top.wait_for(pattern)
+
+
+UP, DOWN = "\x1b[A", "\x1b[B"
+
+
+def test_what_the_keys_do_with_a_job(home):
+    press(home, DOWN)
+    wait_for_choice(home, home.first)
+    press(home, "p", f"job {home.first} is held")
+    assert home.job(home.first)["is_held"]
+    press(home, "p", f"job {home.first} is released")
+    press(home, "xn", "q ends")
+    press(home, "x", f"stop job {home.first}? y or n")
+    assert home.job(home.first)["status"] == "pending"
+    press(home, "y", f"job {home.first} is being stopped")
+    assert home.job(home.first)["status"] == "cancelled"
+    wait_for_choice(home, home.first)                       # where it has gone
+    press(home, "r")
+    again = home.top.wait_for(rb"job (\w+) runs again as (\w+)")
+    assert again[1].decode() == home.first and home.job(again[2].decode())["status"] == "pending"
+    press(home, "x", f"stop job {home.first}? y or n")
+    press(home, "y", f"job {home.first} is cancelled")      # the service's answer
+    home.top.type("q")
+    assert home.top.end()[0] == 0
+
+
+def test_a_job_and_its_log_are_shown(home):
+    press(home, "\r", f"Job {home.running}: running", "  command: echo hello; sleep 600", "goes back")
+    press(home, "q")
+    wait_for_choice(home, home.running)
+    for back in ("q", "\x03"):
+        press(home, "l", f"the log of job {home.running}; q goes back", "hello")
+        press(home, back)
+        wait_for_choice(home, home.running)
+    press(home, DOWN * 3)
+    wait_for_choice(home, home.ended)
+    press(home, "l", "hello", "that is all; q goes back")
+    press(home, "q")
+    wait_for_choice(home, home.ended)
+    press(home, UP * 9)
+    wait_for_choice(home, home.running)
+    press(home, "?", "follow its log", "any other key goes back")
+    press(home, "\n")
+    wait_for_choice(home, home.running)
+    home.top.type("\x03")
+    assert home.top.end()[0] == 0
+
+
+def test_a_filter(home):
+    press(home, "/secondd\x7f", "/second")
+    wait_for_choice = home.top.wait_for(rb"  no job runs[^>]*> ([^ ]*)[^>]*/second")
+    assert wait_for_choice[1].decode() == home.second
+    press(home, "\n", "q ends  /second")
+    press(home, "/\x1b", rb"running[\s\S]*first[\s\S]*second[\s\S]*ended[\s\S]*q ends(?! */)")
+
+
+def test_the_choice_stays_with_its_job(home):
+    press(home, DOWN * 2)
+    wait_for_choice(home, home.second)
+    home.main("move", home.second, "--first")
+    home.top.wait_for(home.second + " ")
+    wait_for_choice(home, home.second)
+    home.main("stop")
+    press(home, "x", "does not run")
+    home.main("start")
+    home.top.wait_for("Queue: ")
+    wait_for_choice(home, home.second)
+    press(home, "p", f"job {home.second} is held")
+    fcntl.ioctl(home.top.side, termios.TIOCSWINSZ, struct.pack("HHHH", 10, 40, 0, 0))
+    press(home, DOWN * 9)
+    wait_for_choice(home, home.ended)
+    home.top.shown = b""
+    shown = home.top.wait_for(rb"\x1b\[H([^\x1b]|\x1b\[2K)*q ends")[0]
+    assert shown.count(b"\n") == 9 and b"> " + home.ended.encode() in shown
+    home.main("clear", "--all")
+    wait_for_choice(home, home.first)                       # the last one
+
+
+def test_the_chosen_row_is_in_reverse(home):
+    with home.terminal("top") as terminal:
+        row = terminal.wait_for(re.compile(rb"\x1b\[7m> ([^\x1b]*)\x1b\[0m").pattern)[1].decode()
+        assert home.running in row and len(row) == 98
