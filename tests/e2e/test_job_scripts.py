@@ -37,6 +37,8 @@ OPTIONS = [  # lines, words before the script, what the job has
     ([NEXUS + "--gpus 2", SBATCH + "--gpus 1"], [], {"gpus": 2}),
     ([SBATCH + "--job-name=sl --gres=gpu:2 --time=30"], [], {"name": "sl", "gpus": 2, "timeout_seconds": 1800}),
     ([SBATCH + "-J sl -G 2", SBATCH + "-t1-12 -Dsub"], [], {"name": "sl", "gpus": 2, "timeout_seconds": 129600}),
+    ([SBATCH + "--gres=gpu:mock:2"], [], {"gpus": 2, "gpu_type": "mock"}),
+    ([SBATCH + "--gpus=mock"], [], {"gpus": 1, "gpu_type": "mock"}),
     ([SBATCH + "--gpus-per-node 2 --time=2:00:00"], [], {"gpus": 2, "timeout_seconds": 7200}),
     ([SBATCH + "--gres=nvme:1,gpu --time=10:30"], [], {"gpus": 1, "timeout_seconds": 630}),
     ([SBATCH + "--gres=nvme:9 --time=1-2:03:04"], [], {"gpus": 1, "timeout_seconds": 93784}),
