@@ -348,10 +348,10 @@ def group_of(name, position=0, hold=None, **counts):
 
 
 def test_top_names_the_types_of_gpus_where_there_are_several():
-    text = nexus.format_top(status(gpus=[mig_slice(0), mig_slice(1, 20), gpu(1)]), [], [], PLAIN)
-    assert [line.split()[:3] for line in text.splitlines()[3:]] == [
+    shown = nexus.list_top(status(gpus=[mig_slice(0), mig_slice(1, 20), gpu(1)]), [], 0, [], [], PLAIN)
+    assert [line.split()[:3] for line, _ in shown[3:] if line] == [
         ["GPU", "TYPE", "UTIL"], ["0.0", "1g.10gb", "-"], ["0.1", "2g.20gb", "-"], ["1", "RTX", "3090"]]
-    assert "TYPE" not in nexus.format_top(status(gpus=[gpu(0), gpu(1)]), [], [], PLAIN)
+    assert "TYPE" not in str(nexus.list_top(status(gpus=[gpu(0), gpu(1)]), [], 0, [], [], PLAIN))
 
 
 def test_top_of_eight_gpus_fits_a_small_terminal():
