@@ -1045,8 +1045,9 @@ class Gpu(Value):
 
     def is_type(self, wanted: str | None) -> bool:
         """Whether it is what --gpu-type asks for."""
-        word = (wanted or "").lower()
-        return not self.is_mig if word == "full" else word in self.name.lower()
+        if wanted is None:
+            return True
+        return not self.is_mig if wanted.lower() == "full" else wanted.lower() in self.name.lower()
 
     def is_named(self, places: Iterable[object]) -> bool:
         """Whether it is among these GPUs of its machine, like 0 or "0.1".  A card's number means all its slices."""
