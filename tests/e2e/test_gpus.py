@@ -73,7 +73,7 @@ def test_devices_where_a_gpu_hides_later():
         assert "does not show it" in box.await_reason(jobs[2], "GPU 1")
         box.show([{}, {}, {}])
         assert box.wait_started(jobs[2])["gpu_index"] == 1
-        assert "-q" not in live.read(box.folder / "smi.log"), "what only MIG slices need"
+        assert '"-q"' not in live.read(box.folder / "smi.log"), "what only MIG slices need"
 
 
 def test_gpus_that_the_service_was_given():
