@@ -356,13 +356,14 @@ def refuse(message: str, hint: str = "see nexus help add") -> NoReturn:
 def suggest(word: str, known: Iterable[str]) -> str:
     """`did you mean 'abc'?`, or "" if no known word begins like this one or has nearly all its letters."""
     import difflib
-    near = difflib.get_close_matches(word, list(known)) if len(word) <= 100 else []         # longer needs much memory
+    names = {other.lower(): other for other in known}
+    near = difflib.get_close_matches(word.lower(), names) if len(word) <= 100 else []       # longer needs much memory
     for other in near:
-        one, two = word.lstrip("-"), other.lstrip("-")
+        one, two = word.lower().lstrip("-"), other.lstrip("-")
         begun = min(3, len(one), len(two))
         if one[:begun] == two[:begun] or sorted(one) == sorted(two) or (
                 difflib.SequenceMatcher(None, one, two).ratio() >= 0.8):
-            return f"did you mean '{other}'?"
+            return f"did you mean '{names[other]}'?"
     return ""
 
 
@@ -2339,6 +2340,14 @@ def translate_sbatch(words: Sequence[str], ignored: list[str]) -> list[str]:
             refuse(f"--{name}={format_line(text, 60)} cannot be read", hint="use an option of nexus: nexus help add")
         made += translate(given)
     return made
+
+
+def explain_sbatch(words: Sequence[str]) -> str:
+    """What to type here for an option of sbatch with its value, perhaps the next word; empty if that is not known."""
+    ignored, ours = list[str](), list[str]()
+    with contextlib.suppress(NexusError):
+        ours = translate_sbatch(words[:1] if "=" in words[0] else words[:2], ignored)
+    return " ".join(map(quote, ours)) or " ".join(one for one in ignored if "(" in one)
 
 
 def translate_limit(given: re.Match[str]) -> list[str]:
@@ -10418,8 +10427,12 @@ def find_own_job(state: State, told: str, caller: Caller, statuses: Container[st
             raise NexusError("conflict", f"{len(fitting)} jobs have the name '{told}': "
                              f"{', '.join([each.id for each in fitting][:10])}", hint="name them by their ids")
         if not named:
-            raise NexusError("not_found", f"no job '{format_line(told, 40)}'",
-                             hint=suggest(told, state.jobs) or "nexus jobs lists them")
+            seen = [each for each in state.jobs.values() if caller.may_see(each.user)]
+            ids = re.sub("^after[a-z]*:", "", told).replace(":", ",")
+            raise NexusError("not_found", f"no job '{format_line(told, 40)}'", hint=(
+                f"commas separate jobs: {ids}" if ids != told else
+                f"it is a group: --group {quote(told)}" if told in [each.group for each in seen] else
+                suggest(told, [*state.jobs, *(each.name or "" for each in seen)]) or "nexus jobs lists them"))
         job = max(fitting or named, key=lambda each: each.number)
     if not caller.may_see(job.user):
         raise NexusError("forbidden", f"job {job.id} is {job.user}'s",
@@ -12261,16 +12274,17 @@ class Call:
 
 def argument(*flags: str, row: Field | None = None, **settings: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
     """The arguments of one add_argument() call.  `row` says what the text must be."""
-    return flags, {**settings, "type": functools.partial(parse_option, row, flags[0])} if row else settings
+    return flags, {**settings, "type": functools.partial(parse_option, row, flags)} if row else settings
 
 
-def parse_option(row: Field, flag: str, text: str) -> Any:
-    """Raises: usage, with the option's name."""
+def parse_option(row: Field, flags: Sequence[str], text: str) -> Any:
+    """Raises: usage, with the option's names."""
+    name = "/".join(flags)
     try:
-        return parse_field(row, text, flag)
+        return parse_field(row, text, name)
     except NexusError as error:
-        message = error.message if flag in error.message else f"{flag}: {error.message}"
-        raise NexusError(error.kind, message, error.hint or (f"like {flag} {row.like}" if row.like else "")) from None
+        message = error.message if name in error.message else f"{name}: {error.message}"
+        raise NexusError(error.kind, message, error.hint or (row.like and f"like {flags[0]} {row.like}")) from None
 
 
 def parse_change(row: Field, flag: str, text: str) -> Any:
@@ -12298,16 +12312,58 @@ ALIASES: Mapping[str, Sequence[str]] = {
     "squeue": ["jobs", "--status", "running,pending"],
     "gpus": ["status"], "watch": ["top"], "rm": ["remove"], "scancel": ["cancel"], "submit": ["add"],
     "sbatch": ["add"], "srun": ["run"], "tail": ["logs", "-f"], "cat": ["logs"], "info": ["show"],
-    "hold": ["pause"], "release": ["resume"], "requeue": ["retry"]}
+    "hold": ["pause"], "release": ["resume"], "requeue": ["retry"], "resubmit": ["retry"], "rerun": ["retry"],
+    "nodes": ["node"], "gpu": ["status"], "nvidia-smi": ["status"], "seff": ["show"], "sstat": ["show"],
+    "sattach": ["attach"], "sreport": ["usage"], "sprio": ["queue"]}
+ALL_END = "all that wait or run: nexus cancel --status pending,running"
+# {our commands, and what is typed there by who knows Slurm or ts (status: nothing but an option): what to type}
+FOREIGN = {f"{command} {word}": hint for key, hint in {
+    "add --test-only": "--dry-run", "add -W --wait": "nexus run, or nexus wait ID", "retry all": "nexus retry --failed",
+    "add -p -A -q -N -c --partition --account --qos --nodes --ntasks --cpus-per-task --mem --exclusive": "leave it out",
+    "add --wrap": "the command itself, in quotes", "jobs -u --me": "--user NAME", "jobs -j --jobs": "nexus show ID",
+    "jobs -t --state --states running pending failed --running --pending --failed": "--status running,failed",
+    "jobs -S --starttime": "--since 24h", "jobs -o -O --format --Format --noheader": "--json",
+    "jobs --start": "nexus queue", "jobs -l -a -w -X --all": "leave it out", "cancel -t --state": "--status pending",
+    "kill -9": "--signal KILL", "cancel all": ALL_END, "cancel --all -u --me": ALL_END, "stop --all": ALL_END,
+    "status -l": "nexus jobs", "status -t": "nexus logs -f ID", "status -c": "nexus logs ID",
+    "status -k": "nexus kill ID", "status -w": "nexus wait ID", "status -r": "nexus remove ID",
+    "status -C": "nexus clear --all", "status -K": "nexus stop", "nexus shutdown quit exit": "nexus stop",
+    "status -G -N -L -f -d -D -g": 'nexus add --gpus 1 "python train.py"', "nexus killall": ALL_END,
+    "pause all": "leave it out: nexus pause and resume alone are of all", "nexus salloc": "nexus run --tty bash",
+    "nexus scontrol": "nexus show ID, edit ID --time 2h, hold ID, release ID, or node list",
+    "nexus upgrade update": "run the new nexus.py: python3 nexus.py install, then nexus restart (jobs go on)",
+    "nexus uninstall": "nexus stop, then remove ~/.nexus, ~/.local/bin/nexus and ~/.local/share/nexus",
+}.items() for command, *words in [key.split()] for word in words}
+SAME = {"run": "add", "history": "jobs", "queue": "jobs", "resume": "pause", "kill": "cancel"}     # in FOREIGN
 OTHER_FLAGS = {"gpus": ["-g"], "name": ["-n"], "timeout_seconds": ["--time"]}       # {field of a job: further flags}
 
 
-def find_command(name: str, commands: Sequence[Command]) -> Command:
-    """Raises: usage; the hint is the nearest name."""
+def join_command(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else " ".join(map(quote, words))
+
+
+def complete_command(line: str, folder: str = "") -> str:
+    """The command, with what runs the file that its first word is, when a shell would not find it."""
+    first = line.partition(" ")[0]
+    local = os.path.join(folder, first)
+    is_program = os.path.isfile(local) and os.access(local, os.X_OK)
+    if not os.path.isfile(local) or find_program(first) or find_script(first, folder) or (is_program and "/" in first):
+        return line
+    python = "python" if find_program("python") else "python3"
+    return f"{python} {line}" if first.endswith(".py") else f"{'./' if is_program else 'bash '}{line}"
+
+
+def find_command(words: Sequence[str], commands: Sequence[Command]) -> Command:
+    """Raises: usage; the hint is what to type, or the nearest name."""
+    name, first = words[0], words[0].partition(" ")[0]
     for command in commands:
         if command.name == ALIASES.get(name, [name])[0]:
             return command
-    hint = suggest(name, [command.name for command in commands if command.summary]) or "nexus help lists them"
+    hint = FOREIGN.get(f"nexus {name}", "")
+    if not hint and (find_program(first) or os.path.isfile(first)):
+        hint = f"to queue it: nexus add {quote(complete_command(join_command(words)))}"
+    hint = hint or suggest(name, [command.name for command in commands if command.summary]) or (
+        f"nexus help lists them; of a job: nexus show {quote(format_line(name, 40))}")
     raise NexusError("usage", f"'{format_line(name, 40)}' is not a command", hint)
 
 
@@ -12317,12 +12373,9 @@ def make_parser(command: Command) -> argparse.ArgumentParser:
 
     class Parser(argparse.ArgumentParser):
         def error(self, message: str) -> NoReturn:
-            hint = f"nexus help {command.name}"
-            unknown = re.match("unrecognized arguments: (--[^ =]+)", message)
-            if unknown:
-                hint = suggest(unknown[1], self._option_string_actions) or hint
-                hint += " (what is the command's own belongs inside its quotes)" if takes_command else ""
-            raise NexusError("usage", f"{command.name}: {message}", hint)
+            unknown = re.match("unrecognized arguments: ([^ =]+)", message)
+            raise NexusError("usage", f"{command.name}: {message}", "" if not unknown else suggest(
+                unknown[1], self._option_string_actions) if unknown[1][0] == "-" else f"nexus show {unknown[1]}")
 
         def format_help(self) -> str:
             lines = [f"  nexus {example}\n" for example in command.examples]
@@ -12333,7 +12386,7 @@ def make_parser(command: Command) -> argparse.ArgumentParser:
                     allow_abbrev=False,
                     usage=f'nexus {command.name} [options] "COMMAND"' if takes_command else None)
     parser.set_defaults(json=False, chosen=command, subcommand=command.name)
-    is_one_of = command.name in ("status", "kill", "move")
+    is_one_of = command.name in ("status", "move")
     exclusive = parser.add_mutually_exclusive_group(required=command.name == "move") if is_one_of else parser
     for flags, settings in command.arguments:
         (exclusive if flags[0].startswith("--") else parser).add_argument(*flags, **settings)
@@ -12349,26 +12402,27 @@ def make_parser(command: Command) -> argparse.ArgumentParser:
 
 def parse_words(command: Command, words: Sequence[str], out: TextIO) -> argparse.Namespace:
     """Raises: usage; SystemExit, after --help."""
-    with contextlib.redirect_stdout(out):
-        try:
-            parser = make_parser(command)
+    parser, name, takes_command, begin = make_parser(command), command.name, command.name in ("add", "run"), 0
+    known = parser._option_string_actions
+    while begin < len(words) and not (takes_command and (words[begin][:1] != "-" or words[begin] in ("-", "--"))):
+        flag, action = words[begin].partition("=")[0], known.get(words[begin])      # None: as --gpus=2, or -g2
+        hint = FOREIGN.get(f"{name} {flag}") or FOREIGN.get(f"{SAME.get(name)} {flag}") or (
+            explain_sbatch(words[begin:]) if takes_command else "")
+        if hint and flag not in known:
+            refuse(f"{name} does not know '{flag}'", hint=hint)
+        begin += 2 if action and action.nargs is None else 1
+    try:
+        with contextlib.redirect_stdout(out):
             options = parser.parse_args(words)
-            if command.name in ("add", "run") and len(options.command) > 1:
-                check_unquoted(parser, command.name, words)
+        if not takes_command or len(options.command) < 2 or words[begin] == "--" or not any(
+                word in known for word in words[begin:]):
             return options
-        except NexusError as error:
-            raise NexusError(error.kind, error.message, error.hint or f"nexus help {command.name}") from None
-
-
-def check_unquoted(parser: argparse.ArgumentParser, verb: str, words: Sequence[str]) -> None:
-    """Raises: usage, when nexus would take an option that stands after the first word of an unquoted command."""
-    at = 0
-    while words[at].startswith("-") and words[at] != "--":
-        action = parser._option_string_actions.get(words[at])       # None: as --gpus=2, or -g2
-        at += 2 if action and action.nargs is None else 1
-    if words[at] != "--" and any(word in parser._option_string_actions for word in words[at:]):
-        refuse(f"{verb}: what stands after {words[at]} could be meant for it or for nexus",
-               hint=f"nexus {' '.join([verb, *map(quote, words[:at])])} {quote(' '.join(map(quote, words[at:])))}")
+    except NexusError as error:
+        if not takes_command or "unrecognized" not in error.message or begin >= len(words) or " " in words[begin] or (
+                not any(word[:1] == "-" for word in words[begin:])):
+            raise NexusError(error.kind, error.message, error.hint or f"nexus help {name}") from None
+    refuse(f"{name}: what stands after {words[begin]} could be meant for it or for nexus", hint=(
+        f"nexus {' '.join([name, *map(quote, words[:begin])])} {quote(' '.join(map(quote, words[begin:])))}"))
 
 
 def write_to(stream: TextIO, piece: str | bytes) -> None:
@@ -12635,7 +12689,7 @@ def read_commands(call: Call) -> list[tuple[str, str]]:
 def read_plain_commands(call: Call) -> list[str]:
     words, path = call.options.command, call.options.file
     if path is None:
-        line = words[0] if len(words) == 1 else " ".join(map(quote, words))
+        line = join_command(words)
         first, _, rest = line.partition(" ")
         if script := "" if call.is_remote else find_script(first, call.options.cwd):
             return [read_script(call, script, first, rest)]
@@ -12644,14 +12698,10 @@ def read_plain_commands(call: Call) -> list[str]:
             refuse("there is no command", hint=f'nexus {call.options.subcommand} "python train.py"')
         if not call.is_remote and parse_directives(read_script_text(rest.partition(" ")[0])):       # bash job.sh
             call.say(f"the options in the script are not read; with: nexus {call.options.subcommand} {rest}, they are")
-        local = os.path.join(call.options.cwd or "", first)
-        is_program = os.path.isfile(local) and os.access(local, os.X_OK)
-        if os.path.isfile(local) and not call.is_remote and not find_program(first) and not (
-                is_program and "/" in first):
-            program = "python " if first.endswith(".py") else "./" if is_program else "bash "
-            way = quote(program + " ".join(words))
-            way = f"nexus add --file {quote(first)} adds its lines" if first.endswith(".txt") else f"nexus add {way}"
-            refuse(f"{first} is a file, and no command", hint=way)
+        whole = complete_command(line, call.options.cwd or "")
+        if whole != line and not call.is_remote:
+            refuse(f"{first} is a file, and no command", hint=f"nexus add --file {quote(first)} adds its lines"
+                   if first.endswith(".txt") else f"nexus {call.options.subcommand} {quote(whole)}")
         return [line]
     if words:
         refuse("give a command or --file, not both")
@@ -12685,15 +12735,13 @@ def check_input(call: Call, words: Sequence[str]) -> None:
     import fcntl
     import stat
     import termios
-    is_fresh_file = is_full_pipe = False
-    with contextlib.suppress(OSError):          # a loop over a file has begun to read it; over a pipe, it looks full
-        is_fresh_file = stat.S_ISREG(os.fstat(0).st_mode) and os.lseek(0, 0, os.SEEK_CUR) == 0 < os.fstat(0).st_size
-        is_full_pipe = stat.S_ISFIFO(os.fstat(0).st_mode) and fcntl.ioctl(0, termios.FIONREAD, bytes(4)) != bytes(4)
-    verb, what = call.options.subcommand, "what is piped in here does not reach the job"
-    if words == ["-"] or ((is_fresh_file or is_full_pipe) and len(" ".join(words).split()) < 2):
+    mode, verb, what = os.fstat(0).st_mode, call.options.subcommand, "what is piped in here does not reach the job"
+    is_pipe = stat.S_ISFIFO(mode) and fcntl.ioctl(0, termios.FIONREAD, bytes(4)) != bytes(4)
+    is_file = stat.S_ISREG(mode) and os.lseek(0, 0, os.SEEK_CUR) == 0 < os.fstat(0).st_size     # no loop reads it
+    if words == ["-"] or ((is_file or is_pipe) and " " not in " ".join(words)):
         refuse(f"{what}: {verb} takes a command",
                hint=f"a script: nexus {verb} job.sh; a list of commands: nexus add --file -")
-    if is_fresh_file or (is_full_pipe and verb == "run"):
+    if is_file or (is_pipe and verb == "run"):              # a loop over a pipe is left alone
         call.say(f"{what}: name the file in the command, like 'python train.py < data'")
 
 
@@ -12775,6 +12823,8 @@ def submit(call: Call, work: Json) -> dict[str, Any]:
     if any("CUDA_VISIBLE_DEVICES=" in one for one in work.get("commands", [work.get("command", "")])):
         call.say("the command sets CUDA_VISIBLE_DEVICES, by which nexus gives a job its GPUs: without it, the job uses "
                  "those; --gpu-ids 3 asks for GPU 3")
+    if (options.priority or 0) > PRIORITIES["low"]:
+        call.say(f"priority {options.priority} starts after all that are low ({PRIORITIES['low']}): lower goes first")
     if call.is_remote and not options.cwd:
         call.say(f"it runs in the home directory at {call.client.host}, with the environment there; "
                  "--cwd DIR names another")
@@ -12786,7 +12836,9 @@ def show_added(call: Call, answer: Json) -> None:
         call.say(answer["warning"])
     if call.options.dry_run:
         call.show(answer["jobs"], lambda jobs, paint: paint.join([job["command"] for job in jobs]))
-        call.say(f"{format_count(len(answer['jobs']), 'job')} would be added; this was a dry run")
+        asked = describe_changes(read_fields(call, [name for name, row in ASKED.items() if row.flag]))
+        call.say(f"{format_count(len(answer['jobs']), 'job')} would be added{asked and ', with '}{asked}; "
+                 "this was a dry run")
     else:
         call.show(answer, lambda answer, paint: paint.join(answer.get("ids") or [answer["id"]]))
 
@@ -12814,7 +12866,8 @@ def cmd_run(call: Call) -> int:
         with contextlib.suppress(BrokenPipeError):          # stderr goes there too
             job = call.client.job(job_id)
             call.say(describe_end(job) if job["status"] in FINAL else
-                     f"job {job_id} goes on; follow it: nexus logs -f {job_id}; stop it: nexus cancel {job_id}")
+                     f"job {job_id} {'still waits' if job['status'] == PENDING else 'goes on'}; follow it: "
+                     f"nexus logs -f {job_id}; stop it: nexus cancel {job_id}")
         return 130 if isinstance(end, KeyboardInterrupt) else 141           # 128 + SIGINT, SIGPIPE
 
 
@@ -12921,14 +12974,14 @@ def list_part(call: Call, path: str, **query: Any) -> tuple[list[dict[str, Any]]
     """(the jobs that the options choose, how many there are).  -n is the limit; default: the terminal's height."""
     options = call.options
     most = options.number
-    if most is None and call.paint.height and not options.json:
+    if most is None and call.paint.height and not options.json and not getattr(options, "since", None):
         most = max(10, call.paint.height - 6)
     query.update(limit=most or None, user=options.user, group=options.group, name=options.name)
     return call.client.ask_list(path + encode_query(query))
 
 
 def is_choosing(call: Call) -> bool:
-    return any(getattr(call.options, name, None) is not None for name in ("status", "user", "group", "name"))
+    return any(getattr(call.options, name, None) is not None for name in ("status", "user", "group", "name", "since"))
 
 
 def cmd_queue(call: Call) -> None:
@@ -12948,14 +13001,16 @@ def cmd_jobs(call: Call) -> None:
 
 def show_latest(call: Call, statuses: Sequence[str], order: str, when_empty: str) -> None:
     """Show the newest jobs, the newest last, next to the prompt."""
-    statuses = call.options.status or statuses
+    statuses, since = call.options.status or statuses, call.options.since
     jobs, total = list_part(call, "/jobs", status=statuses, sort=f"-{order}")
     which = f"the last {len(jobs)}"
     if len(jobs) < total and call.options.number is None and RUNNING in statuses:       # what runs is never left out
         running, count = list_part(call, "/jobs", status=[RUNNING], sort=f"-{order}")
         jobs = [*running, *(job for job in jobs if job["status"] != RUNNING)][:len(jobs)]
         which += f", and the {count} that run," if count else ""
-    call.show(jobs[::-1], format_jobs, "there is no such job" if is_choosing(call) else when_empty)
+    begin = time.time() - parse_duration(since) if since else 0.0
+    chosen = [job for job in jobs[::-1] if parse_time(job["finished_at"] or job["created_at"]) >= begin]
+    call.show(chosen, format_jobs, "there is no such job" if is_choosing(call) else when_empty)
     if len(jobs) < total:
         call.say(f"{which} of {total}; nexus {call.options.subcommand} -n 0 shows all")
 
@@ -12971,8 +13026,7 @@ def cmd_end(call: Call) -> None:
     if choice.get("group") == "":               # perhaps a variable that is not set
         refuse("--group needs a name", hint="nexus jobs lists the groups")
     if bool(targets) == bool(choice):
-        refuse(f"{command} takes jobs, or --group or --status",
-               hint=f"nexus {command} ID; all that wait or run: nexus cancel --status pending,running")
+        refuse(f"{command} takes jobs, or --group or --status", hint=f"nexus {command} ID; {ALL_END}")
     if command == "kill":
         targets = [job_id for target in targets for job_id in find_targets(call, target, takes_all)]
     if targets:
@@ -12986,9 +13040,8 @@ def cmd_end(call: Call) -> None:
         call.say(f"{len(set(targets)) - len(jobs)} of these jobs had ended before")
     for job in jobs:
         if job["unknown_since"]:
-            since = local_time(job["unknown_since"], "%m-%d %H:%M")
-            call.say(f"{job['node']} has not been heard since {since}: job {job['id']} is ended when it is "
-                     f"back (Ctrl-C leaves it so; nexus node remove {job['node']} --force gives it up)")
+            say_unheard(call, job, f"job {job['id']} is ended when it is back (Ctrl-C leaves it so; nexus node remove "
+                        f"{job['node']} --force gives it up)")
     ended = [job for job in jobs if job["status"] in FINAL]
     if len(ended) > 1 and not targets:
         group = f" of group {choice['group']}" if "group" in choice else ""
@@ -12999,6 +13052,10 @@ def cmd_end(call: Call) -> None:
     call.client.wait([job["id"] for job in jobs if job["status"] not in FINAL],
                      lambda job: call.say(describe_end(job)))
     say_dragged(call, [job["id"] for job in jobs])
+
+
+def say_unheard(call: Call, job: Json, what: str) -> None:
+    call.say(f"{job['node']} has not been heard since {local_time(job['unknown_since'], '%m-%d %H:%M')}: {what}")
 
 
 def say_dragged(call: Call, ended: Sequence[str]) -> None:
@@ -13119,16 +13176,14 @@ def cmd_logs(call: Call) -> None:
     if not jobs:
         raise NexusError("not_found", "no job has started yet", hint="nexus queue says what waits, and why")
     for job in jobs:
-        if len(jobs) > 1 or not options.ids:
+        if len(jobs) > 1 or job["id"] not in options.ids:
             call.say(f"job {job['id']}, {job['status']}: {name_or_command(job)}")
         if job["status"] == PENDING:
             call.say(f"job {job['id']} is pending: {job['waiting_for']}")
         elif not job["started_at"]:
             call.say(f"job {job['id']} never ran: {describe_end(job)}")
         if job["unknown_since"]:
-            since = local_time(job["unknown_since"], "%m-%d %H:%M")
-            call.say(f"{job['node']} has not been heard since {since}: what job {job['id']} prints "
-                     "comes when it is back")
+            say_unheard(call, job, f"what job {job['id']} prints comes when it is back")
         pass_on_logs(call, job["id"], options.follow, options.stream, options.number, options.timestamps)
 
 
@@ -13178,6 +13233,7 @@ def cmd_attach(call: Call) -> int:
         # screen's own TERM: with one that terminfo lacks here it would end at once, with exit code 0.
         argv, environ = ["screen", "-x", own], {**call.environ, **prepare_screen(call.client.layout).environ()}
     call.say(f"on {job['node']}: Ctrl-A D leaves; Ctrl-C ends the job")
+    time.sleep(1.5)                                 # to be read: screen clears the terminal
     code = subprocess.call(argv, env=environ)
     job = call.client.ask("GET", f"/jobs/{quote_path(job['id'])}?wait=1")       # the service may not know its end yet
     call.say(describe_end(job) if job["status"] in FINAL else
@@ -13228,19 +13284,20 @@ def cmd_clear(call: Call) -> None:
 def cmd_pause(call: Call) -> None:
     """Pause or resume the queue, a group, GPUs, or pending jobs."""
     verb, targets, group = call.options.subcommand, call.options.targets, call.options.group
+    goes_on = "; running jobs go on" if verb == "pause" else ""
     if targets and group is not None:
         refuse(f"{verb} takes GPUs and jobs, or --group, not both", hint=f"nexus help {verb}")
     for target in targets:
         if re.fullmatch(GPU_PLACE, target):
             call.client.pause(target, verb=verb)
-            call.say(f"GPU {target} is {verb}d; running jobs go on")
+            call.say(f"GPU {target} is {verb}d{goes_on}")
         else:
             job = call.client.edit(target, is_held=verb == "pause")
             call.say(f"job {job['id']} {'is held: nexus resume ' + job['id'] if job['is_held'] else 'may start'}")
     if not targets:
         call.client.pause(None, group, verb)
         what = f"group {group}" if group is not None else "the queue"
-        call.say(f"{what} is {verb}d; running jobs go on")
+        call.say(f"{what} is {verb}d{goes_on}")
 
 
 def find_config(call: Call) -> str:
@@ -13352,7 +13409,7 @@ def cmd_open(call: Call) -> None:
 def cmd_usage(call: Call) -> None:
     """Print jobs, GPU-hours and the share that failed, for each user or group."""
     options, now = call.options, time.time()
-    since = now - parse_duration(options.since)
+    since = now - parse_duration(options.since or "7d")
     rows: dict[str, dict[str, Any]] = {}
     for job in call.client.jobs():
         ran = [(parse_time(one["started_at"]), parse_time(one["finished_at"]) if one["finished_at"] else now)
@@ -13372,6 +13429,7 @@ def cmd_usage(call: Call) -> None:
         Column("JOBS", lambda row: str(row["jobs"])),
         Column("GPU-HOURS", lambda row: f"{row['gpu_hours']:.1f}"),
         Column("FAILED", lambda row: f"{row['failed']} of {row['ended']} ended"))), "no job ran in that time")
+    call.say(f"since {local_time(format_time(since), '%Y-%m-%d %H:%M')}; --since 24h counts another time")
 
 
 def cmd_config_edit(call: Call) -> int:
@@ -13516,7 +13574,7 @@ def cmd_token_revoke(call: Call) -> None:
 def cmd_help(call: Call) -> None:
     import textwrap
     if call.options.topic is not None:
-        return call.write(make_parser(find_command(call.options.topic, call.commands)).format_help())
+        return call.write(make_parser(find_command([call.options.topic], call.commands)).format_help())
     others = ", ".join([*(f"{word} = {' '.join(ours)}" for word, ours in ALIASES.items()), "stop ID = cancel ID"])
     call.print(
         "nexus: a queue for the GPUs of this machine", "", "nexus [command] [options]", "",
@@ -13662,12 +13720,13 @@ CHANGE_OPTIONS, LINK_OPTIONS = (tuple(
     for name, row in EDITS.items() if (name in CHANGES) == is_change) for is_change in (True, False))
 NAME = argument("--name", help="the jobs of this name")
 STATUS_OPTION = argument("--status", metavar="S,S", row=Field(
-    matching(f"^({'|'.join(STATUSES)})(,({'|'.join(STATUSES)}))*$",
+    matching(f"^(?i:({'|'.join(STATUSES)})(,({'|'.join(STATUSES)}))*)$",
             f"some of {', '.join(STATUSES)}, with commas between"),
-    convert=lambda text: text.split(",")), help=f"of these statuses: {', '.join(STATUSES)}")
+    convert=lambda text: text.lower().split(",")), help=f"of these statuses: {', '.join(STATUSES)}")
 LINES = Field(integer_in(0, 10**9), like="20")
 NUMBER_OPTION = argument("-n", "--number", row=LINES, metavar="N",
                          help="show N rows; 0: all (default: what fits on the terminal; all if it is none)")
+SINCE = argument("--since", metavar="TIME", row=Field(DURATION_TEXT, like="24h"), help="only the last hours or days")
 CHOICE_OPTIONS = (argument("--user", help="the jobs of this user"), GROUP, NAME)
 IDS = argument("ids", nargs="+", metavar="ID", help="ids or names")
 ANY_IDS = argument("ids", nargs="*", metavar="ID", help="ids or names")
@@ -13696,9 +13755,10 @@ COMMANDS = (
             examples=('run "python train.py"', 'run --gpus 0 "python prepare.py" && nexus add "python train.py"')),
     Command("queue", "pending jobs in the order they would start, and why they wait", cmd_queue, (
         NUMBER_OPTION, *CHOICE_OPTIONS, JSON_OPTION)),
-    Command("history", "finished jobs", cmd_history, (NUMBER_OPTION, STATUS_OPTION, *CHOICE_OPTIONS, JSON_OPTION),
-            examples=("history -n 20", "history --status failed")),
-    Command("jobs", "all jobs kept", cmd_jobs, (NUMBER_OPTION, STATUS_OPTION, *CHOICE_OPTIONS, JSON_OPTION),
+    Command("history", "finished jobs", cmd_history, (
+        NUMBER_OPTION, SINCE, STATUS_OPTION, *CHOICE_OPTIONS, JSON_OPTION),
+            examples=("history --since 24h", "history --status failed")),
+    Command("jobs", "all jobs kept", cmd_jobs, (NUMBER_OPTION, SINCE, STATUS_OPTION, *CHOICE_OPTIONS, JSON_OPTION),
             examples=("jobs --status running,pending", "jobs --name baseline --json")),
     Command("show", "all that is known of a job", cmd_show, (ID, JSON_OPTION)),
     Command("why", "why a job waits, GPU by GPU",
@@ -13761,12 +13821,11 @@ COMMANDS = (
     Command("agent", "", cmd_agent, (argument("head"), argument("grace", type=float))),
     Command("metrics", "run times of finished jobs, utilization of the GPUs", cmd_metrics, (JSON_OPTION,)),
     Command("usage", "jobs, GPU-hours and failures of each user or group", cmd_usage, (
-        argument("--since", metavar="TIME", default="7d", row=Field(DURATION_TEXT, like="24h"),
-                 help="how far back (default: 7d)"),
+        SINCE,
         argument("--by", choices=("user", "group"), default="user"), JSON_OPTION)),
     Command("open", "the web page's address", cmd_open),
     Command("health", "each check with its reading; exit code 1 when one is bad", cmd_health, (JSON_OPTION,)),
-    Command("token", "let others in: make a token for a user, list, revoke", verbs=(
+    Command("token", "let others in: make a token for a user, list, revoke", cmd_token_list, verbs=(
         Command("create", "make a token; prints it", cmd_token_create, (
             argument("user", metavar="USER"),
             argument("token", nargs="?", metavar="TOKEN", help="default: a random one"),
@@ -13777,7 +13836,7 @@ COMMANDS = (
             argument("token", metavar="USER|TOKEN"),))),
             local="tokens are made",
             examples=("token create ann --days 90", "token list", "token revoke ann")),
-    Command("node", "give jobs to other machines too, over ssh: add, list, remove one", verbs=(
+    Command("node", "give jobs to other machines too, over ssh: add, list, remove one", cmd_node_list, verbs=(
         Command("add", "bring this nexus there", cmd_node_add, (
             argument("host", metavar="[USER@]HOST|NAME"),
             argument("--name", help="what it is called here (default: its host)"),
@@ -13805,7 +13864,7 @@ COMMANDS = (
 def main(argv: Sequence[str], environ: Mapping[str, str], out: TextIO, err: TextIO) -> int:
     """Run the command line; return its exit code."""
     try:
-        if argv and argv[0] in ("--version", "-V"):
+        if argv and argv[0] in ("--version", "-V", "version"):
             out.write(f"nexus {__version__} ({file_hash()})\n")
             return 0
         words = ["help", *argv[1:2]] if argv and argv[0] in ("--help", "-h") else list(argv)
@@ -13813,10 +13872,11 @@ def main(argv: Sequence[str], environ: Mapping[str, str], out: TextIO, err: Text
             words = ["status", *words]
         if words[0] == "stop" and words[1:] and not words[1].startswith("-"):
             words[0] = "cancel"                 # whoever names a job does not mean the service
-        if find_program(words[0]) and words[0] not in [*ALIASES, *(each.name for each in COMMANDS)]:
-            refuse(f"'{words[0]}' is not a command of nexus", hint=f"to queue it: nexus add {quote(' '.join(words))}")
-        command = find_command(words[0], COMMANDS)
-        options = parse_words(command, [*ALIASES.get(words[0], [""])[1:], *words[1:]], out)
+        command = find_command(words, COMMANDS)
+        words = [*ALIASES.get(words[0], [""])[1:], *words[1:]]
+        if any("-n" in flags and "--number" in flags for flags, _ in command.arguments):
+            words = [f"-n{word[1:]}" if re.fullmatch(r"-[0-9]+", word) else word for word in words]     # as tail -5
+        options = parse_words(command, words, out)
         call = Call(options, environ, out, err, COMMANDS)
         call.need_local(command.local)
         return options.chosen.run(call) or 0

@@ -81,8 +81,8 @@ WRONG = [  # words, what it says
     (["pause", "0", "--group", "g"], "not both"),
     (["why"], "ID"), (["why", "a", "b"], "b"), (["metrics", "x"], "x"), (["queue", "--group"], "--group"),
     (["kill", "--gruop", "g"], "did you mean '--group'?"), (["edit", "a", "--retry", "b"], "hint: did you mean '--retries'?"),
-    (["add", "--gpu=1", "x"], "did you mean '--gpus'? (what is the command's own belongs inside its quotes)"),
-    (["add", "--cpus", "4", "x"], "hint: nexus help add (what"), (["add", "--mem", "4G", "x"], "hint: nexus help add (what"),
+    (["add", "--gpu=1", "x"], "did you mean '--gpus'?"),
+    (["add", "--cpus", "4", "x"], "hint: nexus help add"), (["add", "--mem", "4G", "x"], "hint: leave it out"),
 ]
 
 
@@ -95,7 +95,7 @@ def test_wrong_words_are_usage_errors(words, says):
 
 @pytest.mark.parametrize("words, command", [(["ls"], "jobs"), (["ps"], "jobs"), (["rm", "abc"], "remove"), (["submit", "true"], "add")])
 def test_words_of_other_queues_are_understood(words, command):
-    found = nexus.find_command(words[0], nexus.COMMANDS)
+    found = nexus.find_command(words, nexus.COMMANDS)
     assert found.name == command and nexus.parse_words(found, words[1:], Stream()).chosen
 
 

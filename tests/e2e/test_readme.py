@@ -100,7 +100,7 @@ def check_words(words):
     if words == ["--version"]:
         return
     name, *rest = words or ["status"]
-    command = nexus.find_command(name, nexus.COMMANDS)
+    command = nexus.find_command([name], nexus.COMMANDS)
     nexus.make_parser(command).parse_args([{"GPU": "0"}.get(word, word) for word in rest])
 
 
