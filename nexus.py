@@ -1787,17 +1787,16 @@ def cut_card(card: Gpu, number: int, profile: str, uuid: str, report: ElementTre
     if device is None or device.findtext("uuid", uuid) != uuid:
         return replace(made, fault="nvidia-smi -q -x does not tell of it")
 
-    def is_here(process: ElementTree.Element) -> bool:
-        ids = [(process.findtext(name), device.findtext(name)) for name in ("gpu_instance_id", "compute_instance_id")]
-        return all(its in (own, None, "N/A") for its, own in ids)       # if it is not told: it may be here
-
     return replace(
         made, temperature=card.temperature, memory_total_mib=parse_reading(device.findtext("fb_memory_usage/total")),
         memory_used_mib=parse_reading(device.findtext("fb_memory_usage/used")),
-        processes=tuple(GpuProcess(int(process.findtext("pid", "")), parse_reading(process.findtext("used_memory")))
-                        for process in report.iter("process_info")
-                        if is_here(process) and is_number(process.findtext("pid", ""))
-                        and "C" in process.findtext("type", "C")))
+        # Without a list by slice (`N/A`), each process of the card may be on this one
+        processes=card.processes if report.findtext("processes", "N/A").strip() else tuple(
+            GpuProcess(int(process.findtext("pid", "")), parse_reading(process.findtext("used_memory")))
+            for process in report.iter("process_info")
+            if is_number(process.findtext("pid", "")) and "C" in process.findtext("type", "C") and all(
+                process.findtext(name, "N/A") in (device.findtext(name), "N/A")
+                for name in ("gpu_instance_id", "compute_instance_id"))))
 
 
 def parse_visible_devices(text: str, gpus: Sequence[Gpu]) -> list[Gpu]:

@@ -280,15 +280,18 @@ SLICES = [  # reason, what -L prints, what -q -x prints, {place: (UUID, total, u
      {"0.0": (FOUR[0], None, None, [], None)}),
     ("a process of no slice may be on each", ONE, REPORT.replace("<gpu_instance_id>4<", "<gpu_instance_id>N/A<"),
      {"0.0": (FOUR[0], 19968, 12, [34965], None)}),
+    ("no list of processes", ONE, re.sub("(?s)<processes>.*</processes>", "<processes>N/A</processes>", REPORT),
+     {"0.0": (FOUR[0], 19968, 12, [77], None)}),
+    ("nobody computes", ONE, re.sub("(?s)<processes>.*</processes>", "<processes />", REPORT), {"0.0": (FOUR[0], 19968, 12, [], None)}),
     ("a name that is no XML", ONE, REPORT.replace(">python<", ">a<b & \n\x07<"), {"0.0": (FOUR[0], 19968, 12, [], None)}),
     ("not in the report", ONE, REPORT.replace("<index>0<", "<index>7<"), UNTOLD),
-    ("cut into nothing", LISTING.splitlines()[0], REPORT, {"0": (A100, 81920, 50, [], None)}),
+    ("cut into nothing", LISTING.splitlines()[0], REPORT, {"0": (A100, 81920, 50, [77], None)}),
     ("no report", LISTING, "", {"0": (A100, 81920, None, [], UNREAD)}),
     ("half of a report", LISTING, REPORT[:2000], {"0": (A100, 81920, None, [], UNREAD)}),
     ("another card's", LISTING, REPORT.replace(A100, U(3)), {"0": (A100, 81920, None, [], UNREAD)}),
     ("no list", "Unable to determine the device handle for gpu 0: Unknown Error", REPORT, {"0": (A100, 81920, None, [], UNREAD)}),
 ]
-CUT = nexus.Gpu(0, A100, "A100-SXM4-80GB", 81920.0, 50.0, None, 27.0, 67.03, 500.0, is_mig=True)
+CUT = nexus.Gpu(0, A100, "A100-SXM4-80GB", 81920.0, 50.0, None, 27.0, 67.03, 500.0, is_mig=True, processes=(nexus.GpuProcess(77, 100.0),))
 
 
 @pytest.mark.parametrize("reason, listing, report, expected", SLICES, ids=[case[0] for case in SLICES])
