@@ -2370,7 +2370,8 @@ def translate_gpus(given: re.Match[str]) -> list[str]:
 
 
 SBATCH_LETTERS = {"J": "job-name", "G": "gpus", "t": "time", "a": "array", "D": "chdir", "d": "dependency",
-                  "b": "begin", "o": "output", "e": "error", "p": "partition", "c": "cpus-per-task", "n": "ntasks"}
+                  "b": "begin", "o": "output", "e": "error", "p": "partition", "c": "cpus-per-task", "n": "ntasks",
+                  "N": "nodes"}
 SBATCH_INSTEAD = {"output": " (nexus logs ID)", "error": " (nexus logs ID)", "nodelist": " (--node)",
                   "export": " (--env)", "requeue": " (--retries)", "hold": " (nexus pause ID)"}
 SBATCH_GPUS = r"([A-Za-z_][\w.-]*)?:?(\d+)?(?:\(.*\))?"
@@ -2382,6 +2383,7 @@ SBATCH_OPTIONS: Mapping[str, tuple[str, Callable[[re.Match[str]], list[str]]]] =
     "gres": (f"(?:.*,)?gpu(?::{SBATCH_GPUS})?(?:,.*)?", translate_gpus),
     "time": (r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", translate_limit),
     "array": (r"([0-9,:-]+)(?:%(\d+))?", translate_array),
+    "signal": (r"(?:[BR]+:)?(?:SIG)?([A-Z]\w*)(?:@(\d+))?", lambda given: [f"--warn={given[1]}@{given[2] or 60}s"]),
     "begin": (".+", lambda given: ["--begin=" + re.sub(r"^now\+(\d+)([smhdw]?)[a-z]*$", r"+\1\2", given[0])]),
     "dependency": (r"(after(ok|any)(:\w+)+(,|$))+", lambda given: [
         f"--after{'-any' if kind == 'any' else ''}={ids.replace(':', ',')}"
@@ -12511,10 +12513,6 @@ def draw_top(call: Call, paint: Paint, text: str = "") -> list[tuple[str, str]]:
         return [(line, "") for line in paint.join(lines).split("\n")]
 
 
-def strip_colours(line: str) -> str:
-    return re.sub(r"\x1b\[\d*m", "", line)
-
-
 TOP_KEYS = {"\x1b[A": "up", "\x1bOA": "up", "k": "up", "\x1b[B": "down", "\x1bOB": "down", "j": "down", "\r": "\n"}
 TOP_HELP = """\
 up, down   choose a job
@@ -12556,7 +12554,8 @@ class Top:
             self.offset = max(0, at + 1 - room)
         lines = [f"> {line}" if job_id and job_id == self.chosen else f"  {line}" for line, job_id in rows]
         if paint.mark:                              # the chosen one in reverse, without colours of its own
-            lines = [f"\x1b[7m{strip_colours(line):{width}}\x1b[0m" if line[0] == ">" else line for line in lines]
+            lines = ["\x1b[7m" + re.sub(r"\x1b\[\d*m", "", line).ljust(width) + "\x1b[0m" if line[0] == ">" else line
+                     for line in lines]
         hidden = len(lines) - room - self.offset
         keys = "up, down; any other key goes back" if self.page else "? shows the keys, q ends"
         last = (f"{time.strftime('%H:%M:%S')}  {keys}" + (f"  /{self.text}" if self.text else "")

@@ -38,6 +38,7 @@ OPTIONS = [  # lines, words before the script, what the job has
     ([SBATCH + "--job-name=sl --gres=gpu:2 --time=30"], [], {"name": "sl", "gpus": 2, "timeout_seconds": 1800}),
     ([SBATCH + "-J sl -G 2", SBATCH + "-t1-12 -Dsub"], [], {"name": "sl", "gpus": 2, "timeout_seconds": 129600}),
     ([SBATCH + "--gres=gpu:mock:2"], [], {"gpus": 2, "gpu_type": "mock"}),
+    ([SBATCH + "-t 5 --signal=B:USR1@120"], [], {"warn": "USR1@120s"}), ([SBATCH + "-t 5 --signal=SIGINT"], [], {"warn": "INT@60s"}),
     ([SBATCH + "--gpus=mock"], [], {"gpus": 1, "gpu_type": "mock"}),
     ([SBATCH + "--gpus-per-node 2 --time=2:00:00"], [], {"gpus": 2, "timeout_seconds": 7200}),
     ([SBATCH + "--gres=nvme:1,gpu --time=10:30"], [], {"gpus": 1, "timeout_seconds": 630}),
@@ -75,7 +76,7 @@ def test_dependencies_of_slurm(home, folder):
 
 
 @pytest.mark.parametrize("line, says", [
-    (NEXUS + "--gpu 2", "job.sh, line 3: unrecognized arguments: --gpu"), (NEXUS + "--gpus many", "job.sh, line 3: --gpus must be"),
+    (NEXUS + "--gpu 2", "job.sh, line 3: unrecognized arguments: --gpu"), (NEXUS + "--gpus many", "job.sh, line 3: --gpus"),
     (NEXUS + "gpus 2", "job.sh, line 3: gpus is not an option"), (NEXUS + "--name 'x", "job.sh, line 3: No closing quotation"),
     (SBATCH + "--time=soon", "job.sh, line 3: --time=soon cannot be read"), (SBATCH + "--gpus=", "job.sh, line 3: --gpus= cannot be read"),
     (SBATCH + "--dependency=singleton", "job.sh, line 3: --dependency=singleton cannot be read"),
