@@ -13964,7 +13964,7 @@ main:focus, h1:focus { outline: none; }
 .small, .help, footer, .heading { font-size: .88em; }
 .red, .cause { color: var(--bad); }
 .title, .id, .badge, .primary, .brand, .form label { font-weight: 600; }
-.head, .actions, .bar, .use, .gauge, .counts, .job, .rows > li, .call > summary { display: flex; flex-wrap: wrap;
+.head, .actions, .bar, .use, .gauge, .counts, .job, .rows > li { display: flex; flex-wrap: wrap;
   align-items: center; gap: .2rem .7rem; }
 .grow { flex: 1; min-width: 0; }
 .clip { min-width: 0; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
@@ -14006,7 +14006,7 @@ section { margin-bottom: 1rem; }
 .rows > li { padding: .2rem .8rem; min-height: 34px; }
 .rows > li + li { border-top: 1px solid var(--line); }
 .rows > .heading { min-height: 0; color: var(--muted); }
-.rows .job, .group > .title { flex: 0 0 18rem; min-width: 0; }
+.rows .job, .group > .title { flex: 0 0 clamp(13rem, 16vw, 18rem); min-width: 0; }
 .job { flex-wrap: nowrap; color: inherit; }
 .id { flex: 0 0 2.7rem; color: var(--accent); }
 .command.title { font-weight: 400; }
@@ -14022,8 +14022,8 @@ section { margin-bottom: 1rem; }
 .gauge span { min-width: 2.8rem; text-align: right; }
 .memory span { min-width: 4.4rem; }
 .use progress { flex: 0 0 6rem; }
-.use .line { flex: 1 1 12rem; color: var(--muted); white-space: pre; }
-.group progress { flex: 0 1 8rem; }
+.use .line { flex: 1 1 8rem; color: var(--muted); }
+.group progress { flex: 0 1 6rem; }
 
 .log { overflow: hidden; background: var(--paper); color: var(--print); position: relative; }
 .log .grow { flex-basis: 10rem; }
@@ -14060,8 +14060,7 @@ dialog pre, #docs pre { padding: .5rem; margin: .5rem 0; max-height: 24rem; over
 .form > *, #login { display: grid; gap: .3rem; align-content: start; }
 .form > .all { grid-column: 1 / -1; }
 summary { cursor: pointer; padding: .3rem 0; }
-summary:is(.head, .call *)::before { content: "\25b8"; content: "\25b8" / ""; color: var(--muted); }
-[open] > summary:is(.head, .call *)::before { content: "\25be"; content: "\25be" / ""; }
+summary > * { display: inline; margin-left: .6rem; }
 .buttons { display: flex; justify-content: flex-end; gap: .5rem; margin-top: .9rem; }
 #notices { position: fixed; z-index: 8; right: 1rem; bottom: 1rem; width: min(26rem, calc(100vw - 2rem)); }
 #notices > * { display: flex; gap: .6rem; margin-top: .5rem; padding: .6rem .8rem; }
@@ -14070,7 +14069,7 @@ summary:is(.head, .call *)::before { content: "\25b8"; content: "\25b8" / ""; co
 .docs header :not(.bar, .brand) { display: none; }
 .call { margin: .4rem 0; padding: .1rem .8rem; }
 .fields input { max-width: 14rem; margin: .1rem .6rem .1rem 0; }
-.call b { min-width: 4rem; color: var(--accent); }
+.call b { display: inline-block; min-width: 4rem; color: var(--accent); }
 #docs :is(h2, h3, p) { margin: .7rem 0 .2rem; }
 
 @media (max-width: 700px) {
@@ -14114,7 +14113,8 @@ summary:is(.head, .call *)::before { content: "\25b8"; content: "\25b8" / ""; co
     <div id="calls"></div>
   </div>
 </main>
-<footer><span id="version" class="muted"></span> <button id="token-button" type="button" class="link"></button></footer>
+<footer class="muted"><span id="version"></span>
+  <button id="forget" type="button" class="link">Forget the token</button></footer>
 <div id="notices" aria-live="polite"></div>
 <dialog id="dialog" aria-labelledby="dialog-title"></dialog>
 <noscript><p class="banner">This page needs JavaScript. Without it: nexus on the command line.</p></noscript>
@@ -14307,7 +14307,7 @@ const getToken = () => sessionStorage.getItem('nexus-token') || null;
 function keepToken(text) {
   sessionStorage.removeItem('nexus-token');
   if (text) sessionStorage.setItem('nexus-token', text);
-  show(byId('token-button'), text ? 'Forget the token' : 'Use a token');
+  byId('forget').hidden = !text;
   for (const form of byId('calls').querySelectorAll('form')) form.oninput();    // the curl command shows the token
 }
 
@@ -14317,17 +14317,16 @@ async function askForToken({message, hint}) {
     pattern: '\\s*[!-~]+\\s*', title: 'A token has no spaces and only ASCII letters.'});
   const onsubmit = (event) => { event.preventDefault(); keepToken(field.value.trim()); byId('dialog').close(); };
   keepToken('');
-  if (message) showConnection('', 'token needed');
+  showConnection('', 'token needed');
   await openDialog('A token for this service', field, el('form', {id: 'login', autocomplete: 'off', onsubmit},
     el('p', {class: 'muted', role: 'alert'}, sentences({message, hint: advice})),
     el('label', {for: 'token'}, 'Token'), field,
     el('p', {class: 'small muted'}, 'It is kept for this tab alone, until the tab is closed.'),
-    el('div', {class: 'buttons'}, !message && closeButton(), el('button', {class: 'primary'}, 'Continue'))));
+    el('button', {class: 'primary'}, 'Continue')));
   tokenDialog = null;
 }
 
-byId('token-button').addEventListener('click', () => {
-  if (!getToken()) return (tokenDialog ??= askForToken({}));
+byId('forget').addEventListener('click', () => {
   keepToken('');
   location.reload();
 });
@@ -14530,7 +14529,7 @@ function drawGpus() {
 
 function drawNode({name, trouble, hint, unknown_since: since, ...node}, all) {
   const gpus = all.filter((gpu) => gpu.node === name);
-  return el('details', {key: name, 'data-machine': name, open: all.length <= MANY_GPUS}, el('summary', {class: 'head'},
+  return el('details', {key: name, 'data-machine': name, open: all.length <= MANY_GPUS}, el('summary', {},
     el('h3', {}, name), since ? badge('Unknown', `unknown since ${clock(since)}`)
       : (node.is_leaving || trouble) && badge('Paused', node.is_leaving ? 'being removed' : 'closed'),
     muted(listed(gpus.length > 0 && countFree(gpus), node.running_jobs && counted(node.running_jobs, 'job'),
@@ -14593,8 +14592,7 @@ function drawList(name, title, entries, total, empty, jobs = total) {
   });
   return el('section', {id: name, key: name, 'aria-labelledby': `${name}-title`},
     el('div', {class: 'head'}, el('h2', {id: `${name}-title`}, title),
-      el('span', {class: 'muted', id: `${name}-count`}, total > 0 && number(isFiltered() ? total : jobs)),
-      name === 'ended' && !isFiltered() && total > 0 && el('a', {href: '#/?status=failed'}, 'failed only')),
+      el('span', {class: 'muted', id: `${name}-count`}, total > 0 && number(isFiltered() ? total : jobs))),
     el('div', {class: 'panel'}, rows.length ? el('ul', {class: 'rows'}, rows)
       : el('p', {class: 'empty'}, isFiltered() ? 'No job matches the filter.' : empty),
     left > 0 && el('p', {class: 'empty'}, button(`Show ${Math.min(PAGE, left)} more of ${number(left)}`,
@@ -14669,8 +14667,6 @@ function openDialog(title, focused, ...children) {
   return new Promise((resolve) => { dialog.onclose = () => resolve(dialog.returnValue); });
 }
 
-const closeButton = () => button('Close', () => byId('dialog').close());
-
 async function cancel(name, loss, detail, chosen) {
   const keep = el('button', {value: ''}, 'Keep');
   const isSure = await openDialog(`Cancel ${name}?`, keep, el('p', {}, loss), el('pre', {tabindex: 0}, detail),
@@ -14728,7 +14724,7 @@ function openForm(kind, title, verb, job, send) {
   const error = el('p', {class: 'red', role: 'alert'}), go = el('button', {class: 'primary'}, verb);
   const form = el('form', {oninput: () => { key = newKey(); }, onsubmit: submit}, drawFields(true),
     el('details', {open: Boolean(job)}, el('summary', {}, 'More: priority, retries, \u2026'), drawFields(false)),
-    error, el('div', {class: 'buttons'}, closeButton(), go));
+    error, el('div', {class: 'buttons'}, button('Close', () => byId('dialog').close()), go));
   const former = new FormData(form);
   async function submit(event) {
     event.preventDefault();

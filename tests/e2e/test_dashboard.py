@@ -1155,11 +1155,12 @@ def test_docs_show_every_call_and_let_one_try_them(browser, box):
 
 
 def test_docs_keep_the_token_for_the_tab_and_send_it(browser, box):
-    with visit(browser, box, "docs", is_expecting_errors=True, is_waiting=False) as page:
+    with visit(browser, box, "docs", is_expecting_errors=True, is_waiting=False, extra_http_headers=FORWARDED) as page:
         field = page.get_by_role("dialog").get_by_label("Token")
         call = try_call(page, "get_jobs")
         call.get_by_label("group").fill("kept")
-        page.get_by_role("button", name="Use a token").click()
+        call.get_by_role("button", name="Send").click()
+        expect(page.locator("#login")).to_contain_text("needs a token")
         field.fill("wrong")
         field.press("Enter")
         expect(call.get_by_label("the same with curl")).to_contain_text("Bearer $NEXUS_TOKEN")
