@@ -12689,13 +12689,16 @@ def read_plain_commands(call: Call) -> list[str]:
     if path is None:
         line = join_command(words)
         first, _, rest = line.partition(" ")
-        if script := "" if call.is_remote else find_script(first, call.options.cwd):
+        script = find_script(first, call.options.cwd)
+        if script and not call.is_remote:
             return [read_script(call, script, first, rest)]
         check_input(call, words)
         if not words:
             refuse("there is no command", hint=f'nexus {call.options.subcommand} "python train.py"')
-        if not call.is_remote and parse_directives(read_script_text(rest.partition(" ")[0])):       # bash job.sh
-            call.say(f"the options in the script are not read; with: nexus {call.options.subcommand} {rest}, they are")
+        unread = script or rest.partition(" ")[0]               # as in `bash job.sh`
+        if parse_directives(read_script_text(unread)):
+            how = " over NEXUS_URL" if call.is_remote else f"; they are with: nexus {call.options.subcommand} {rest}"
+            call.say(f"the options in {unread} are not read{how}")
         whole = complete_command(line, call.options.cwd or "")
         if whole != line and not call.is_remote:
             refuse(f"{first} is a file, and no command", hint=f"nexus add --file {quote(first)} adds its lines"
