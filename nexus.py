@@ -3741,7 +3741,7 @@ class Column(Value):
     spare: int = 0              # on a narrow terminal, the columns with the highest are left out first; 0: never
 
 
-LAST_COLUMNS, MOST_COLUMNS = 30, 24     # on a terminal: least width of the last column, most width of the others
+LAST_COLUMNS, MOST_COLUMNS = 24, 24     # on a terminal: least width of the last column, most width of the others
 
 
 def format_table(columns: Iterable[Column], rows: Sequence[Any], paint: Paint, below: Sequence[str] = ()) -> str:
@@ -3754,7 +3754,7 @@ def format_table(columns: Iterable[Column], rows: Sequence[Any], paint: Paint, b
     shown = [column for column in columns if column.shown_if is None or column.shown_if(rows)]
     cells_of = {}
     for column in shown:
-        most = MOST_COLUMNS if width and column is not shown[-1] else 0
+        most = min(MOST_COLUMNS, max(16, width // 5)) if width and column is not shown[-1] else 0
         cells_of[column.heading] = [column.heading, *(format_line(column.show(row), most) for row in rows)]
     sizes = {heading: max(map(count_columns, cells)) for heading, cells in cells_of.items()}
     least = min(LAST_COLUMNS, sizes[shown[-1].heading])
@@ -12360,11 +12360,11 @@ def find_command(words: Sequence[str], commands: Sequence[Command]) -> Command:
     for command in commands:
         if command.name == ALIASES.get(name, [name])[0]:
             return command
-    hint = FOREIGN.get(f"nexus {name}", "")
-    if not hint and (find_program(first) or os.path.isfile(first)):
-        hint = f"to queue it: nexus add {quote(complete_command(join_command(words)))}"
-    hint = hint or suggest(name, [command.name for command in commands if command.summary]) or (
-        f"nexus help lists them; of a job: nexus show {quote(format_line(name, 40))}")
+    hint = FOREIGN.get(f"nexus {name}") or (
+        f"to queue it: nexus add {quote(complete_command(join_command(words)))}"
+        if find_program(first) or os.path.isfile(first) else
+        suggest(name, [command.name for command in commands if command.summary])
+        or f"nexus help lists them; of a job: nexus show {quote(format_line(name, 40))}")
     raise NexusError("usage", f"'{format_line(name, 40)}' is not a command", hint)
 
 
@@ -13001,19 +13001,18 @@ def cmd_jobs(call: Call) -> None:
 
 
 def show_latest(call: Call, statuses: Sequence[str], order: str, when_empty: str) -> None:
-    """Show the newest jobs, the newest last, next to the prompt."""
+    """Show the newest jobs, the newest last, next to the prompt; in a list that is cut, what runs comes last."""
     statuses, since = call.options.status or statuses, call.options.since
     jobs, total = list_part(call, "/jobs", status=statuses, sort=f"-{order}")
-    which = f"the last {len(jobs)}"
-    if len(jobs) < total and call.options.number is None and RUNNING in statuses:       # what runs is never left out
-        running, count = list_part(call, "/jobs", status=[RUNNING], sort=f"-{order}")
-        jobs = [*running, *(job for job in jobs if job["status"] != RUNNING)][:len(jobs)]
-        which += f", and the {count} that run," if count else ""
+    if len(jobs) < total and call.options.number is None:               # what runs or waits is not left out
+        live = [job for status in (RUNNING, PENDING) if status in statuses
+                for job in list_part(call, "/jobs", status=[status], sort=f"-{order}")[0]]
+        jobs = [*live, *(job for job in jobs if job["status"] in FINAL)][:len(jobs)]
     begin = time.time() - parse_duration(since) if since else 0.0
     chosen = [job for job in jobs[::-1] if parse_time(job["finished_at"] or job["created_at"]) >= begin]
     call.show(chosen, format_jobs, "there is no such job" if is_choosing(call) else when_empty)
     if len(jobs) < total:
-        call.say(f"{which} of {total}; nexus {call.options.subcommand} -n 0 shows all")
+        call.say(f"the last {len(jobs)} of {total}; nexus {call.options.subcommand} -n 0 shows all")
 
 
 ENDED_STATUSES = {"kill": [RUNNING], "remove": [PENDING], "cancel": [PENDING, RUNNING]}     # of jobs given by their ids
@@ -13581,9 +13580,10 @@ def cmd_help(call: Call) -> None:
         "nexus: a queue for the GPUs of this machine", "", "nexus [command] [options]", "",
         *(f"  {command.name:<9} {command.summary}" for command in call.commands if command.summary), "",
         *textwrap.wrap(f"Other words for them: {others}", 79), "",
-        "nexus help COMMAND explains a command; nexus --version prints the version and the file's hash.",
-        "Exit codes: 0; 1 internal, unhealthy; 2 usage; 3 not found; 4 conflict; 5 forbidden; 6 unavailable.",
-        "NEXUS_HOME moves ~/.nexus; NEXUS_MOCK_GPUS=2 makes up two GPUs, for a trial; NO_COLOR=1 turns colours off.")
+        *textwrap.wrap(
+            "nexus help COMMAND explains a command; nexus --version prints the version and the file's hash.  Exit "
+            "codes: 0; 1 internal, unhealthy; 2 usage; 3 not found; 4 conflict; 5 forbidden; 6 unavailable.  "
+            "NEXUS_HOME moves ~/.nexus; NEXUS_MOCK_GPUS=2 makes up two GPUs, for a trial; NO_COLOR=1: no colours.", 79))
 
 
 def cmd_complete(call: Call) -> None:
