@@ -14515,10 +14515,12 @@ function drawFailures() {
 
 // GPUs, a row for each: its load, its memory, and who has it.  Where there are nodes, they are folded by machine.
 
+const localPlace = (gpu) => gpu.place.split(':').at(-1);        // 0, or 0.1 for a slice
 const countFree = (gpus) => `${gpus.filter((gpu) => gpu.is_available).length} of ${gpus.length} available`;
 
 function drawGpus() {
-  const gpus = Object.values(view.gpus), {slurm} = view, onGpus = new Set(gpus.flatMap((gpu) => gpu.job_ids));
+  const gpus = Object.values(view.gpus).sort((a, b) => localPlace(a) - localPlace(b)), {slurm} = view;
+  const onGpus = new Set(gpus.flatMap((gpu) => gpu.job_ids));
   const others = Object.values(view.jobs).filter((job) => job.status === 'running' && !onGpus.has(job.id));
   const drawOther = (job) => el('li', {key: job.id, 'data-job': job.id}, el('b', {}, job.gpus ? gpuList(job) : 'CPU'),
     el('span', {class: 'muted'}, hasNodes() && job.node), el('span', {class: 'memory'}),
@@ -14556,7 +14558,8 @@ function drawGpu(gpu) {
     known(temperature) && `${Math.round(temperature)} \u00b0C`, known(watts) && `${Math.round(watts)} W`);
   const pause = pauseButton(isPaused, name, `gpus/${encodeURIComponent(place)}`, {noun: ' GPU', kind: 'quiet link'});
   return el('li', {key: gpu.uuid, 'data-gpu': place, class: isIdle && 'warn'},
-    el('b', {title}, place.split(':').at(-1)),
+    el('div', {title}, el('b', {}, localPlace(gpu)),
+      gpu.profile && el('div', {class: 'muted quiet small'}, gpu.profile)),
     gauge({class: 'gauge', title}, `${name} load`, utilization, 100, percent),
     gauge({class: 'gauge memory', title}, `${name} memory`, used, gpu.memory_total_mib, size),
     el('div', {}, jobs.map((job) => el('div', {class: 'use', key: job.id, 'data-job': job.id},
