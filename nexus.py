@@ -13954,7 +13954,7 @@ html { scroll-padding-top: 4rem; }
 [hidden] { display: none !important; }
 body { margin: 0; background: var(--bg); color: var(--ink); overflow-wrap: anywhere;
   font: 14px/1.45 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; font-variant-numeric: tabular-nums; }
-h1, h2, h3, p, dl, dd, ul { margin: 0; padding: 0; list-style: none; }
+h1, h2, h3, p, ul { margin: 0; padding: 0; list-style: none; }
 h1 { font-size: 1.25rem; }
 h2, h3 { font-size: 1rem; }
 a { color: var(--accent); }
@@ -13971,9 +13971,8 @@ main:focus, h1:focus { outline: none; }
   align-items: center; gap: .2rem .7rem; }
 .grow { flex: 1; min-width: 0; }
 .clip { min-width: 0; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
-.unseen { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
-.skip { position: absolute; left: -999px; z-index: 9; padding: .6rem 1rem; background: var(--panel); }
-.skip:focus { left: .5rem; }
+.unseen:not(:focus) { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
+#skip { position: fixed; z-index: 9; top: .5rem; left: .5rem; background: var(--panel); }
 
 button, input, textarea { font: inherit; color: inherit; border-radius: 6px; background: var(--panel); }
 button { min-height: 28px; padding: .1rem .6rem; border: 1px solid var(--line); cursor: pointer; white-space: nowrap; }
@@ -14016,7 +14015,7 @@ section { margin-bottom: 1rem; }
 .rows .actions { min-width: 4.4rem; justify-content: flex-end; }
 .why, .cause { flex: 1 1 10rem; min-width: 0; }
 :is(.why, .cause):empty { display: none; }
-.time { min-width: 4.5rem; margin-left: auto; text-align: right; }
+.time { min-width: 4.5rem; margin-left: auto; text-align: right; white-space: nowrap; }
 .gpus > li { display: grid; grid-template-columns: 3.4rem 9rem 10rem minmax(0, 1fr) auto; gap: 0 .8rem; }
 #gpus > ul { margin-top: .5rem; }
 #lists > ul { margin-bottom: 1rem; }
@@ -14075,16 +14074,20 @@ summary > * { display: inline; margin-left: .6rem; }
 .call b { display: inline-block; min-width: 4rem; color: var(--accent); }
 #docs :is(h2, h3, p) { margin: .7rem 0 .2rem; }
 
+@media (max-width: 1000px) {
+  #host, .use :is(.line, progress) { display: none; }
+  #failures li { flex-wrap: nowrap; }
+  #filter { flex-basis: 8rem; }
+  .rows .use > .job, .group > .title { flex: 1 1 5rem; }
+}
 @media (max-width: 700px) {
   .bar, main, footer { padding: .4rem .7rem; }
-  .quiet, .heading, .gpus :is(.memory, .line, progress), #failures :is(.cause, .time) { display: none !important; }
+  .quiet, .heading, .gpus :is(.memory, progress), #failures :is(.cause, .time) { display: none !important; }
   header { position: static; }
   #offline { position: sticky; top: 0; z-index: 5; }
-  #failures li { flex-wrap: nowrap; }
   .rows .job { flex: 1 1 8rem; }
   .rows .actions, .gauge span, .time { min-width: 0; }
   .actions:not(:has(:not(.quiet))) { display: none; }
-  .rows .use > .job, .group > .title { flex: 1 1 5rem; }
   .group progress { order: 1; flex-basis: 60%; }
   .counts, #filter { order: 2; flex: 0 0 100%; max-width: none; }
   .gpus > li { grid-template-columns: 2.2rem 2.8rem minmax(0, 1fr) auto; gap: 0 .5rem; }
@@ -14095,10 +14098,10 @@ summary > * { display: inline; margin-left: .6rem; }
 </style>
 </head>
 <body>
-<a class="skip" href="#/">Skip to the content</a>
+<a class="unseen" id="skip" href="#/">Skip to the content</a>
 <header><div class="bar">
   <a class="brand" href="./#/">nexus</a>
-  <span id="host" class="muted quiet"></span>
+  <span id="host" class="muted"></span>
   <nav class="counts" id="counts" aria-label="Jobs by status"></nav>
   <input id="filter" type="search" placeholder="Filter jobs  ( / )" aria-label="Filter jobs" autocomplete="off">
   <span id="connection" class="badge" role="status">connecting</span>
@@ -15192,7 +15195,7 @@ function route() {
   left = null;
 }
 
-document.querySelector('.skip').addEventListener('click', (event) => { event.preventDefault(); byId('main').focus(); });
+byId('skip').addEventListener('click', (event) => { event.preventDefault(); byId('main').focus(); });
 
 keepToken(getToken());
 if (isDocs) {
