@@ -639,6 +639,9 @@ class JobsConfig(Value):
     retry_backoff_seconds: float = optional(
         5, number_in(0, 86400), "before the first; doubles each time, up to an hour")
     launch_attempts: int = optional(5, integer_in(1, 100), "how often a job is tried that cannot even be launched")
+    idle_minutes: float = optional(
+        30, number_in(0, 100000), "a job whose GPUs do nothing for so long is shown as idle; 0 = never")
+    idle_kill_minutes: float = optional(0, number_in(0, 100000), "and stopped after so long; 0 = never")
     on_reboot: str = optional(
         "fail", one_of("fail", "requeue"), "or \"requeue\": what happens to jobs that were running at a reboot")
     reserve_after_seconds: float = optional(300, SECONDS, "a job that waits for so long gets the GPUs that become free")
@@ -660,6 +663,7 @@ class JobsConfig(Value):
 
 class HooksConfig(Value):
     on_unhealthy: str = optional("", TEXT, "a command, run when `nexus health` turns bad, and again when it is well")
+    on_idle: str = optional("", TEXT, "once for a job that is idle (idle_minutes): NEXUS_JOB_ID, _COMMAND, _GPU")
     on_finish: str = optional(
         "", TEXT, "run at least once for each finished job: NEXUS_JOB_ID, _STATUS, _CAUSE, _EXIT_CODE, _COMMAND, _GPU")
 
@@ -3376,7 +3380,6 @@ GPU = {
     "state": Field(one_of("Unknown", "Fault", "Paused", "Busy", "Available", "In use", "Unavailable"),
                    "all of this in a word"),
     "is_available": Field(FLAG, "the next job could have all of it"),
-    "is_idle": Field(FLAG, "jobs have it, and none of them has used it for ten minutes"),
     "unavailable": Field(or_null(STRING), "why no further job may have it, like `is paused`"),
     "used_by": Field(or_null(STRING), "who else uses it"),
     "processes": Field(list_of(object_ref("Process")), "what computes on it"),
@@ -3408,6 +3411,7 @@ JOB: dict[str, Field] = {
         list_of({"type": "array", "prefixItems": [STATUS, or_null(TIME)], "minItems": 2, "maxItems": 2}),
         "[[status, since when], ...]"),
     "unknown_since": Field(or_null(TIME), "since when nothing is known of it: its node cannot be reached"),
+    "idle_since": Field(or_null(TIME), "since when its GPUs do nothing, if that is for [jobs] idle_minutes"),
     "rss_mib": Field(or_null(FLOAT), "memory of its processes now, as in peak_rss_mib"),
     "cpu_percent": Field(or_null(FLOAT), "CPU in use now"),
     "last_line": Field(or_null(STRING), "while it runs: the last line that it printed, or what its progress bar shows"),
@@ -3415,15 +3419,15 @@ JOB: dict[str, Field] = {
 PUBLIC_JOB_KEYS = frozenset(name for name, row in JOB.items() if row.public)
 RUNNING_JOB_KEYS = (                            # what GET /status has of a running job
     "status", "id", "command", "user", "gpus", "name", "group", "attempt", "node", "gpu_indices", "gpu_places",
-    "slurm_id", "started_at", "processes_left", "runtime_seconds", "stopping", "unknown_since", "rss_mib",
+    "slurm_id", "started_at", "processes_left", "runtime_seconds", "stopping", "unknown_since", "idle_since", "rss_mib",
     "cpu_percent", "last_line")
 OVERVIEW_JOB_KEYS = (                           # what GET /status?after= has of a job
     "status", "id", "command", "user", "gpus", "name", "group", "attempt", "only_node", "node", "gpu_places",
     "started_at", "finished_at", "runtime_seconds", "expected_time", "processes_left", "stopping", "unknown_since",
-    "outcome", "cause_line", "waiting_for", "is_held", "estimated_start", "last_line")
+    "idle_since", "outcome", "cause_line", "waiting_for", "is_held", "estimated_start", "last_line")
 OVERVIEW_GPU_KEYS = (
     "index", "uuid", "name", "profile", "node", "place", "state", "job_ids", "allocated", "memory_total_mib",
-    "is_paused", "is_idle", "is_available", "unavailable", "used_by", "fault")
+    "is_paused", "is_available", "unavailable", "used_by", "fault")
 GPU_READINGS = ("memory_used_mib", "utilization", "utilization_mean", "temperature", "power_watts")
 PUBLIC_NODE_KEYS = ("name", "gpus", "gpu_names", "running_jobs", "is_reachable", "is_leaving", "unknown_since")
 
@@ -3471,7 +3475,7 @@ def job_json(job: Job, now: float, node: str | None, **known: Any) -> dict[str, 
         "attempts": [current if one is job.current else attempt_json(one, now)
                      for one in job.attempts if one.started_at is not None],
         "status_history": [[status, format_time(at)] for status, at in job.status_history],
-        "unknown_since": None, "rss_mib": None, "cpu_percent": None, "last_line": None, **known}
+        "unknown_since": None, "idle_since": None, "rss_mib": None, "cpu_percent": None, "last_line": None, **known}
 
 
 def make_patch(old: Any, new: Any) -> Any:
@@ -3532,7 +3536,7 @@ def gpu_json(gpu: Gpu, state: State, config: GpuConfig, trouble: str | None, nod
         "memory_total": format_gb(gpu.memory_total_mib), "memory_used": format_gb(gpu.memory_used_mib),
         "job_id": job_ids[0] if job_ids else None, "job_ids": job_ids,
         "allocated": sum(share for _, share in held) / 100, "state": state_word,
-        "is_available": not (jobs or obstacle or trouble), "is_idle": False,
+        "is_available": not (jobs or obstacle or trouble),
         "unavailable": obstacle or (None if jobs or not trouble else "cannot be read"),
         "used_by": None if gpu.fault or gpu.is_paused or not foreign else describe_processes(foreign),
         "processes": [fields_json(process) for process in gpu.processes]}
@@ -3678,7 +3682,13 @@ def list_states(job: Json) -> list[str]:
     count = job["processes_left"]
     left = "1 process goes on" if count == 1 else f"{count} processes go on"
     return [*([f"stopping: {job['stopping']}"] if job["stopping"] else []),
-            *([f"its command has ended, {left}"] if count else [])]
+            *([f"its command has ended, {left}"] if count else []),
+            *([f"idle for {show_idle(job)}"] if job["idle_since"] else [])]
+
+
+def show_idle(job: Json) -> str:
+    began_at, idle_since = parse_time(job["started_at"]), parse_time(job["idle_since"])
+    return format_duration(max(0.0, (job["runtime_seconds"] or 0.0) - (idle_since - began_at)))
 
 
 def describe_host(host: Json) -> str:
@@ -4056,6 +4066,8 @@ def format_job(job: Json, paint: Paint, last_lines: Sequence[str] = ()) -> str:
                   for attempt in attempts if heading == "How it ended"]
         lines += [paint("white", heading), *found] if found else []
     lines += [paint("white", "Last lines"), *(f"  {line}" for line in last_lines)] if last_lines else []
+    if job["idle_since"]:
+        lines.append(f"Its GPUs do nothing.  If it waits for an answer: nexus attach {job['id']}")
     return paint.join(lines)
 
 
@@ -8879,6 +8891,7 @@ class Hooks:
         self.service, self.config = service, service.config.hooks
         self.is_healthy, self.looked_at = True, float("-inf")
         self.ended: collections.deque[Job] = collections.deque()       # on_finish is due; State may lack them
+        self.idle: collections.deque[Job] = collections.deque()        # on_idle is due
         self.worker = Worker(service, "running hooks", self.look)
 
     def begin(self) -> None:
@@ -8894,9 +8907,21 @@ class Hooks:
         if self.ended:
             self.worker.wanted.set()
 
+    def note_idle(self, job: Job) -> None:
+        """Queue on_idle."""
+        if self.config.on_idle:
+            self.idle.append(job)
+            self.worker.wanted.set()
+
     def look(self) -> float | None:
         """Run the hooks that are due; return the seconds until the next call, or None to wait for `wanted`."""
         self.look_at_health()
+        if self.idle:
+            job = self.idle.popleft()
+            self.call("on_idle", self.config.on_idle, {
+                "NEXUS_JOB_ID": job.id, "NEXUS_JOB_COMMAND": job.command,
+                "NEXUS_JOB_GPU": ",".join(job.current.gpu_places)})
+            return 0.0
         if self.ended:
             self.finish(self.ended.popleft())
             return 0.0
@@ -9415,7 +9440,7 @@ class Admission(Part):
         self.store.checkpoint_wanted.set()                  # other programs read and edit state.json
 
 
-IDLE_S, IDLE_LOAD = 600.0, 5.0  # a GPU with jobs whose load was below so many percent for so long is idle
+IDLE_LOAD = 5.0                 # a GPU whose utilization is below so many percent is idle
 
 
 class GpuWatch(Part):
@@ -9431,6 +9456,8 @@ class GpuWatch(Part):
         self.ended: collections.deque[Ended] = collections.deque(maxlen=500)    # attempts, the latest last
         self.host = Host()
         self.loads: Mapping[str, Sequence[tuple[float, float]]] = {}    # {GPU uuid: (monotonic, percent), last hour}
+        self.idle: Mapping[str, tuple[float, float]] = {}   # {uuid of an idle GPU: since when, when last seen so; UTC}
+        self.told: set[tuple[str, int]] = set()             # (job id, attempt) of those that were told to be idle
 
     def probe(self) -> float:
         """Run nvidia-smi once; return the seconds until it may run again."""
@@ -9499,15 +9526,39 @@ class GpuWatch(Part):
         self.loads = {gpu.uuid: [
             *(load for load in self.loads.get(gpu.uuid, ()) if now - load[0] < LOADS_S),
             *([] if gpu.utilization is None else [(now, gpu.utilization)])] for gpu in self.all_gpus()}
+        nodes, at = self.service.pool.nodes, self.clock.now()
+        unread = {name for name, node in nodes.items() if node.trouble}
+        if self.observer.find_smi_error():
+            unread.add("")
+        self.idle = {gpu.uuid: (self.idle.get(gpu.uuid, (at, at))[0], at) for gpu in self.all_gpus()
+                     if gpu.utilization is not None and gpu.utilization < IDLE_LOAD and gpu.node not in unread}
 
-    def is_unused(self, uuid: str, jobs: Sequence[Job]) -> bool:
-        """Whether these jobs have had a GPU for IDLE_S, and it did nothing in that time."""
-        begun = max((job.current.started_at or 0.0 for job in jobs), default=None)
-        if begun is None or self.clock.now() - begun < IDLE_S:
-            return False
-        since = self.clock.monotonic() - IDLE_S
-        loads = [percent for at, percent in self.loads.get(uuid, ()) if at >= since]
-        return bool(loads) and max(loads) < IDLE_LOAD
+    def find_idle(self, job: Job) -> tuple[float, float]:
+        """(since when, UTC; for how many seconds) all GPUs of a running job are known to be idle."""
+        spans = [self.idle.get(uuid, (0.0, 0.0)) for uuid in job.current.gpu_uuids]
+        since = max(job.current.started_at or 0.0, *(since for since, _ in spans)) if spans else 0.0
+        return since, max(0.0, min((last for _, last in spans), default=0.0) - since)
+
+    def find_idle_since(self, job: Job) -> float | None:
+        """Since when a job has been idle; None: it is not, or not for idle_minutes."""
+        (since, idle_s), limit_s = self.find_idle(job), self.config.jobs.idle_minutes * 60
+        return since if limit_s and idle_s >= limit_s else None
+
+    def look_for_idle_jobs(self) -> None:
+        """Tell of jobs that have been idle for idle_minutes, and stop those that were for idle_kill_minutes."""
+        kill_s, running = self.config.jobs.idle_kill_minutes * 60, self.service.running_jobs()
+        self.told &= {(job.id, job.attempt) for job in running}
+        for job in running:
+            _, idle_s = self.find_idle(job)
+            if self.find_idle_since(job) is not None and (job.id, job.attempt) not in self.told:
+                self.told.add((job.id, job.attempt))
+                self.service.tell(job, "Job %s is idle: its GPUs did nothing for %s.  Does it wait for an answer? "
+                                  "nexus attach %s", job.id, format_duration(idle_s), job.id)
+                self.service.hooks.note_idle(job)
+            if kill_s and idle_s >= kill_s and not job.current.stop_cause:
+                line = (f"its GPUs did nothing for {format_duration(idle_s)}; "
+                        f"idle_kill_minutes is {self.config.jobs.idle_kill_minutes:g}")
+                self.service.record(job, stop_cause="idle", stop_line=line)
 
     def describe_limit(self, before: str = "") -> str:
         """Return `before` and which GPUs the service uses, or "" if it may use all."""
@@ -9904,8 +9955,6 @@ class Views(Part):
                 gpu = forget_readings(gpu)
             shown.append(gpu_json(gpu, state, self.config.gpu, why if is_unread else None,
                                   gpu.node or self.service.node, None if is_unread else why))
-            shown[-1]["is_idle"] = self.service.gpu_watch.is_unused(
-                gpu.uuid, [state.running[job_id] for job_id in shown[-1]["job_ids"]])
         return shown
 
     def find_place(self, job: Job) -> str | None:
@@ -9947,6 +9996,7 @@ class Views(Part):
             "rss_mib": round_known(usage.rss_mib), "cpu_percent": round_known(usage.cpu_percent),
             "runtime_seconds": round(self.service.outcomes.find_runtime_s(job, now), 3),
             "unknown_since": node.since if node and node.trouble else None,
+            "idle_since": format_time(self.service.gpu_watch.find_idle_since(job)),
             "last_line": self.service.log_watch.find_last_line(job.log_dir)}
 
     def info(self) -> dict[str, Any]:
@@ -10254,6 +10304,7 @@ class Service:
         for backend in self.backends:
             self.run_guarded(backend.doing, self.take_in, backend, runner_events)
         self.run_guarded("reading GPUs", self.gpu_watch.take_in_observation)
+        self.run_guarded("looking for idle jobs", self.gpu_watch.look_for_idle_jobs)
         self.run_guarded("looking at nodes", self.pool.take_stock)
         self.run_guarded("looking for processes that jobs wait for", self.starter.release_waiting)
         self.run_guarded("scheduling", self.record_ends_and_start)
@@ -14469,6 +14520,7 @@ function describe(job, note, reason = job.waiting_for) {
     muted(job.user !== view.user && job.user), note,
     isRunning && [
       muted(job.gpus % 1 > 0 && `${job.gpus} GPU`), job.stopping && badge('cancelled', 'stopping'),
+      job.idle_since && badge('Paused', `idle since ${clock(job.idle_since)}`),
       job.unknown_since && badge('failed', `unknown since ${clock(job.unknown_since)}`),
       done && el('progress', {'aria-label': 'Progress', value: done, max: 100}),
       line && el('span', {class: 'line clip', title: line}, line)],
@@ -14550,7 +14602,7 @@ const drawRows = (gpus) => gpus.length > 0 && el('ul', {class: 'rows gpus panel'
     ['GPU', 'Load', 'Memory', 'Job'].map((text) => el('span', {}, text))), gpus.map(drawGpu));
 
 function drawGpu(gpu) {
-  const {place, state, is_paused: isPaused, is_idle: isIdle} = gpu, name = `GPU ${place}`;
+  const {place, state, is_paused: isPaused} = gpu, name = `GPU ${place}`;
   const {utilization, utilization_mean: mean, memory_used_mib: used, temperature, power_watts: watts}
     = view.readings[place] ?? {};
   const jobs = gpu.job_ids.map((id) => view.jobs[id]).filter(Boolean);
@@ -14560,13 +14612,13 @@ function drawGpu(gpu) {
     known(used) && `${size(used)} of ${size(gpu.memory_total_mib)}`,
     known(temperature) && `${Math.round(temperature)} \u00b0C`, known(watts) && `${Math.round(watts)} W`);
   const pause = pauseButton(isPaused, name, `gpus/${encodeURIComponent(place)}`, {noun: ' GPU', kind: 'quiet link'});
-  return el('li', {key: gpu.uuid, 'data-gpu': place, class: isIdle && 'warn'},
+  return el('li', {key: gpu.uuid, 'data-gpu': place, class: jobs.some((job) => job.idle_since) && 'warn'},
     el('div', {title}, el('b', {}, localPlace(gpu)),
       gpu.profile && el('div', {class: 'muted quiet small'}, gpu.profile)),
     gauge({class: 'gauge', title}, `${name} load`, utilization, 100, percent),
     gauge({class: 'gauge memory', title}, `${name} memory`, used, gpu.memory_total_mib, size),
     el('div', {}, jobs.map((job) => el('div', {class: 'use', key: job.id, 'data-job': job.id},
-      describe(job, isIdle && badge('Paused', 'idle for 10 minutes')))),
+      describe(job)))),
     (state !== 'Busy' || why) && el('div', {class: 'use', key: 'state'}, badge(state), isPaused && pause,
       el('span', {class: gpu.fault ? 'red' : 'muted'}, why))),
     el('span', {class: 'time'}, jobs[0] && drawTime(jobs[0]), !isPaused && pause));

@@ -718,16 +718,16 @@ def test_a_group_is_a_row_that_opens_and_is_acted_on_as_one(browser, box):
         expect(page.locator("#counts")).to_contain_text("0 waiting")
 
 
-def test_an_unwell_service_is_not_green_and_an_idle_gpu_is_amber(browser, box):
+def test_an_unwell_service_is_not_green_and_an_idle_job_is_amber(browser, box):
     job_id = box.wait_started(box.add("sleep 1000"))["id"]
     with visit(browser, box) as page:
         status = box.ask("GET", "/status?after=0")
-        status["bad_checks"], status["gpus"]["0"]["is_idle"] = ["log disk"], True
+        status["bad_checks"], status["jobs"][job_id]["idle_since"] = ["log disk"], "2024-10-24T15:30:15Z"
         page.route("**/status*", lambda route: route.fulfill(json=status))
         page.reload()
         expect(page.locator("#connection")).to_have_text("not well")
         expect(page.locator("#banners")).to_contain_text("Not well: log disk. What to do, on the machine: nexus health")
-        expect(page.locator("[data-gpu='0'].warn")).to_contain_text("idle for 10 minutes")
+        expect(page.locator("[data-gpu='0'].warn")).to_contain_text("idle since ")
         expect(page.locator("[data-gpu='0']")).to_contain_text(job_id)
         page.unroute_all(behavior="ignoreErrors")
 

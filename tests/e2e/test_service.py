@@ -1093,24 +1093,33 @@ def test_samples_of_a_job_are_kept_over_a_restart_and_a_retry_begins_anew(world)
     assert kept.status == "pending" and (kept.current.peak_gpu_mem_mib or 0) in (0, 9000)
 
 
-def test_a_gpu_that_its_job_has_not_used_for_ten_minutes_is_idle(world):
-    w = world()
-    job_id = w.add()
+def test_a_job_whose_gpus_do_nothing_is_idle(world):
+    w = world(idle_kill_minutes=40, on_idle="true")
+    called = []
+    w.service.hooks.note_idle = lambda job: called.append(job.id)
+    job_id = w.add(gpus=2)
     w.turn()
     w.claim(job_id, 100)
 
-    def look(seconds, busy):
-        w.machine.shown = [makers.gpu(0, utilization=busy), makers.gpu(1, utilization=0.0)]
+    def look(seconds, *busy):
+        w.machine.shown = [makers.gpu(index, utilization=percent) for index, percent in enumerate(busy)]
         w.turn(seconds=seconds)
         w.probe()
         w.turn(seconds=1)
-        return [gpu["is_idle"] for gpu in w.service.views.status()["gpu_status"]]
+        return w.api(job_id)["idle_since"] is not None, len(called)
 
-    assert look(10, 0.0) == [False, False], "it may still be loading"
-    assert look(600, 0.0) == [True, False]
-    assert look(10, 70.0) == [False, False]
-    assert look(300, 0.0) == [False, False]
-    assert look(400, 0.0) == [True, False]
+    assert look(10, 0.0, 0.0) == (False, 0), "it may still be loading"
+    assert look(1700, 0.0, 4.9) == (False, 0)
+    assert look(100, 0.0, 4.9) == (True, 1) and w.api(job_id)["stopping"] is None
+    assert look(10, 0.0, 70.0) == (False, 1), "one of them works"
+    assert look(10, 0.0, 0.0) == (False, 1)
+    assert look(1900, 0.0, None) == (False, 1), "what is unknown is not idle"
+    assert look(10, 0.0, 0.0) == (False, 1)
+    assert look(1900, 0.0, 0.0) == (True, 1), "each job is told of once"
+    assert look(600, 0.0, 0.0) == (True, 1) and w.api(job_id)["stopping"] == "idle"
+    w.end(job_id, 143)
+    ended = w.job(job_id).current
+    assert ended.cause == "idle" and "its GPUs did nothing for 41m" in ended.cause_line and "idle_kill_minutes is 40" in ended.cause_line
 
 
 # state.json, edited by others
