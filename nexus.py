@@ -950,6 +950,9 @@ class Job(Value):
         None, matching(f"^({'|'.join(WARN_SIGNALS)})@({DURATION})$", "a signal and a time, like USR1@2m"),
         "a signal for its programs that handle it, so long before its time limit", "asked kept",
         flag="--warn SIGNAL@TIME", like="USR1@2m")
+    preemptible: bool = optional(
+        False, FLAG, "may be stopped and queued again so that a job without this can start", "asked kept public form",
+        flag="--preemptible")
     umask: int | None = optional(None, integer_in(0, 0o777), "its umask", "asked kept hidden")
     status: str = PENDING
     status_history: tuple[tuple[str, float], ...] = ()
@@ -976,7 +979,8 @@ class Job(Value):
 
 
 NO_ATTEMPT = Attempt()
-REQUEUED = "requeued"           # the cause of an attempt that ended without the job's fault: not a failure
+# The causes of attempts that ended without the job's fault: not failures
+REQUEUED, PREEMPTED = "requeued", "preempted"
 
 
 def begin_attempt(job: Job, **facts: Any) -> Job:
@@ -1182,7 +1186,7 @@ def find_class(job: Job) -> JobClass | None:
     """Where one job of a class cannot start, those behind it cannot.  None: it waits for something else."""
     if job.status != PENDING or job.is_held or job.pending_dependencies or job.after_process or is_in_slurm(job):
         return None
-    return job.user, job.group, request_class(job)
+    return job.user, job.group, job.preemptible, request_class(job)
 
 
 def list_shares(job: Job) -> list[int]:
@@ -1256,7 +1260,7 @@ def requeue(state: State, job: Job, why: str, now: float, has_run: bool = False,
     facts["processes_left"] = None
     if not has_run:
         facts["started_at"] = None
-    if job.current.stop_cause:                  # do not start it again only to stop it
+    if job.current.stop_cause not in (None, PREEMPTED):     # do not start it again only to stop it
         yield from end_job(state, job, CANCELLED, now, cause=job.current.stop_cause, **facts)
         return
     history = job.status_history
@@ -1323,25 +1327,27 @@ def add_use(used: dict[str, float], job: Job) -> None:
 
 def walk_queue(state: State, classes: dict[Any, list[QueueItem]],
                used: Mapping[str, float]) -> Iterator[tuple[Any, Job]]:
-    """The jobs of the classes, each of one user, in the queue's order: (class, job).
+    """The jobs of the classes, each of one user, in the queue's order: (class, job).  Preemptible ones come last.
 
     Before the caller takes the next it adds a job that starts to `used`, and takes out a class that it is done with.
     """
     import heapq
-    heads: dict[str, list[tuple[Any, ...]]] = {}        # {user: a heap of (*queue_key, id, place in its class, class)}
-    for one, items in classes.items():
-        heads.setdefault(state.jobs[items[0][1]].user, []).append((*items[0][0], items[0][1], 0, one))
+    # {user: a heap of (is it preemptible, *queue_key, id, place in its class, class)}
+    heads: dict[str, list[tuple[Any, ...]]] = {}
+    for one, ((key, job_id), *_) in classes.items():
+        job = state.jobs[job_id]
+        heads.setdefault(job.user, []).append((job.preemptible, *key, job_id, 0, one))
     for heap in heads.values():
         heapq.heapify(heap)
     while heads:
         user = next(iter(heads)) if len(heads) == 1 else min(heads, key=lambda user: (
-            heads[user][0][:2], used.get(user, 0.0), state.last_starts.get(user, 0.0), heads[user][0]))
-        *_, job_id, at, one = heads[user][0]
+            heads[user][0][:3], used.get(user, 0.0), state.last_starts.get(user, 0.0), heads[user][0]))
+        preemptible, *_, job_id, at, one = heads[user][0]
         yield one, state.jobs[job_id]
         items = classes.get(one, [])
         if at + 1 < len(items):
             key, job_id = items[at + 1]
-            heapq.heapreplace(heads[user], (*key, job_id, at + 1, one))
+            heapq.heapreplace(heads[user], (preemptible, *key, job_id, at + 1, one))
         else:
             heapq.heappop(heads[user])
             if not heads[user]:
@@ -1350,10 +1356,11 @@ def walk_queue(state: State, classes: dict[Any, list[QueueItem]],
 
 def list_pending(state: State) -> list[Job]:
     """The pending jobs in the order in which they would start if all of them fit."""
-    used, ordered, by_user = count_use(state), list[Job](), dict[str, list[QueueItem]]()
+    used, ordered, classes = count_use(state), list[Job](), dict[tuple[str, bool], list[QueueItem]]()
     for item in sorted((job.queue_key, job.id) for job in state.pending.values()):
-        by_user.setdefault(state.jobs[item[1]].user, []).append(item)
-    for _, job in walk_queue(state, by_user, used):
+        job = state.jobs[item[1]]
+        classes.setdefault((job.user, job.preemptible), []).append(item)
+    for _, job in walk_queue(state, classes, used):
         ordered.append(job)
         add_use(used, job)
     return ordered
@@ -2452,6 +2459,7 @@ class Plan(Value):
     folders: Mapping[str, frozenset[str] | None] = {}       # of NodeView
     hold: Reason | None = None                  # why nothing at all starts
     delayed_until: float | None = None          # when the next --begin or backoff ends
+    preempted: tuple[tuple[str, str], ...] = () # (job that must end, job that can start then)
 
 
 PAUSED = Reason("paused", "queue", "the queue is paused (nexus resume)")
@@ -2747,6 +2755,67 @@ def reserve(job: Job, capacities: Sequence[GpuCapacity]) -> None:
         one.reserved_for, one.reserved_until = job.id, max(one.ends_at for one in reserved)
 
 
+PREEMPT_AFTER_S = 60.0          # a preemptible job has its GPUs for so long at least
+
+
+def preempt(job: Job, nodes: Iterable[str], running: Sequence[Job], capacities: Sequence[GpuCapacity],
+            config: GpuConfig, now: float) -> list[Job] | None:
+    """The preemptible jobs of one machine that must be stopped so that a job can start; None: that is of no use.
+
+    Those that are being stopped already are not among them.  The GPUs that become free are reserved for the job.
+    """
+    known = {one.id for one in running}                         # and not those that start now
+    for node in nodes:
+        there = [one for one in capacities if one.gpu.node == node and one.reserved_for is None
+                 and known.issuperset(one.jobs)]
+        others = [one for one in running if one.preemptible and one.gpus and one.current.node == node
+                  and (one.current.stop_cause or find_age(one, now) >= PREEMPT_AFTER_S)]
+        others.sort(key=lambda one: -(one.current.started_at or 0.0))
+        gpus = [one.gpu for one in there]
+        chosen = choose_preempted(job, others, running, gpus, config, now) if others else None
+        if chosen is not None:
+            taken = {one.gpu.uuid for one in choose_without(job, chosen, running, gpus, config, now) or ()}
+            for capacity in there:
+                if capacity.gpu.uuid in taken:
+                    capacity.reserved_for = job.id
+            return [one for one in chosen if not one.current.stop_cause]
+    return None
+
+
+def choose_without(job: Job, gone: Iterable[Job], running: Iterable[Job], gpus: Sequence[Gpu], config: GpuConfig,
+                   now: float) -> list[GpuCapacity] | None:
+    """choose_gpus(), as if the jobs in `gone` had ended."""
+    ids = {one.id for one in gone}
+    left = [one for one in running if one.id not in ids]
+    return choose_gpus(job, list_capacities(left, gpus, config, now, {}), config, now)
+
+
+def choose_preempted(job: Job, others: Sequence[Job], running: Sequence[Job], gpus: Sequence[Gpu], config: GpuConfig,
+                     now: float) -> list[Job] | None:
+    """Few of `others`, which are sorted by their start, the youngest first, without which a job can start."""
+    def is_enough(gone: Iterable[Job]) -> bool:
+        return choose_without(job, gone, running, gpus, config, now) is not None
+
+    if not is_enough(others):
+        return None
+    chosen = [one for one in others if one.current.stop_cause]
+    rest = [one for one in others if one not in chosen]
+    if is_enough(chosen):
+        return chosen
+    for one in rest:
+        if is_enough([*chosen, one]):
+            return [*chosen, one]
+    for one in sorted(rest, key=lambda one: -one.gpus):                 # of equal ones the youngest first
+        chosen.append(one)
+        if is_enough(chosen):
+            break
+    for one in rest:
+        others_chosen = [other for other in chosen if other is not one]
+        if one in chosen and is_enough(others_chosen):
+            chosen = others_chosen
+    return chosen
+
+
 def find_stop(job: Job, runtime_s: float | None, memory_mib: float | None,
               config: JobsConfig) -> tuple[str, str] | None:
     """(the cause, the words) for which a running job must be ended: its time limit or max_memory_gb; None: none."""
@@ -2871,6 +2940,8 @@ def find_slurm_obstacle(job: Job) -> Reason | None:
     if job.gpu_type and not is_gres_type(job.gpu_type):
         return Reason("never", "gpu_type", f"wants a GPU of type {job.gpu_type}, which cannot be a type in Slurm: "
                       "sinfo -o %G shows those that there are, like a100")
+    if job.preemptible:
+        return Reason("never", "preemptible", "is preemptible, and Slurm preempts by its own rules: qos in [slurm]")
     if job.warn:
         return Reason("never", "warn", "wants a warning, which is Slurm's to send: --signal in [slurm] extra_args")
     for key in ("gpu_ids", "gpu_mem_mib", "cuda_arg"):
@@ -2905,6 +2976,8 @@ def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, n
         if job.current.node in machines:
             machines[job.current.node].count(job, find_end(job, now) - now)
     starts: list[Start] = []
+    preempted: list[tuple[str, str]] = []
+    running = list(state.running.values())
     blocked: dict[tuple[Any, ...], Reason] = {}
     delays: list[float] = []
     used = count_use(state)
@@ -2921,6 +2994,11 @@ def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, n
                    if is_slurm or (may_run_on(job, name) and not lacks_folder(job, folders[name]))]
         placed = place_job(job, open_to, config.gpu, now)
         if isinstance(placed, Reason):
+            ends = None if job.preemptible or not job.gpus else preempt(
+                job, [one.name for one in open_to if not one.closed], running, capacities, config.gpu, now)
+            if ends is not None:
+                preempted += [(other.id, job.id) for other in ends]
+                continue
             blocked[request] = placed
             del classes[one]
             since = job.status_history[-1][1] if job.status_history else job.created_at
@@ -2934,7 +3012,8 @@ def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, n
         quotas.count(job)
         add_use(used, job)
     delayed_until = now + min(delays) if delays else None
-    return replace(planned, starts=tuple(starts), blocked=blocked, delayed_until=delayed_until)
+    return replace(planned, starts=tuple(starts), preempted=tuple(preempted), blocked=blocked,
+                   delayed_until=delayed_until)
 
 
 def place_job(job: Job, machines: Iterable[MachineCapacity], config: GpuConfig,
@@ -3055,7 +3134,10 @@ def judge_end(job: Job, result: Result, evidence: Evidence, runtime_s: float, co
     if cause == "killed":
         return CANCELLED, facts
     is_launch = cause == "launch"
-    again = sum((attempt.cause == "launch") == is_launch for attempt in job.attempts[:-1] if attempt.cause != REQUEUED)
+    if job.current.stop_cause == PREEMPTED:
+        return PENDING, {**facts, "log_base": tuple(map(max, job.log_base, evidence.log_sizes))}
+    again = sum((attempt.cause == "launch") == is_launch for attempt in job.attempts[:-1]
+                if attempt.cause not in (REQUEUED, PREEMPTED))
     is_over = again >= job.retries
     if is_launch:
         is_over = not (result.may_pass and again + 1 < config.launch_attempts)
@@ -10376,6 +10458,9 @@ class Service:
                 yield from self.outcomes.end_attempt(state, job, over[job_id], proof, now)
                 ended.append((job, state.jobs[job_id]))
             planned = plan(state, self.gpu_watch.see_gpus(state), trouble, self.config, now, nodes, hold)
+            for job_id, waiting_id in planned.preempted:
+                yield change_job(state.jobs[job_id], stop_cause=PREEMPTED, stop_by=None,
+                                 stop_line=f"job {waiting_id} has its GPUs now: that is not preemptible")
             for start in planned.starts:
                 yield self.starter.intend(state.jobs[start.job_id], start, now)
             jobs = [state.jobs[start.job_id] for start in planned.starts]
@@ -10383,6 +10468,8 @@ class Service:
             return planned, ended
 
         self.plan, ended = self.store.update(decide)
+        for job_id, waiting_id in self.plan.preempted:
+            self.log.info("Job %s is stopped and queued again: job %s needs its GPUs", job_id, waiting_id)
         for job_id in over:
             self.outcomes.unrecorded.pop(job_id, None)
         for before, _ in ended:

@@ -1785,3 +1785,25 @@ def test_who_else_reads_the_fifo_does_not_stop_the_loop(world, monkeypatch):
 def test_a_job_that_a_job_submits_does_not_get_its_port(world, added, expected):
     parents = {"NEXUS_JOB_ID": "abc", "MASTER_PORT": "7", "PET_MASTER_PORT": "7", "A": "1"}
     assert world(gpus=0).service.drafts.make_environment(parents, added)[1] == expected
+
+
+def test_a_preemptible_job_makes_room_and_goes_on_later(world):
+    w = world(gpus=1)
+    first = w.add(gpus=1, preemptible=True)
+    w.turn()
+    w.claim(first, 100)
+    second = w.add(gpus=1)
+    for seconds in (30, 40):
+        assert w.job(first).current.stop_cause is None, "not in its first minute"
+        w.turn(seconds=seconds)
+        w.probe()
+        w.turn()
+    assert w.api(first)["stopping"] == "preempted"
+    w.end(first, 143)
+    assert (w.job(first).status, w.job(second).status) == ("pending", "running")
+    w.claim(second, 101)
+    w.end(second, 0)
+    assert w.job(first).status == "running" and w.job(first).retries == 0
+    w.claim(first, 102)
+    w.end(first, 0)
+    assert [(one.number, one.cause) for one in w.job(first).attempts] == [(1, "preempted"), (2, None)]

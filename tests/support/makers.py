@@ -181,7 +181,7 @@ JOB_FIELDS = {
     "only_node": maybe(texts), "excluded_nodes": tuples(st.tuples(texts, texts)),
     "log_base": st.tuples(st.integers(0, 10**12), st.integers(0, 10**12)),
     "exclusive": st.booleans(),
-    "priority": numbers, "name": maybe(texts), "key": maybe(texts), "tty": st.booleans(),
+    "priority": numbers, "name": maybe(texts), "key": maybe(texts), "tty": st.booleans(), "preemptible": st.booleans(),
     "after_process": maybe(st.tuples(st.integers(1, 99), st.integers(1, 10**9), texts)),
     "umask": maybe(st.integers(0, 0o777)), "warn": maybe(st.sampled_from(["USR1@2m", "INT@90s"])),
     "status": st.sampled_from(nexus.STATUSES),

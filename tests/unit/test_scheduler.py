@@ -520,6 +520,53 @@ def test_jobs_are_listed_in_the_order_in_which_they_start(busy, waiting):
         assert keys == sorted(keys), "of one user by queue_key"
 
 
+PREEMPTIONS = [  # reason, the preemptible jobs that run (GPUs, since how many seconds, other fields), who waits, who ends
+    ("the youngest", {"old": ((0,), 900), "new": ((1,), 90)}, job("aaa"), "new"),
+    ("not in its first minute", {"old": ((0,), 900), "new": ((1,), 50)}, job("aaa"), "old"),
+    ("none is old enough", {"new": ((0,), 50)}, job("aaa"), None),
+    ("two for two", {"old": ((0,), 900), "new": ((1,), 90), "mid": ((2,), 300)}, job("aaa", gpus=2), "new mid"),
+    ("one of two GPUs rather than two of one", {"two": ((0, 1), 900), "new": ((2,), 90), "mid": ((3,), 300)}, job("aaa", gpus=2), "two"),
+    ("not more than needed", {"two": ((0, 1), 900), "new": ((2,), 90)}, job("aaa"), "new"),
+    ("the halves of one GPU", {"aa": ((0,), 900, {"gpus": 0.5}), "bb": ((0,), 900, {"gpus": 0.5}), "cc": ((1,), 100, {"gpus": 0.5}),
+                               "firm": ((1,), 900, {"gpus": 0.5, "preemptible": False})}, job("aaa"), "aa bb"),
+    ("half of a GPU", {"aa": ((0,), 900, {"gpus": 0.5}), "bb": ((0,), 800, {"gpus": 0.5})}, job("aaa", gpus=0.5), "bb"),
+    ("it would not help", {"aa": ((0,), 900)}, job("aaa", gpus=2), None),
+    ("who ends already is enough", {"aa": ((0,), 900, {"stop_cause": "preempted"}), "bb": ((1,), 900)}, job("aaa"), ""),
+    ("who waits is preemptible, too", {"aa": ((0,), 900)}, job("aaa", preemptible=True), None),
+    ("it wants no GPU", {"aa": ((0,), 900)}, job("aaa", gpus=0), None),
+    ("it may have only that one", {"aa": ((0,), 900), "bb": ((1,), 90)}, job("aaa", gpu_ids=(0,)), "aa"),
+    ("memory that only an empty GPU has", {"aa": ((0,), 900, {"gpus": 0.5, "gpu_mem_mib": 15 * GB})},
+     job("aaa", gpus=0.5, gpu_mem_mib=12 * GB), "aa"),
+]
+
+
+@pytest.mark.parametrize("reason, busy, waiting, ended", PREEMPTIONS, ids=[case[0] for case in PREEMPTIONS])
+def test_preempt(reason, busy, waiting, ended):
+    there = [running(id, indices, **{"started_at": NOW - ago, "gpus": len(indices), "preemptible": True, **dict(*others)})
+             for id, (indices, ago, *others) in busy.items()]
+    count = 1 + max(index for indices, *_ in busy.values() for index in indices)
+    made = state(*there, waiting)
+    planned = nexus.plan(made, [gpu(index) for index in range(count)], None, config(cpu_slots=0), NOW)
+    assert planned.starts == () and " ".join(id for id, _ in planned.preempted) == (ended or ""), reason
+    assert {for_id for _, for_id in planned.preempted} == ({"aaa"} if ended else set())
+    kept = [one for one in planned.gpus if one.reserved_for == "aaa"]
+    assert bool(kept) == (ended is not None), "what becomes free is for nobody else"
+
+
+def test_a_sweep_preempts_as_many_as_it_has_jobs():
+    made = state(*[running(f"r{n}", (n,), preemptible=True, started_at=NOW - 100 - n) for n in range(4)],
+                 *[job(f"w{n}", n) for n in range(3)])
+    planned = nexus.plan(made, [gpu(index) for index in range(4)], None, config(), NOW)
+    assert planned.preempted == (("r0", "w0"), ("r1", "w1"), ("r2", "w2"))
+
+
+def test_what_was_preempted_comes_after_all_that_is_not():
+    """Else it would take its GPU back, and be stopped again a minute later."""
+    made = state(job("old", 1, preemptible=True), job("new", 2))
+    planned = nexus.plan(made, [gpu(0), gpu(1)], None, config(), NOW)
+    assert [one.job_id for one in planned.starts] == [one.id for one in nexus.list_pending(made)] == ["new", "old"]
+
+
 # Through time
 
 
