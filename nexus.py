@@ -2915,7 +2915,7 @@ class SlurmCapacity(MachineCapacity):
     """Slurm takes any job: jobs wait there for its GPUs.  One is submitted at a time, so that nexus's order holds."""
 
     def __init__(self, state: State, closed: Reason | None, most: int) -> None:
-        there = len(state.in_slurm.values()) + sum(1 for job in state.running.values() if job.current.slurm_key)
+        there = len(state.in_slurm) + sum(1 for job in state.running.values() if job.current.slurm_key)
         full = f"Slurm has {format_count(most, 'job')} of nexus, as many as [slurm] max_submitted allows"
         super().__init__("", closed or (Reason("quota", "max_submitted", full) if there >= most else None), 0, ())
 
@@ -2978,6 +2978,7 @@ def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, n
     starts: list[Start] = []
     preempted: list[tuple[str, str]] = []
     running = list(state.running.values())
+    is_anyone_preemptible = any(job.preemptible for job in running)
     blocked: dict[tuple[Any, ...], Reason] = {}
     delays: list[float] = []
     used = count_use(state)
@@ -2994,8 +2995,10 @@ def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, n
                    if is_slurm or (may_run_on(job, name) and not lacks_folder(job, folders[name]))]
         placed = place_job(job, open_to, config.gpu, now)
         if isinstance(placed, Reason):
-            ends = None if job.preemptible or not job.gpus else preempt(
-                job, [one.name for one in open_to if not one.closed], running, capacities, config.gpu, now)
+            ends = None
+            if is_anyone_preemptible and job.gpus and not job.preemptible:
+                ends = preempt(job, [one.name for one in open_to if not one.closed], running, capacities, config.gpu,
+                               now)
             if ends is not None:
                 preempted += [(other.id, job.id) for other in ends]
                 continue
@@ -6517,7 +6520,7 @@ class Store:
         if found.source and state.running and not is_this_boot and is_elsewhere(state.host):
             raise describe_other_machine(
                 state.host, f"jobs of {state_file} run there", f"mv {self.layout.home} {self.layout.home}.old")
-        if not state.service_id or (is_elsewhere(state.host) and not state.running and not state.in_slurm.values()):
+        if not state.service_id or (is_elsewhere(state.host) and not state.running and not state.in_slurm):
             # A copy of ~/.nexus for another machine is another service for the nodes, which would end the other's jobs.
             state.service_id = f"{os.geteuid()}-{self.clock.new_token()[:8]}"
         state.host, self.service_id = self.host, state.service_id
