@@ -12450,29 +12450,29 @@ class Command(Value):
 
 # {a word of other queues and of the shell: our words}
 ALIASES: Mapping[str, Sequence[str]] = {
-    "ls": ["jobs"], "list": ["jobs"], "ps": ["jobs"], "sacct": ["history"], "sinfo": ["status"],
-    "squeue": ["jobs", "--status", "running,pending"],
-    "gpus": ["status"], "watch": ["top"], "rm": ["remove"], "scancel": ["cancel"], "submit": ["add"],
-    "sbatch": ["add"], "srun": ["run"], "tail": ["logs", "-f"], "cat": ["logs"], "info": ["show"],
-    "hold": ["pause"], "release": ["resume"], "requeue": ["retry"], "resubmit": ["retry"], "rerun": ["retry"],
-    "nodes": ["node"], "gpu": ["status"], "nvidia-smi": ["status"], "seff": ["show"], "sstat": ["show"],
-    "sattach": ["attach"], "sreport": ["usage"], "sprio": ["queue"]}
+    "squeue": ["jobs", "--status", "running,pending"], "ls": ["jobs"], "list": ["jobs"], "ps": ["jobs"],
+    "sacct": ["history"], "sinfo": ["status"], "gpus": ["status"], "gpu": ["status"], "nvidia-smi": ["status"],
+    "watch": ["top"], "rm": ["remove"], "scancel": ["cancel"], "delete": ["cancel"], "submit": ["add"],
+    "sbatch": ["add"], "srun": ["run"], "tail": ["logs", "-f"], "cat": ["logs"], "info": ["show"], "seff": ["show"],
+    "sstat": ["show"], "describe": ["show"], "inspect": ["show"], "hold": ["pause"], "release": ["resume"],
+    "requeue": ["retry"], "resubmit": ["retry"], "rerun": ["retry"], "nodes": ["node"], "sattach": ["attach"],
+    "sreport": ["usage"], "sprio": ["queue"]}
 ALL_END = "all that wait or run: nexus cancel --status pending,running"
 # {our commands, and what is typed there by who knows Slurm or ts (status: nothing but an option): what to type}
 FOREIGN = {f"{command} {word}": hint for key, hint in {
-    "add --test-only": "--dry-run", "add -W --wait": "nexus run, or nexus wait ID", "retry all": "nexus retry --failed",
+    "add --test-only": "--dry-run", "add -W --wait": "nexus run, or nexus wait ID", "remove -f": "nexus cancel ID",
     "add -p -A -q -N -c --partition --account --qos --nodes --ntasks --cpus-per-task --mem --exclusive": "leave it out",
     "add --wrap": "the command itself, in quotes", "jobs -u --me": "--user NAME", "jobs -j --jobs": "nexus show ID",
     "jobs -t --state --states running pending failed --running --pending --failed": "--status running,failed",
-    "jobs -S --starttime": "--since 24h", "jobs -o -O --format --Format --noheader": "--json",
+    "jobs -S --starttime": "--since 24h", "jobs -o -O --format --Format --noheader": "--json", "logs --tail": "-n 5",
     "jobs --start": "nexus queue", "jobs -l -a -w -X --all": "leave it out", "cancel -t --state": "--status pending",
     "kill -9": "--signal KILL", "cancel all": ALL_END, "cancel --all -u --me": ALL_END, "stop --all": ALL_END,
-    "status -l": "nexus jobs", "status -t": "nexus logs -f ID", "status -c": "nexus logs ID",
+    "status -l": "nexus jobs", "status -t": "nexus logs -f ID", "status -c": "nexus logs ID", "nexus killall": ALL_END,
     "status -k": "nexus kill ID", "status -w": "nexus wait ID", "status -r": "nexus remove ID",
     "status -C": "nexus clear --all", "status -K": "nexus stop", "nexus shutdown quit exit": "nexus stop",
-    "status -G -N -L -f -d -D -g": 'nexus add --gpus 1 "python train.py"', "nexus killall": ALL_END,
-    "pause all": "leave it out: nexus pause and resume alone are of all", "nexus salloc": "nexus run --tty bash",
-    "nexus scontrol": "nexus show ID, edit ID --time 2h, hold ID, release ID, or node list",
+    "status -G -N -L -f -d -D -g": 'nexus add --gpus 1 "python train.py"', "nexus salloc exec": "nexus attach ID",
+    "pause all": "nexus pause or resume, alone", "retry all": "nexus retry --failed", "add -e": "--env NAME=VALUE",
+    "nexus scontrol": "nexus show ID, edit ID --time 2h, hold ID, release ID, or node list", "top -n": "leave it out",
     "nexus upgrade update": "run the new nexus.py: python3 nexus.py install, then nexus restart (jobs go on)",
     "nexus uninstall": "nexus stop, then remove ~/.nexus, ~/.local/bin/nexus and ~/.local/share/nexus",
 }.items() for command, *words in [key.split()] for word in words}
