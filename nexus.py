@@ -2768,13 +2768,14 @@ def preempt(job: Job, nodes: Iterable[str], running: Sequence[Job], capacities: 
     for node in nodes:
         there = [one for one in capacities if one.gpu.node == node and one.reserved_for is None
                  and known.issuperset(one.jobs)]
-        others = [one for one in running if one.preemptible and one.gpus and one.current.node == node
-                  and (one.current.stop_cause or find_age(one, now) >= PREEMPT_AFTER_S)]
+        here = [one for one in running if one.gpus and one.current.node == node]
+        others = [one for one in here if one.current.stop_cause or (
+            one.preemptible and find_age(one, now) >= PREEMPT_AFTER_S)]
         others.sort(key=lambda one: -(one.current.started_at or 0.0))
         gpus = [one.gpu for one in there]
-        chosen = choose_preempted(job, others, running, gpus, config, now) if others else None
+        chosen = choose_preempted(job, others, here, gpus, config, now) if others else None
         if chosen is not None:
-            taken = {one.gpu.uuid for one in choose_without(job, chosen, running, gpus, config, now) or ()}
+            taken = {one.gpu.uuid for one in choose_without(job, chosen, here, gpus, config, now) or ()}
             for capacity in there:
                 if capacity.gpu.uuid in taken:
                     capacity.reserved_for = job.id
@@ -2784,10 +2785,15 @@ def preempt(job: Job, nodes: Iterable[str], running: Sequence[Job], capacities: 
 
 def choose_without(job: Job, gone: Iterable[Job], running: Iterable[Job], gpus: Sequence[Gpu], config: GpuConfig,
                    now: float) -> list[GpuCapacity] | None:
-    """choose_gpus(), as if the jobs in `gone` had ended."""
+    """choose_gpus(), as if the jobs in `gone` had ended.  Their memory is free then, also where nothing lists it."""
     ids = {one.id for one in gone}
     left = [one for one in running if one.id not in ids]
-    return choose_gpus(job, list_capacities(left, gpus, config, now, {}), config, now)
+    held = {uuid for one in left for uuid in one.current.gpu_uuids}
+    freed = {uuid for one in running if one.id in ids for uuid in one.current.gpu_uuids} - held
+    then = [gpu if gpu.uuid not in freed or gpu.memory_used_mib is None else replace(
+        gpu, memory_used_mib=find_foreign_memory(gpu, running),
+        processes=tuple(process for process in gpu.processes if process.job_id not in ids)) for gpu in gpus]
+    return choose_gpus(job, list_capacities(left, then, config, now, {}), config, now)
 
 
 def choose_preempted(job: Job, others: Sequence[Job], running: Sequence[Job], gpus: Sequence[Gpu], config: GpuConfig,
@@ -3001,6 +3007,8 @@ def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, n
                                now)
             if ends is not None:
                 preempted += [(other.id, job.id) for other in ends]
+                quotas.count(job)                   # it is about to start: no other preempts in its place
+                add_use(used, job)
                 continue
             blocked[request] = placed
             del classes[one]
@@ -3056,12 +3064,12 @@ def find_reason(job: Job, planned: Plan, config: Config, now: float) -> Reason:
         return Reason("dependency", ",".join(job.pending_dependencies), format_jobs_there(job.pending_dependencies))
     if job.after_process:
         return Reason("dependency", "pid", f"process {job.after_process[0]}")
+    if any(one.reserved_for == job.id for one in planned.gpus):     # for the others of its class these are taken
+        return explain_shortage(job, planned, config.gpu, now)
     quota = planned.quotas.check(job.group, job.user) if planned.quotas else None
     if quota:
         return quota
     request, blocked = request_class(job), planned.blocked or {}
-    if any(one.reserved_for == job.id for one in planned.gpus):     # for the others of its class these are taken
-        return explain_shortage(job, planned, config.gpu, now)
     reason = blocked.get(request) or Reason("resources", "", "it is about to start")
     if reason == SHORTAGE:
         reason = blocked[request] = explain_shortage(job, planned, config.gpu, now)     # the same for all its class
@@ -8572,7 +8580,7 @@ class Outcomes(Part):
         line = f" ({format_line(done.cause_line, 300)})" if done.cause_line else ""
         again = f"; {describe_next_attempt(job, self.clock.now())}" if job.status == PENDING else ""
         what, how = "failed" if again else job.status, f"{done.cause}{code}{line}{again}"
-        if done.cause == REQUEUED:                      # the machine went down
+        if done.cause in (REQUEUED, PREEMPTED) and job.status == PENDING:
             what, how = "ended", f"{done.cause_line}; it goes back to the queue"
         self.service.tell(before, "Job %s %s%s: %s", job.id, what, place, how)
 
@@ -10463,7 +10471,7 @@ class Service:
             planned = plan(state, self.gpu_watch.see_gpus(state), trouble, self.config, now, nodes, hold)
             for job_id, waiting_id in planned.preempted:
                 yield change_job(state.jobs[job_id], stop_cause=PREEMPTED, stop_by=None,
-                                 stop_line=f"job {waiting_id} has its GPUs now: that is not preemptible")
+                                 stop_line=f"job {waiting_id}, which is not preemptible, needs its GPUs")
             for start in planned.starts:
                 yield self.starter.intend(state.jobs[start.job_id], start, now)
             jobs = [state.jobs[start.job_id] for start in planned.starts]

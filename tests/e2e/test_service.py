@@ -1801,6 +1801,7 @@ def test_a_preemptible_job_makes_room_and_goes_on_later(world):
     assert w.api(first)["stopping"] == "preempted"
     w.end(first, 143)
     assert (w.job(first).status, w.job(second).status) == ("pending", "running")
+    assert f"Job {first} ended on GPU 0: job {second}, which is not preemptible, needs its GPUs; it goes back to the queue" in w.lines
     w.claim(second, 101)
     w.end(second, 0)
     assert w.job(first).status == "running" and w.job(first).retries == 0

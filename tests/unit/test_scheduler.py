@@ -131,7 +131,7 @@ PLANS = [  # reason, jobs, GPUs, keys of the configuration, {job id: GPU indices
                                     job("ccc", 5, gpus=0.5)], [gpu(0), gpu(1), gpu(2, memory_used_mib=23 * GB)], {}, {}),
     ("a GPU whose memory others use is not kept for who needs it",
      [running("rrr", (1,)), job("aaa", 2, gpu_mem_mib=20 * 1024, **WAITED), job("bbb", 3)],
-     [gpu(0, memory_used_mib=15 * GB, processes=(foreign(memory_mib=15 * GB),)), gpu(1)], {"share_with_others": True}, {"bbb": (0,)}),
+     [gpu(0, memory_used_mib=15 * GB, processes=(foreign(),)), gpu(1)], {"share_with_others": True}, {"bbb": (0,)}),
     ("who waits for a busy GPU only holds up nobody else's reservation",
      [running("rrr", (0,)), running("sss", (1,)), job("aaa", 3, gpu_ids=(0,), **WAITED), job("bbb", 4, gpus=2, **WAITED), job("ccc", 5)],
      [gpu(0), gpu(1), gpu(2)], {}, {}),
@@ -537,6 +537,7 @@ PREEMPTIONS = [  # reason, the preemptible jobs that run (GPUs, since how many s
     ("it may have only that one", {"aa": ((0,), 900), "bb": ((1,), 90)}, job("aaa", gpu_ids=(0,)), "aa"),
     ("memory that only an empty GPU has", {"aa": ((0,), 900, {"gpus": 0.5, "gpu_mem_mib": 15 * GB})},
      job("aaa", gpus=0.5, gpu_mem_mib=12 * GB), "aa"),
+    ("a GPU becomes free anyway", {"aa": ((0,), 900, {"preemptible": False, "stop_cause": "killed"}), "bb": ((1,), 90)}, job("aaa"), ""),
 ]
 
 
@@ -558,6 +559,25 @@ def test_a_sweep_preempts_as_many_as_it_has_jobs():
                  *[job(f"w{n}", n) for n in range(3)])
     planned = nexus.plan(made, [gpu(index) for index in range(4)], None, config(), NOW)
     assert planned.preempted == (("r0", "w0"), ("r1", "w1"), ("r2", "w2"))
+
+
+def test_no_more_are_preempted_than_a_quota_lets_start():
+    there = [running(f"r{n}", (n,), preemptible=True, started_at=NOW - 100 - n) for n in range(3)]
+    waiting = [job(f"w{n}", n, group="few") for n in range(3)]
+    made = state(*there, *waiting, groups=[nexus.Group("few", limit=1)])
+    planned = nexus.plan(made, [gpu(index) for index in range(3)], None, config(), NOW)
+    assert planned.preempted == (("r0", "w0"),)
+    assert words(made.jobs["w0"], planned) == "needs 1 GPU; 0 of 3 are free"
+    planned = nexus.plan(state(*there, job("www")), [gpu(index) for index in range(3)], None, config(max_running=3), NOW)
+    assert planned.preempted == (), "it could not start in its place"
+
+
+def test_the_memory_of_who_is_preempted_is_free_then():
+    """In a container nothing lists its processes."""
+    made = state(running("aa", preemptible=True, started_at=NOW - 100), job("aaa", gpu_mem_mib=12 * GB))
+    for processes, ended in (((), "aa"), ((ours("aa", 15),), "aa"), ((foreign(),), "")):
+        planned = nexus.plan(made, [gpu(0, memory_used_mib=15 * GB, processes=processes)], None, config(), NOW)
+        assert "".join(id for id, _ in planned.preempted) == ended
 
 
 def test_what_was_preempted_comes_after_all_that_is_not():
