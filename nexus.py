@@ -13209,10 +13209,10 @@ def say_unheard(call: Call, job: Json, what: str) -> None:
 
 def say_dragged(call: Call, ended: Sequence[str]) -> None:
     """Name the jobs that were cancelled because they were to come after these."""
-    now, gone = call.client.jobs(status=CANCELLED, fields="id,after,cause,retried_as"), list(ended)
+    gone, children = list(ended), [job for job in call.client.jobs(status=CANCELLED, fields="id,after,cause,retried_as")
+                                   if job["cause"] == "dependency" and not job["retried_as"]]       # none of others
     for parent in gone:                         # it grows
-        gone += [job["id"] for job in now if parent in (job["after"] or ()) and job["cause"] == "dependency"
-                 and job["id"] not in gone and not job["retried_as"]]       # null: others'
+        gone += [job["id"] for job in children if parent in job["after"] and job["id"] not in gone]
     if dragged := gone[len(ended):]:
         call.say(f"with it {format_count(len(dragged), 'job')} that came after: {join_some(dragged, 10)}; to run all "
                  f"again: nexus retry {' '.join(gone) if len(gone) <= 10 else 'ID...'}")
