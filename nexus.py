@@ -2783,7 +2783,7 @@ def preempt(job: Job, nodes: Iterable[str], running: Sequence[Job], capacities: 
     return None
 
 
-def choose_without(job: Job, gone: Iterable[Job], running: Iterable[Job], gpus: Sequence[Gpu], config: GpuConfig,
+def choose_without(job: Job, gone: Iterable[Job], running: Sequence[Job], gpus: Sequence[Gpu], config: GpuConfig,
                    now: float) -> list[GpuCapacity] | None:
     """choose_gpus(), as if the jobs in `gone` had ended.  Their memory is free then, also where nothing lists it."""
     ids = {one.id for one in gone}
