@@ -2791,7 +2791,7 @@ def choose_without(job: Job, gone: Iterable[Job], running: Sequence[Job], gpus: 
     held = {uuid for one in left for uuid in one.current.gpu_uuids}
     freed = {uuid for one in running if one.id in ids for uuid in one.current.gpu_uuids} - held
     then = [gpu if gpu.uuid not in freed or gpu.memory_used_mib is None else replace(
-        gpu, memory_used_mib=find_foreign_memory(gpu, running),
+        gpu, memory_used_mib=find_foreign_memory(gpu, list(running)),
         processes=tuple(process for process in gpu.processes if process.job_id not in ids)) for gpu in gpus]
     return choose_gpus(job, list_capacities(left, then, config, now, {}), config, now)
 
