@@ -12529,9 +12529,12 @@ def make_parser(command: Command) -> argparse.ArgumentParser:
 
     class Parser(argparse.ArgumentParser):
         def error(self, message: str) -> NoReturn:
-            unknown = re.match("unrecognized arguments: ([^ =]+)", message)
-            raise NexusError("usage", f"{command.name}: {message}", "" if not unknown else suggest(
-                unknown[1], self._option_string_actions) if unknown[1][0] == "-" else f"nexus show {unknown[1]}")
+            unknown, hint = re.match("unrecognized arguments: ([^ =]+)", message), ""
+            if unknown and unknown[1][0] == "-":
+                hint = suggest(unknown[1], self._option_string_actions)
+            elif unknown and command.name in ("jobs", "history", "queue", "status", "top"):
+                hint = f"nexus show {unknown[1]}"
+            raise NexusError("usage", f"{command.name}: {message}", hint)
 
         def format_help(self) -> str:
             lines = [f"  nexus {example}\n" for example in command.examples]
