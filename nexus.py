@@ -9555,7 +9555,8 @@ class GpuWatch(Part):
         self.ended: collections.deque[Ended] = collections.deque(maxlen=500)    # attempts, the latest last
         self.host = Host()
         self.loads: Mapping[str, Sequence[tuple[float, float]]] = {}    # {GPU uuid: (monotonic, percent), last hour}
-        self.idle: Mapping[str, tuple[float, float]] = {}   # {uuid of an idle GPU: since when, when last seen so; UTC}
+        # {uuid of an idle GPU: since when, UTC; since when and when last seen so, monotonic}
+        self.idle: Mapping[str, tuple[float, float, float]] = {}
         self.told: set[tuple[str, int]] = set()             # (job id, attempt) of those that were told to be idle
 
     def probe(self) -> float:
@@ -9625,18 +9626,21 @@ class GpuWatch(Part):
         self.loads = {gpu.uuid: [
             *(load for load in self.loads.get(gpu.uuid, ()) if now - load[0] < LOADS_S),
             *([] if gpu.utilization is None else [(now, gpu.utilization)])] for gpu in self.all_gpus()}
-        nodes, at = self.service.pool.nodes, self.clock.now()
-        unread = {name for name, node in nodes.items() if node.trouble}
+        unread = {name for name, node in self.service.pool.nodes.items() if node.trouble}
         if self.observer.find_smi_error():
             unread.add("")
-        self.idle = {gpu.uuid: (self.idle.get(gpu.uuid, (at, at))[0], at) for gpu in self.all_gpus()
+        self.idle = {gpu.uuid: (*self.idle.get(gpu.uuid, (self.clock.now(), now))[:2], now) for gpu in self.all_gpus()
                      if gpu.utilization is not None and gpu.utilization < IDLE_LOAD and gpu.node not in unread}
 
     def find_idle(self, job: Job) -> tuple[float, float]:
         """(since when, UTC; for how many seconds) all GPUs of a running job are known to be idle."""
-        spans = [self.idle.get(uuid, (0.0, 0.0)) for uuid in job.current.gpu_uuids]
-        since = max(job.current.started_at or 0.0, *(since for since, _ in spans)) if spans else 0.0
-        return since, max(0.0, min((last for _, last in spans), default=0.0) - since)
+        spans = [self.idle[uuid] for uuid in job.current.gpu_uuids if uuid in self.idle]
+        if not spans or len(spans) < len(job.current.gpu_uuids):
+            return 0.0, 0.0
+        began = self.clock.monotonic() - self.service.outcomes.find_runtime_s(job, self.clock.now())
+        since = max(began, *(since for _, since, _ in spans))
+        return (max(job.current.started_at or 0.0, *(at for at, _, _ in spans)),
+                max(0.0, min(last for _, _, last in spans) - since))
 
     def find_idle_since(self, job: Job) -> float | None:
         """Since when a job has been idle; None: it is not, or not for idle_minutes."""

@@ -1110,6 +1110,9 @@ def test_a_job_whose_gpus_do_nothing_is_idle(world):
 
     assert look(10, 0.0, 0.0) == (False, 0), "it may still be loading"
     assert look(1700, 0.0, 4.9) == (False, 0)
+    w.clock.wall += 86400
+    assert look(10, 0.0, 4.9) == (False, 0), "the clock was set, or the machine slept"
+    w.clock.wall -= 86400
     assert look(100, 0.0, 4.9) == (True, 1) and w.api(job_id)["stopping"] is None
     assert look(10, 0.0, 70.0) == (False, 1), "one of them works"
     assert look(10, 0.0, 0.0) == (False, 1)
