@@ -898,7 +898,7 @@ class Job(Value):
         "memory that must be free on each of its GPUs", "asked kept public",
         flag="--gpu-mem SIZE", like="10G", text=SIZE_TEXT, parse=parse_memory)
     gpu_type: str | None = optional(
-        None, LINE, "full: no MIG slice; else a part of the GPU's name, as nexus shows it", "asked kept public",
+        None, LINE, "only GPUs with this in their name, as nexus shows it; full: no MIG slices", "asked kept public",
         flag="--gpu-type NAME", like="A100 or 1g.10gb")
     priority: int = optional(
         1, PRIORITY, "high, normal, low or a number; lower runs first (default: normal = 1)", "asked public",
