@@ -951,7 +951,7 @@ class Job(Value):
         "a signal for its programs that handle it, so long before its time limit", "asked kept",
         flag="--warn SIGNAL@TIME", like="USR1@2m")
     preemptible: bool = optional(
-        False, FLAG, "may be stopped and queued again so that a job without this can start", "asked kept public form",
+        False, FLAG, "may be stopped and queued again so that a job without this can start", "asked kept public",
         flag="--preemptible")
     umask: int | None = optional(None, integer_in(0, 0o777), "its umask", "asked kept hidden")
     status: str = PENDING
