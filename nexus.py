@@ -2371,8 +2371,8 @@ def translate_array(given: re.Match[str]) -> list[str]:
     """`0-3`, `1,5,7`, `0-15:4%2` as a sweep of `task`."""
     values = list[str]()
     for part in given[1].split(","):
-        span = re.fullmatch(r"(\d{1,9})-(\d{1,9})(?::([1-9]\d{0,8}))?", part)
-        values += map(str, range(int(span[1]), int(span[2]) + 1, int(span[3] or 1))[:MAX_SWEEP + 1]) if span else [part]
+        first, last, step = re.findall(r"^(\d+)-?(\d*):?(\d*)$", part)[0]
+        values += map(str, range(int(first), int(last or first) + 1, int(step or 1))[:MAX_SWEEP + 1])
     return [f"--sweep=task={','.join(values)}", *([f"--max-concurrent={given[2]}"] if given[2] else [])]
 
 
@@ -2385,6 +2385,7 @@ SBATCH_LETTERS = {"J": "job-name", "G": "gpus", "t": "time", "a": "array", "D": 
                   "N": "nodes"}
 SBATCH_INSTEAD = {"output": " (nexus logs ID)", "error": " (nexus logs ID)", "nodelist": " (--node)",
                   "export": " (--env)", "requeue": " (--retries)", "hold": " (nexus pause ID)"}
+ARRAY_PART = r"\d{1,12}(?:-\d{1,12}(?::[1-9]\d{0,8})?)?"
 SBATCH_GPUS = r"([A-Za-z_][\w.-]*)?:?(\d+)?(?:\(.*\))?"
 SBATCH_OPTIONS: Mapping[str, tuple[str, Callable[[re.Match[str]], list[str]]]] = {      # {name: (what it takes, ours)}
     "job-name": ("(.+)", lambda given: [f"--name={given[1]}"]),
@@ -2393,7 +2394,7 @@ SBATCH_OPTIONS: Mapping[str, tuple[str, Callable[[re.Match[str]], list[str]]]] =
     "gpus-per-node": ("(?=.)" + SBATCH_GPUS, translate_gpus),
     "gres": (f"(?:.*,)?gpu(?::{SBATCH_GPUS})?(?:,.*)?", translate_gpus),
     "time": (r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", translate_limit),
-    "array": (r"([0-9,:-]+)(?:%(\d+))?", translate_array),
+    "array": (f"({ARRAY_PART}(?:,{ARRAY_PART})*)(?:%([1-9]\\d*))?", translate_array),
     "signal": (r"(?:[BR]+:)?(?:SIG)?([A-Z]\w*)(?:@(\d+))?", lambda given: [f"--warn={given[1]}@{given[2] or 60}s"]),
     "begin": (".+", lambda given: ["--begin=" + re.sub(r"^now\+(\d+)([smhdw]?)[a-z]*$", r"+\1\2", given[0])]),
     "dependency": (r"(after(ok|any)(:\w+)+(,|$))+", lambda given: [
@@ -12932,8 +12933,8 @@ def read_script(call: Call, path: str, first: str, rest: str) -> str:
         try:
             words = shlex.split(line, comments=True)
             parser.parse_args(words if mark == "NEXUS" else translate_sbatch(words, ignored), given)
-            if given.command:
-                refuse(f"{given.command[0]} is not an option")
+            if given.command or given.file:
+                refuse(f"{given.command[0] if given.command else '--file'} is not an option of a script")
         except ValueError as error:                                                 # shlex's
             refuse(f"{path}, line {number}: {error}")
         except NexusError as error:
@@ -12956,6 +12957,9 @@ def read_script(call: Call, path: str, first: str, rest: str) -> str:
     program = re.match("#!(?:/usr/bin/env (?:-S )?)?(.*)", text)
     if not (program and "/" in run and os.access(path, os.X_OK)):
         run = f"{program[1].strip() if program else 'bash'} {run}"
+    if "\r\n" in text and not re.match(r"\S*python", run):
+        refuse(f"{path} has the line ends of Windows, with which it does not run",
+               hint=f"sed -i 's/\\r$//' {quote(path)}")
     return " ".join(filter(None, ["SLURM_ARRAY_TASK_ID={task}" if is_array else "", run, rest]))
 
 
