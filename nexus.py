@@ -9251,7 +9251,7 @@ class Drafts(Part):
         begin_at = parse_begin(asked.begin, self.clock.now()) if asked.begin else None
         waited = self.machine.processes.find(asked.after_pid) if asked.after_pid else None
         if asked.after_pid and not waited:
-            refuse(f"there is no process {asked.after_pid} on this machine, or it cannot be seen",
+            refuse(f"there is no process {asked.after_pid} on {self.service.node}, or it cannot be seen",
                    hint="it has ended? then leave --after-pid out")
         env_digest = hash_text(json.dumps(asked.env, sort_keys=True))[:16] if asked.env else None
         job = Job(**{**defaults, **fields}, user=user, created_at=0.0, queue_key=(), environment=digest,
@@ -12630,29 +12630,49 @@ def cmd_top(call: Call) -> None:
     """
     if not (sys.stdin.isatty() and call.out.isatty()):
         return call.write("".join(f"{line}\n" for line, _ in draw_top(call, Paint(""))))
+    import signal
     import termios
     import tty
     stdin, top = sys.stdin.fileno(), Top(call)
     before = termios.tcgetattr(stdin)
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)
     call.write("\x1b[?1049h\x1b[?25l\x1b[?7l")
     try:
         tty.setcbreak(stdin)                                        # keys come without Enter and are not echoed
+        modes = termios.tcgetattr(stdin)
+        modes[6][termios.VSUSP] = modes[6][termios.VQUIT] = b"\0"   # Ctrl-Z and Ctrl-\ would leave the terminal so
+        termios.tcsetattr(stdin, termios.TCSADRAIN, modes)
         while not top.has_ended:
             top.draw()
             for key in re.findall(r"(?s)\x1b[\[O][0-9;]*[A-Za-z~]|.", read_keys(1.0)):
                 top.press(key)
+                if top.question:            # no pasted text answers what is not on the screen yet
+                    termios.tcflush(stdin, termios.TCIFLUSH)
+                    break
     except KeyboardInterrupt:
         pass
     finally:
-        termios.tcsetattr(stdin, termios.TCSADRAIN, before)
-        call.write("\x1b[?7h\x1b[?25h\x1b[?1049l")
+        with contextlib.suppress(OSError, termios.error):           # the terminal is gone
+            termios.tcsetattr(stdin, termios.TCSADRAIN, before)
+            call.write("\x1b[?7h\x1b[?25h\x1b[?1049l")
 
 
 def read_keys(timeout_s: float) -> str:
-    """What was typed; empty when that is nothing for so long."""
+    """What was typed; empty when that is nothing for so long.  Raises: KeyboardInterrupt, when the terminal is gone."""
     import select
-    stdin = sys.stdin.fileno()
-    return os.read(stdin, 64).decode("utf-8", "ignore") if select.select([stdin], [], [], timeout_s)[0] else ""
+    stdin, typed = sys.stdin.fileno(), b""
+    if not select.select([stdin], [], [], timeout_s)[0]:
+        return ""
+    with contextlib.suppress(OSError):
+        typed = os.read(stdin, 64)
+    if not typed:
+        raise KeyboardInterrupt
+    return typed.decode("utf-8", "ignore")
 
 
 def draw_top(call: Call, paint: Paint, text: str = "") -> list[tuple[str, str]]:
@@ -12992,6 +13012,8 @@ def submit(call: Call, work: Json) -> dict[str, Any]:
                  "those; --gpu-ids 3 asks for GPU 3")
     if (options.priority or 0) > PRIORITIES["low"]:
         call.say(f"priority {options.priority} starts after all that are low ({PRIORITIES['low']}): lower goes first")
+    if call.is_remote and options.after_pid:
+        call.say(f"it waits for process {options.after_pid} of {call.client.host}, not of this machine")
     if call.is_remote and not options.cwd:
         call.say(f"it runs in the home directory at {call.client.host}, with the environment there; "
                  "--cwd DIR names another")

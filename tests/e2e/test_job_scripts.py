@@ -80,8 +80,10 @@ def test_dependencies_of_slurm(home, folder):
     (NEXUS + "gpus 2", "job.sh, line 3: gpus is not an option"), (NEXUS + "--name 'x", "job.sh, line 3: No closing quotation"),
     (SBATCH + "--time=soon", "job.sh, line 3: --time=soon cannot be read"), (SBATCH + "--gpus=", "job.sh, line 3: --gpus= cannot be read"),
     (SBATCH + "--dependency=singleton", "job.sh, line 3: --dependency=singleton cannot be read"),
-    (SBATCH + "--array=1-2-3", "job.sh, line 3: --array=1-2-3 cannot be read"), (SBATCH + "--array=3%0", "job.sh, line 3: --array=3%0 cannot"),
-    (SBATCH + "--array=0-1000000000", "the sweep has more than 10000"), (NEXUS + "--file x", "job.sh, line 3: --file is not an option of a script"),
+    (SBATCH + "--array=1-2-3", "job.sh, line 3: --array=1-2-3 cannot be read"),
+    (SBATCH + "--array=3%0", "job.sh, line 3: --array=3%0 cannot be read"),
+    (SBATCH + "--array=0-1000000000", "the sweep has more than 10000"),
+    (NEXUS + "--file x", "job.sh, line 3: --file is not an option of a script"),
     (NEXUS + "--gpus 2\r", "job.sh has the line ends of Windows"), (SBATCH + "x", "job.sh, line 3: x is")])
 def test_what_a_line_has_wrong_is_said(home, folder, line, says):
     write(folder, ["# fine", line])

@@ -44,7 +44,8 @@ def test_what_the_keys_do_with_a_job(home):
     press(home, "p", f"job {home.first} is held")
     assert home.job(home.first)["is_held"]
     press(home, "p", f"job {home.first} is released")
-    press(home, "xn", "q ends")
+    press(home, "xy", f"stop job {home.first}? y or n")     # pasted: it answers nothing
+    press(home, "n", "q ends")
     press(home, "x", f"stop job {home.first}? y or n")
     assert home.job(home.first)["status"] == "pending"
     press(home, "y", f"job {home.first} is being stopped")
@@ -79,6 +80,22 @@ def test_a_job_and_its_log_are_shown(home):
     wait_for_choice(home, home.running)
     home.top.type("\x03")
     assert home.top.end()[0] == 0
+
+
+def test_it_leaves_the_terminal_as_it_was(home):
+    before = termios.tcgetattr(home.top.side)
+    home.top.process.terminate()
+    code, shown = home.top.end()
+    assert code == 143 and shown.endswith("\x1b[?7h\x1b[?25h\x1b[?1049l")
+    after = termios.tcgetattr(home.top.side)
+    assert after[3] & termios.ICANON and after[3] & termios.ECHO and not before[3] & termios.ICANON
+    with home.terminal("top") as terminal:
+        terminal.wait_for("q ends")
+        terminal.type("\x1a\x1c")                           # Ctrl-Z, Ctrl-\\
+        terminal.type("?")
+        terminal.wait_for("any other key goes back")
+        terminal.type("qq")
+        assert terminal.end()[0] == 0 and termios.tcgetattr(terminal.side)[3] & termios.ICANON
 
 
 def test_a_filter(home):
