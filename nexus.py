@@ -14755,7 +14755,7 @@ function drawGpu(gpu) {
     gauge({class: 'gauge', title}, `${name} load`, utilization, 100, percent),
     gauge({class: 'gauge memory', title}, `${name} memory`, used, gpu.memory_total_mib, size),
     el('div', {}, jobs.map((job) => el('div', {class: 'use', key: job.id, 'data-job': job.id},
-      describe(job)))),
+      describe(job))),
     (state !== 'Busy' || why) && el('div', {class: 'use', key: 'state'}, badge(state), isPaused && pause,
       el('span', {class: gpu.fault ? 'red' : 'muted'}, why))),
     el('span', {class: 'time'}, jobs[0] && drawTime(jobs[0]), !isPaused && pause));
