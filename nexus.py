@@ -3209,16 +3209,24 @@ def choose_signaled(members: Sequence[Process], first_pids: Container[int], sign
     return [process for process in chosen if process.pid not in signaled and process.pid not in readers]
 
 
-def choose_warned(members: Iterable[Process], catchers: Container[int]) -> list[Process]:
+def choose_warned(members: Sequence[Process], catchers: Container[int], signal: str) -> list[Process]:
     """The first of each branch that handles a signal: a trainer, and not torchrun above it or its data loaders below.
 
+    A launcher handles it only to end, or to pass it on, and bash handles INT always: what handles it below them counts.
     `members`: parents first.  `catchers`: the pids of those that handle it; the others would die of it.
     """
+    parents, above = {process.pid: process.parent for process in members}, set[int]()
+    for process in members:
+        pid = process.parent if process.pid in catchers else 0
+        while pid in parents and pid not in above:
+            above.add(pid)
+            pid = parents[pid]
     chosen, below = [], set[int]()
     for process in members:
+        is_between = process.name in LAUNCHERS or (process.name in SHELLS and signal == "INT")
         if process.parent in below:
             below.add(process.pid)
-        elif process.pid in catchers:
+        elif process.pid in catchers and not (is_between and process.pid in above):
             chosen.append(process)
             below.add(process.pid)
     return chosen
@@ -7322,7 +7330,7 @@ class HostedJob:
         import signal
         name = (self.job.warn or "").partition("@")[0]
         number, processes = signal.Signals[f"SIG{name}"], self.machine.processes
-        warned = choose_warned(members, processes.find_catchers(members, number))
+        warned = choose_warned(members, processes.find_catchers(members, number), name)
         write_atomic(self.warned_file, [], is_synced=False)
         for process in warned:
             processes.send(process, number)

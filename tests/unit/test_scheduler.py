@@ -1138,14 +1138,16 @@ WARNED = [  # reason, its processes, who handles the signal, who gets it
     ("a trainer, and not torchrun above it", [SH, TRAIN, WORKER], [13], [13]),
     ("a trainer, and not its data loaders", [SH, TRAIN, WORKER], [12, 13], [12]),
     ("each rank", [TRAIN, WORKER, process(14, 12), process(15, 13)], [13, 14, 15], [13, 14]),
-    ("a shell's trap", [SH, TRAIN], [11, 12], [11]),
+    ("a shell's trap", [SH, TRAIN], [11, 12], [11]), ("bash, which handles INT always", [SH, TRAIN], [11, 12], [12], "INT"),
+    ("its trap", [SH, TRAIN], [11], [11], "INT"),
+    ("conda run", [process(11, 1, "conda"), process(12, 11, "bash"), process(13, 12, "python")], [11, 12, 13], [13], "INT"),
     ("nobody", [SH, TRAIN], [], []),
 ]
 
 
-@pytest.mark.parametrize("reason, members, catchers, pids", WARNED, ids=[case[0] for case in WARNED])
-def test_choose_warned(reason, members, catchers, pids):
-    assert [one.pid for one in nexus.choose_warned(members, catchers)] == pids
+@pytest.mark.parametrize("reason, members, catchers, pids, signal", [(*case, "USR1")[:5] for case in WARNED])
+def test_choose_warned(reason, members, catchers, pids, signal):
+    assert [one.pid for one in nexus.choose_warned(members, catchers, signal)] == pids
 
 
 def test_choose_session():
