@@ -14189,7 +14189,7 @@ header { position: sticky; top: 0; z-index: 5; background: var(--panel); border-
 #filter { flex: 1 1 12rem; max-width: 28rem; }
 #connection { margin-left: auto; }
 section { margin-bottom: 1rem; }
-.head { margin-bottom: .35rem; min-height: 28px; }
+.head, dialog h2 { margin-bottom: .35rem; min-height: 28px; }
 .panel, dialog, .log, #notices > * { background: var(--panel); border: 1px solid var(--line); border-radius: 8px; }
 .pad, .empty, .banner { padding: .4rem .8rem; }
 .empty { text-align: center; }
@@ -14212,13 +14212,11 @@ section { margin-bottom: 1rem; }
 .why, .cause { flex: 1 1 10rem; min-width: 0; }
 :is(.why, .cause):empty { display: none; }
 .time { min-width: 4.5rem; margin-left: auto; text-align: right; white-space: nowrap; }
-.gpus > li { display: grid; grid-template-columns: 3.4rem 9rem 10rem minmax(0, 1fr) auto; gap: 0 .8rem; }
-#gpus > ul { margin-top: .5rem; }
-#lists > ul { margin-bottom: 1rem; }
+.gpus > li { display: grid; grid-template-columns: 3.4rem 10rem 10rem minmax(0, 1fr) auto; gap: 0 .8rem; }
+#gpus > ul, #lists > ul { margin: .5rem 0; }
 .time .link { margin-left: .6rem; color: var(--muted); }
 .gauge { flex-wrap: nowrap; white-space: nowrap; }
-.gauge span { min-width: 2.8rem; text-align: right; }
-.memory span { min-width: 4.4rem; }
+.gauge span { min-width: 4.4rem; text-align: right; }
 .use progress { flex: 0 0 6rem; }
 .use .line { flex: 1 1 8rem; color: var(--muted); }
 .group progress { flex: 0 1 6rem; }
@@ -14251,7 +14249,6 @@ section { margin-bottom: 1rem; }
 .fields > div { display: grid; grid-template-columns: 9rem minmax(0, 1fr); gap: .1rem .6rem; align-items: baseline; }
 dialog { width: min(38rem, calc(100vw - 1.5rem)); max-height: calc(100dvh - 2rem); padding: 1.1rem; color: var(--ink); }
 dialog:has(.form) { width: min(52rem, calc(100vw - 1.5rem)); }
-dialog h2 { margin-bottom: .4rem; }
 dialog::backdrop { background: rgb(8 12 18 / .5); }
 dialog:has(#login)::backdrop { background: var(--bg); }
 dialog pre, #docs pre { padding: .5rem; margin: .5rem 0; max-height: 24rem; overflow: auto; background: var(--sunk); }
@@ -14262,7 +14259,6 @@ summary > * { display: inline; margin-left: .6rem; }
 .buttons { display: flex; justify-content: flex-end; gap: .5rem; margin-top: .9rem; }
 #notices { position: fixed; z-index: 8; right: 1rem; bottom: 1rem; width: min(26rem, calc(100vw - 2rem)); }
 #notices > * { display: flex; gap: .6rem; margin-top: .5rem; padding: .6rem .8rem; }
-#notices .bad { border-color: var(--bad); }
 .offline button:not(.log *, dialog *) { pointer-events: none; opacity: .5; }
 .docs header :not(.bar, .brand) { display: none; }
 .call { margin: .4rem 0; padding: .1rem .8rem; }
@@ -14290,7 +14286,6 @@ summary > * { display: inline; margin-left: .6rem; }
   .rows > li > :is(.why, .cause) { order: 1; flex-basis: auto; }
 }
 @media (pointer: coarse) { button, input, textarea { min-height: 40px; } }
-
 </style>
 </head>
 <body>
@@ -14542,9 +14537,8 @@ const isFiltered = () => Object.keys(filter).length > 0;
 const pause = (milliseconds) => new Promise((resolve) => { setTimeout(resolve, milliseconds); wake = resolve; });
 
 function merge(former, changes) {               // a JSON merge patch: RFC 7396
-  const isObject = (each) => each !== null && typeof each === 'object' && !Array.isArray(each);
-  if (!isObject(changes)) return changes;
-  const merged = isObject(former) ? {...former} : {};
+  if (changes?.constructor !== Object) return changes;
+  const merged = {...former};
   for (const [name, change] of Object.entries(changes)) {
     if (change === null) delete merged[name];
     else merged[name] = merge(merged[name], change);
@@ -14636,10 +14630,9 @@ function drawHeader() {
   document.title = listed(failures > 0 && `\u2717 ${failures}`,         // tabs behind others tell it, too
     jobPage ? `${MARKS[job?.status] ?? ''} ${job?.name ?? jobPage.id}`.trim()
       : `${number(counts.running)} running, ${number(counts.pending)} waiting`, 'nexus');
-  const icon = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16">
-    <rect width="16" height="16" rx="4" fill="#2159c9"/>
-    <path d="M4.5 12V4l7 8V4" fill="none" stroke="#fff" stroke-width="2"/>${
-  failures ? '<circle cx="12" cy="4" r="4" fill="#e5322d"/>' : ''}</svg>`;
+  const dot = failures ? '<circle cx="12" cy="4" r="4" fill="#e5322d"/>' : '';
+  const icon = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><rect width="16" height="16" rx="4"
+    fill="#2159c9"/><path d="M4.5 12V4l7 8V4" fill="none" stroke="#fff" stroke-width="2"/>${dot}</svg>`;
   byId('icon').href = `data:image/svg+xml,${encodeURIComponent(icon)}`;
 }
 
@@ -14847,13 +14840,9 @@ function listAddress(wanted) {
   return query.size ? `#/?${query}` : '#/';
 }
 
-let typing = null;
-byId('filter').addEventListener('input', () => {                // asks when one has stopped typing
-  clearTimeout(typing);
-  typing = setTimeout(() => {
-    history.replaceState(null, '', listAddress({...filter, text: byId('filter').value.trim()}));
-    route();
-  }, 250);
+byId('filter').addEventListener('input', ({target}) => {
+  history.replaceState(null, '', listAddress({...filter, text: target.value.trim()}));
+  route();
 });
 addEventListener('keydown', (event) => {
   if (event.key !== '/' || /INPUT|TEXTAREA/.test(event.target.tagName) || isDocs || byId('dialog').open) return;
@@ -15044,7 +15033,7 @@ class LogView {
   }
 
   async open() {
-    this.close();
+    this.control?.abort();
     const {signal} = this.control = new AbortController();
     this.sources = {stdout: new LogSource(null), stderr: new LogSource('err')};
     Object.assign(this, {lines: [], isNew: true, isOver: false, problem: 'opening', begin: null, attempt: 1});
@@ -15060,10 +15049,6 @@ class LogView {
       this.describe();
       await new Promise((resolve) => setTimeout(resolve, wait));
     }
-  }
-
-  close() {
-    this.control?.abort();
   }
 
   async read(signal) {                          // returns how much is new
@@ -15182,7 +15167,7 @@ class JobPage {
       if (error.status === 0) return;           // follow() says that the connection is lost
       if (![403, 404].includes(error.status)) return complain(error);
       this.error = error;
-      this.log?.close();
+      this.log?.control.abort();
     }
     if (jobPage === this) this.draw();
   }
@@ -15263,8 +15248,7 @@ class JobPage {
 // ---- /docs: the content of /openapi.json, and a form to send each call
 
 const quote = (text) => `'${text.replaceAll("'", "'\\''")}'`;
-const indented = (value) => JSON.stringify(value, null, 2);
-const pretty = (text) => { try { return indented(JSON.parse(text)); } catch { return text; } };
+const pretty = (text) => { try { return JSON.stringify(JSON.parse(text), null, 2); } catch { return text; } };
 const marked = (text) => text.split(/`([^`]+)`/).map((piece, index) => index % 2 ? el('code', {}, piece) : piece);
 let shapes = {};
 
@@ -15297,7 +15281,7 @@ function drawCall(path, method, {operationId: id, summary, parameters, requestBo
   const [[kind, {schema} = {}] = []] = Object.entries(requestBody?.content ?? {}), isJson = kind === 'application/json';
   const shape = shapes[typeOf(schema)] ?? schema;
   const area = (name, text) => el('textarea', {name, 'aria-label': name, rows: 6, spellcheck: 'false'}, text);
-  const areas = isJson ? [area('Body', indented(shape.examples?.[0] ?? {}))]
+  const areas = isJson ? [area('Body', pretty(JSON.stringify(shape.examples?.[0] ?? {})))]
     : fieldsOf(shape).map(([name, {examples}]) => area(name, examples?.[0]));
   const inputs = parameters.map(({name, required, schema: {examples}}) =>
     el('input', {name, required, placeholder: examples?.[0], 'aria-label': name, spellcheck: 'false'}));
@@ -15367,7 +15351,7 @@ history.scrollRestoration = 'manual';
 function route() {
   const [path, query] = location.hash.slice(1).split('?'), id = /^\/jobs\/([^/]+)$/.exec(path)?.[1];
   if (!jobPage && id) left = {top: scrollY, id: document.activeElement.closest('[data-job]')?.dataset.job};
-  jobPage?.log?.close();
+  jobPage?.log?.control.abort();
   jobPage = id ? new JobPage(decodeURIComponent(id)) : null;
   byId('overview').hidden = Boolean(id);
   byId('job').hidden = !id;
