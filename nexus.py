@@ -2627,6 +2627,7 @@ class GpuCapacity:
         self.ends_at = max([now, *(find_end(job, now) for job in jobs)])     # the earliest time when all is free
         self.reserved_for: str | None = None
         self.reserved_until = 0.0
+        self.kept = 0                               # hundredths that are taken when who preempts has started there
 
     def take(self, job: Job, share: int, now: float) -> None:
         self.free -= share
@@ -2759,13 +2760,19 @@ def reserve(job: Job, capacities: Sequence[GpuCapacity]) -> None:
 PREEMPT_AFTER_S = 60.0          # a preemptible job has its GPUs for so long at least
 
 
-def preempt(job: Job, nodes: Iterable[str], running: Sequence[Job], capacities: Sequence[GpuCapacity],
+def preempt(job: Job, nodes: Sequence[str], running: list[Job], capacities: Sequence[GpuCapacity],
             config: GpuConfig, now: float) -> list[Job] | None:
     """The preemptible jobs of one machine that must be stopped so that a job can start; None: that is of no use.
 
-    Those that are being stopped already are not among them.  The GPUs that become free are reserved for the job.
+    Those that are being stopped already are not among them.  The GPUs that become free are reserved for the job.  In
+    `running`, those that are chosen get their stop_cause.
     """
     known = {one.id for one in running}                         # and not those that start now
+    share = list_shares(job)[-1]
+    for capacity in capacities if job.gpus < 1 else ():         # there may be room beside another one that preempts
+        if 0 < capacity.kept <= 100 - share and capacity.gpu.node in nodes and may_use(job, capacity.gpu):
+            capacity.kept += share
+            return []
     for node in nodes:
         there = [one for one in capacities if one.gpu.node == node and one.reserved_for is None
                  and known.issuperset(one.jobs)]
@@ -2776,11 +2783,14 @@ def preempt(job: Job, nodes: Iterable[str], running: Sequence[Job], capacities: 
         gpus = [one.gpu for one in there]
         chosen = choose_preempted(job, others, here, gpus, config, now) if others else None
         if chosen is not None:
-            taken = {one.gpu.uuid for one in choose_without(job, chosen, here, gpus, config, now) or ()}
+            placed = choose_without(job, chosen, here, gpus, config, now) or ()
+            kept = {one.gpu.uuid: 100 - one.free + share for one, share in zip(placed, list_shares(job))}
             for capacity in there:
-                if capacity.gpu.uuid in taken:
-                    capacity.reserved_for = job.id
-            return [one for one in chosen if not one.current.stop_cause]
+                if capacity.gpu.uuid in kept:
+                    capacity.reserved_for, capacity.kept = job.id, kept[capacity.gpu.uuid]
+            ends = [one for one in chosen if not one.current.stop_cause]
+            running[:] = [with_facts(one, stop_cause=PREEMPTED) if one in ends else one for one in running]
+            return ends
     return None
 
 

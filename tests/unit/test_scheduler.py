@@ -561,6 +561,18 @@ def test_a_sweep_preempts_as_many_as_it_has_jobs():
     assert planned.preempted == (("r0", "w0"), ("r1", "w1"), ("r2", "w2"))
 
 
+@pytest.mark.parametrize("waiting, ends", [
+    ([job("w0", gpus=0.5), job("w1", 1, gpus=0.5)], "r0"), ([job("w0", gpus=0.5), job("w1", 1, gpus=0.6)], "r0 two"),
+    ([job("w0", gpus=0.5), job("w1", 1, gpus=0.5), job("w2", 2, gpus=0.5)], "r0 two"),
+    ([job("w0", gpus=0.5, gpu_ids=(0,)), job("w1", 1, gpus=0.5, gpu_ids=(1,))], "r0 two"),
+    ([job("w0", gpu_ids=(1,)), job("w1", 1)], "two"), ([job("w0", gpus=3), job("w1", 1)], "two r0 r3")])
+def test_what_becomes_free_for_one_serves_the_next(waiting, ends):
+    made = state(running("r0", (0,), preemptible=True, started_at=NOW - 100), running("r3", (3,), preemptible=True, started_at=NOW - 300),
+                 running("two", (1, 2), gpus=2, preemptible=True, started_at=NOW - 200), *waiting)
+    planned = nexus.plan(made, [gpu(index) for index in range(4)], None, config(), NOW)
+    assert " ".join(id for id, _ in planned.preempted) == ends
+
+
 def test_no_more_are_preempted_than_a_quota_lets_start():
     there = [running(f"r{n}", (n,), preemptible=True, started_at=NOW - 100 - n) for n in range(3)]
     waiting = [job(f"w{n}", n, group="few") for n in range(3)]
