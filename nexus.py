@@ -15374,7 +15374,8 @@ function route() {
   const chosen = Object.fromEntries(names.map((name) => [name, wanted.get(name)]).filter(([, text]) => text));
   const isNew = JSON.stringify(chosen) !== JSON.stringify(filter);
   homeAddress = listAddress(chosen);
-  if (document.activeElement !== byId('filter')) byId('filter').value = chosen.text ?? '';
+  const isTyping = document.activeElement === byId('filter');
+  if (!isTyping) byId('filter').value = chosen.text ?? '';
   if (isNew) {
     filter = chosen;
     limit = PAGE;
@@ -15382,7 +15383,7 @@ function route() {
   }
   draw();
   scrollTo(0, isNew ? 0 : left?.top ?? scrollY);                // back from a job: to where it was opened
-  if (left) byId('overview').querySelector(`[data-job="${left.id}"] a`)?.focus({preventScroll: true});
+  if (left && !isTyping) byId('overview').querySelector(`[data-job="${left.id}"] a`)?.focus({preventScroll: true});
   left = null;
 }
 
