@@ -2890,8 +2890,8 @@ class Quotas:
                 (self.closed_users, None, config.max_running, "", "max_running")):
             count = self.counts[key, name] = self.counts.get((key, name), 0) + 1
             if limit and count >= limit:
-                jobs = format_count(limit, "job")
-                closed.setdefault(name, Reason("quota", name or key, f"{jobs} {of}run, as many as {key} allows"))
+                jobs, run = format_count(limit, "job"), "runs" if limit == 1 else "run"
+                closed.setdefault(name, Reason("quota", name or key, f"{jobs} {of}{run}, as many as {key} allows"))
 
 
 class MachineCapacity:
@@ -7780,6 +7780,7 @@ class Wanted(Value):
     attempt: int
     log_sizes: tuple[int, int]                  # bytes of this attempt's logs that have arrived
     timeout_seconds: float = 0.0                # its time limit now; 0: none
+    warn: str | None = None                     # the warning before that, now
     stop_cause: str | None = None               # why it must end
     stop_signal: str | None = None
     order: Order | None = None                  # to start it; None: the node has it already, or has lost it
@@ -7949,8 +7950,8 @@ class Agent:
             same = self.wanted.get(key)
             if same is None or same.attempt != job.attempt:
                 same = Wanted(key, job.attempt, (0, 0), stop_cause="killed")
-            elif same.timeout_seconds != job.timeout_seconds:
-                job = self.jobs[key] = replace(job, timeout_seconds=same.timeout_seconds)
+            elif (same.timeout_seconds, same.warn) != (job.timeout_seconds, job.warn):
+                job = self.jobs[key] = replace(job, timeout_seconds=same.timeout_seconds, warn=same.warn)
                 self.run_guarded(f"keeping job {key}", self.keep, job)
             if same.stop_cause and not job.current.stop_cause:
                 self.jobs[key] = with_facts(job, stop_cause=same.stop_cause, stop_signal=same.stop_signal)
@@ -8325,7 +8326,7 @@ class Node(MachineBackend):
 
     def list_wanted(self) -> tuple[Wanted, ...]:
         return tuple(Wanted(find_key(job), job.attempt, measure_output(job),
-                            find_time_limit(job, self.config.jobs)[0] or 0.0, job.current.stop_cause,
+                            find_time_limit(job, self.config.jobs)[0] or 0.0, job.warn, job.current.stop_cause,
                             job.current.stop_signal, self.orders[job.id, job.attempt], job.current.pid is not None)
                      for job in self.list_jobs() if (job.id, job.attempt) in self.orders)
 
@@ -8463,8 +8464,8 @@ class Node(MachineBackend):
         with self.guard:
             latest, wanted = self.latest, self.list_wanted()
             if self.line and latest and (self.service.pool.folders != latest.folders or [
-                    (one.key, one.attempt, one.timeout_seconds, one.stop_cause) for one in wanted] != [
-                    (one.key, one.attempt, one.timeout_seconds, one.stop_cause) for one in latest.jobs]):
+                    (one.key, one.attempt, one.timeout_seconds, one.warn, one.stop_cause) for one in wanted] != [
+                    (one.key, one.attempt, one.timeout_seconds, one.warn, one.stop_cause) for one in latest.jobs]):
                 self.ask(self.line)
 
     def end(self) -> None:

@@ -273,6 +273,10 @@ def test_time_limits_hold_there(net):
     net.head.wait_started(job)
     assert net.head.nexus("edit", job, "--timeout", "0.1s").returncode == 0
     assert net.head.wait(job, "failed")["cause"] == "timeout"
+    job = net.head.add("trap 'echo saved; exit 0' USR1; echo ready; while :; do sleep 0.1; done", timeout_seconds=600, node="n1")
+    live.until(lambda: net.head.logs(job) == "ready\n", "its trap")
+    assert net.head.nexus("edit", job, "--warn", "USR1@599s").returncode == 0
+    assert net.head.wait(job, "completed")["notes"][0].startswith("USR1 before its time limit: sent to bash")
 
 
 def test_a_job_that_ended_in_time_is_no_timeout_when_it_is_heard_of_late(net):

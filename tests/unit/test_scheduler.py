@@ -258,7 +258,7 @@ REASONS = [  # what is shown, jobs, GPUs, keys, part of the reason why the last 
      "all 1 CPU slots are taken (cpu_slots)"),
     ("max_running", [running("rrr"), job("aaa", 2)], [gpu(0), gpu(1)], {"max_running": 1}, "1 job run"),
     ("max_running_per_user", [running("rrr"), job("aaa", 2)], [gpu(0), gpu(1)], {"max_running_per_user": 1},
-     "1 job of ann run, as many as max_running_per_user allows"),
+     "1 job of ann runs, as many as max_running_per_user allows"),
     ("kept for another", [running("rrr", (1,)), job("aaa", 2, gpus=2, **WAITED), job("bbb", 3, gpu_ids=(0,))],
      [gpu(0), gpu(1)], {}, "GPU 0 is kept for job aaa"),
     ("its next attempt", [job("aaa", retry_at=NOW + 9, attempts=(failed_attempt(1), failed_attempt(2, "timeout")))], [gpu(0)], {},
@@ -301,7 +301,7 @@ STATE_REASONS = [  # what is shown, state, why the readings cannot be relied upo
     ("its group is held", state(job("aaa", group="g"), groups=[nexus.Group("g", hold="paused by ann")]), None,
      "group g is held: paused by ann"),
     ("its group's limit", state(running("rrr", group="g"), job("aaa", 2, group="g"), groups=[nexus.Group("g", limit=1)]), None,
-     "1 job of group g run, as many as its --max-concurrent allows"),
+     "1 job of group g runs, as many as its --max-concurrent allows"),
     ("the driver is silent", state(job("aaa")), "nvidia-smi is silent since 15:30", "nvidia-smi is silent since 15:30"),
 ]
 
