@@ -2503,9 +2503,9 @@ def find_gpu_reason(gpu: Gpu, config: GpuConfig, jobs: Sequence[Job] = ()) -> Re
 
 def find_foreign(gpu: Gpu, config: GpuConfig) -> list[GpuProcess]:
     """The processes of others, without those that do not count: jobs compute through the MPS server, which stays."""
-    ignored = {name[:NAME_LENGTH] for name in (MPS_SERVER, *config.ignore_processes)}
+    ignored = {name.rpartition("/")[2][:NAME_LENGTH] for name in (MPS_SERVER, *config.ignore_processes)}
     return [process for process in gpu.processes
-            if process.job_id is None and (process.name or "")[:NAME_LENGTH] not in ignored]
+            if process.job_id is None and not (process.name and process.name[:NAME_LENGTH] in ignored)]
 
 
 def find_unseen(gpu: Gpu, jobs: Sequence[Job], config: GpuConfig) -> float:
