@@ -6214,7 +6214,7 @@ def build_environment(job: Job, variables: Mapping[str, str], gpus: Sequence[Gpu
     sees_all = is_slurm or (job.cuda_arg and not is_cut)
     unset = {*(["CUDA_VISIBLE_DEVICES"] if sees_all else []), *(["NEXUS_GPU_ID"] if is_slurm else [])}
     passed = {name: text for name, text in variables.items() if name not in own and not is_job_variable(name)
-              and not (is_slurm and name.startswith("SLURM_"))}
+              and not (is_slurm and name.startswith("SLURM_")) and (text or name not in PORT_VARIABLES)}
     port_text = passed.get("MASTER_PORT") or passed.get("PET_MASTER_PORT") or str(port)
     kept = {"PYTHONUNBUFFERED": "1", **dict.fromkeys(PORT_VARIABLES, port_text), **passed}
     return {**kept, **{name: text for name, text in own.items() if name not in unset}}
@@ -12901,6 +12901,9 @@ def read_plain_commands(call: Call) -> list[str]:
         if parse_directives(read_script_text(unread)):
             how = " over NEXUS_URL" if call.is_remote else f"; they are with: nexus {call.options.subcommand} {rest}"
             call.say(f"the options in {unread} are not read{how}")
+        if "/" in first and not call.is_remote and not call.options.node and os.path.isdir(
+                os.path.join(call.options.cwd or "", first)):
+            refuse(f"{first} is a directory, and no command", hint=f"--cwd {quote(first)} runs a command in it")
         whole = complete_command(line, call.options.cwd or "")
         if whole != line and not call.is_remote:
             refuse(f"{first} is a file, and no command", hint=f"nexus add --file {quote(first)} adds its lines"

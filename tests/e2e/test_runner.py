@@ -357,6 +357,7 @@ DEVICES = [  # reason, submitted, GPUs of the machine, indices of the job, what 
      (0,), {"NEXUS_JOB_ID": "abc", "NEXUS_JOB_NONCE": "cafe", "NEXUS_ROLE": None, "STY": None, "WINDOW": None}),
     ("a port for torchrun", {}, [0], (0,), {"MASTER_PORT": "20001", "PET_MASTER_PORT": "20001"}),
     ("it has one", {"MASTER_PORT": "7"}, [0], (0,), {"MASTER_PORT": "7", "PET_MASTER_PORT": "7"}),
+    ("an empty one is none", {"MASTER_PORT": ""}, [0], (0,), {"MASTER_PORT": "20001", "PET_MASTER_PORT": "20001"}),
     ("torchrun has one", {"PET_MASTER_PORT": "7"}, [0], (0,), {"MASTER_PORT": "7", "PET_MASTER_PORT": "7"}),
 ]
 
