@@ -857,6 +857,7 @@ class Attempt(Value):
     cpu_seconds: float | None = optional(None, FLOAT, "CPU time of its processes")
     peak_gpu_mem_mib: float | None = optional(None, FLOAT, "GPU memory of its processes on all its GPUs together")
     mean_gpu_util: float | None = optional(None, FLOAT, "percent, of its GPUs while it ran")
+    is_idle_told: bool = False                  # its GPUs did nothing for idle_minutes, and on_idle was called
     log_start: tuple[int, int] = (0, 0)         # bytes of stdout.log and stderr.log before its start
 
 
@@ -4883,7 +4884,7 @@ MAX_LOG_LINE = 65536            # a longer line comes in pieces
 
 # The files that nexus puts into a job's log folder.  Others, like work/ and files/, are the job's, or unknown.
 OWN_FILES = (r"std(out|err)\.log|log\.times|job\.json|job\.sh(\.\d+\.tmp)?|(attempt|claim|fault)-\d+|"
-             r"result-\d+\.json|slurm-\d+\.log")
+             r"warned-\d+-[\d.]+|result-\d+\.json|slurm-\d+\.log")
 
 
 def remove_job_files(log_dir: str, folder: str, code_file: str = "") -> None:
@@ -9577,7 +9578,6 @@ class GpuWatch(Part):
         self.loads: Mapping[str, Sequence[tuple[float, float]]] = {}    # {GPU uuid: (monotonic, percent), last hour}
         # {uuid of an idle GPU: since when, UTC; since when and when last seen so, monotonic}
         self.idle: Mapping[str, tuple[float, float, float]] = {}
-        self.told: set[tuple[str, int]] = set()             # (job id, attempt) of those that were told to be idle
 
     def probe(self) -> float:
         """Run nvidia-smi once; return the seconds until it may run again."""
@@ -9670,11 +9670,10 @@ class GpuWatch(Part):
     def look_for_idle_jobs(self) -> None:
         """Tell of jobs that have been idle for idle_minutes, and stop those that were for idle_kill_minutes."""
         kill_s, running = self.config.jobs.idle_kill_minutes * 60, self.service.running_jobs()
-        self.told &= {(job.id, job.attempt) for job in running}
         for job in running:
             _, idle_s = self.find_idle(job)
-            if self.find_idle_since(job) is not None and (job.id, job.attempt) not in self.told:
-                self.told.add((job.id, job.attempt))
+            if self.find_idle_since(job) is not None and not job.current.is_idle_told:
+                self.service.record(job, is_idle_told=True)
                 self.service.tell(job, "Job %s is idle: its GPUs did nothing for %s.  Does it wait for an answer? "
                                   "nexus attach %s", job.id, format_duration(idle_s), job.id)
                 self.service.hooks.note_idle(job)
@@ -12508,6 +12507,9 @@ FOREIGN = {f"{command} {word}": hint for key, hint in {
     "status -l": "nexus jobs", "status -t": "nexus logs -f ID", "status -c": "nexus logs ID", "nexus killall": ALL_END,
     "status -k": "nexus kill ID", "status -w": "nexus wait ID", "status -r": "nexus remove ID",
     "status -C": "nexus clear --all", "status -K": "nexus stop", "nexus shutdown quit exit": "nexus stop",
+    "status -u": "nexus move ID --first", "status -i": "nexus show ID", "status -S": "[jobs] cpu_slots in config.toml",
+    "nexus swap": "nexus move ID --first", "nexus priority": "nexus edit ID --priority high",
+    "nexus drain": "nexus pause 0 (a GPU), nexus pause (all), or nexus node remove NAME",
     "status -G -N -L -f -d -D -g": 'nexus add --gpus 1 "python train.py"', "nexus salloc exec": "nexus attach ID",
     "pause all": "nexus pause or resume, alone", "retry all": "nexus retry --failed", "add -e": "--env NAME=VALUE",
     "nexus scontrol": "nexus show ID, edit ID --time 2h, hold ID, release ID, or node list", "top -n": "leave it out",

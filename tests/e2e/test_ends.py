@@ -205,6 +205,7 @@ def test_its_program_is_warned_before_its_time_limit(box):
     box.ask("DELETE", f"/jobs/{job}")
     assert "USR1 before its time limit: sent to " in str(box.wait(job, "cancelled")["notes"])
     assert box.logs(job).split().count("saved") == 1
+    assert box.nexus("clear", job).returncode == 0 and not (box.home / f"logs/job_{job}").exists()
     for options, words in (((), "this job has none"), (("--timeout", "60s"), "is stopped after 1m")):
         refused = box.nexus("add", "--warn", "USR1@90s", *options, "true")
         assert refused.returncode == 2 and words in refused.stderr

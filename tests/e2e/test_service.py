@@ -1114,6 +1114,8 @@ def test_a_job_whose_gpus_do_nothing_is_idle(world):
     assert look(10, 0.0, 4.9) == (False, 0), "the clock was set, or the machine slept"
     w.clock.wall -= 86400
     assert look(100, 0.0, 4.9) == (True, 1) and w.api(job_id)["stopping"] is None
+    w.crash()
+    w.service.hooks.note_idle = lambda job: called.append(job.id)
     assert look(10, 0.0, 70.0) == (False, 1), "one of them works"
     assert look(10, 0.0, 0.0) == (False, 1)
     assert look(1900, 0.0, None) == (False, 1), "what is unknown is not idle"

@@ -157,7 +157,7 @@ def make_whole(job):
 ATTEMPT_FIELDS = {
     "number": st.integers(0, 9), "node": texts, "gpu_indices": tuples(st.integers(0, 99)),
     "gpu_uuids": tuples(texts), "slurm_key": maybe(texts), "slurm_id": maybe(texts), "slurm_node": maybe(texts),
-    "nonce": maybe(passed_on), "boot_id": maybe(texts), "session": maybe(passed_on), "pid": maybe(numbers),
+    "is_idle_told": st.booleans(), "nonce": maybe(passed_on), "boot_id": maybe(texts), "session": maybe(passed_on), "pid": maybe(numbers),
     "pid_started": maybe(numbers), "notes": tuples(texts), "started_at": maybe(times), "stop_cause": maybe(texts),
     "stop_by": maybe(texts), "stop_line": maybe(texts), "finished_at": maybe(times), "runtime_seconds": maybe(times),
     "exit_code": maybe(st.integers(0, 255)), "signal": maybe(st.integers(1, 64)), "cause": maybe(texts),
