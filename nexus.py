@@ -240,7 +240,7 @@ def format_line(text: str, width: int = 0) -> str:
     It is cut at `width` columns unless 0, in its middle: a command's beginning names the program, and its end tells it
     from others.
     """
-    line = re.sub(CONTROL, " ", text)
+    line = text if text.isprintable() else re.sub(CONTROL, " ", text)
     if not width or count_columns(line) <= width:
         return line
     head, tail = line[:width], line[-width:]
@@ -12564,12 +12564,15 @@ def make_parser(command: Command) -> argparse.ArgumentParser:
 
         def format_help(self) -> str:
             lines = [f"  nexus {example}\n" for example in command.examples]
+            self.formatter_class = argparse.HelpFormatter
             return super().format_help() + ("\nexamples:\n" + "".join(lines) if lines else "")
 
     parser = Parser(prog=f"nexus {command.name}",
                     description=f"{command.summary[:1].upper()}{command.summary[1:]}. {command.description}",
                     allow_abbrev=False,
-                    usage=f'nexus {command.name} [options] "COMMAND"' if takes_command else None)
+                    usage=f'nexus {command.name} [options] "COMMAND"' if takes_command else None,
+                    # A formatter is made for each argument; without a width it imports shutil, for 5 ms
+                    formatter_class=functools.partial(argparse.HelpFormatter, width=80))
     parser.set_defaults(json=False, chosen=command, subcommand=command.name)
     is_one_of = command.name in ("status", "move")
     exclusive = parser.add_mutually_exclusive_group(required=command.name == "move") if is_one_of else parser
@@ -12962,9 +12965,11 @@ def read_script_text(path: str) -> str:
 def find_script(first: str, cwd: str | None) -> str:
     """The file of a command's first word, when that begins with #! or has options; empty otherwise."""
     path = next(filter(os.path.isfile, [os.path.join(cwd or "", first), first]), "")
-    program, text = find_program(first), read_script_text(path)
-    is_other = bool(program and path and not os.path.samefile(program, path))       # a command of that name
-    return path if not is_other and (text.startswith("#!") or parse_directives(text)) else ""
+    text = read_script_text(path)
+    if not text.startswith("#!") and not parse_directives(text):
+        return ""
+    program = find_program(first)               # a command of that name
+    return path if not program or os.path.samefile(program, path) else ""
 
 
 def read_script(call: Call, path: str, first: str, rest: str) -> str:
