@@ -10384,7 +10384,8 @@ class Service:
 
     # The loop
 
-    def run(self) -> None:
+    def run(self, lock: int) -> None:
+        """Work until stop() is called, or until somebody has removed the home, or the lock that it holds there."""
         self.run_guarded("looking for jobs whose hook is due", self.hooks.begin)
         self.outcomes.adopt()
         for worker in (Worker(self, "asking for the GPUs", self.gpu_watch.probe),
@@ -10396,6 +10397,9 @@ class Service:
             worker.thread.start()
         while not self.is_stopping:
             self.tick(self.events.wait(self.next_wait_s()))
+            if not os.fstat(lock).st_nlink:
+                self.log.warning("Service ended: %s was removed", self.layout.lock_file)
+                return
         self.run_guarded("ending jobs", self.end_for_reboot)
         for node in self.pool.nodes.values():
             node.end()
@@ -11866,7 +11870,7 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], page: str,
     tls = check_start(layout, config)
     if environ.get("NEXUS_ROLE") != "service":      # a person wants it; a supervisor only repeats an earlier wish
         mark_stopped(layout, False)
-    take_service_lock(layout, clock)            # for as long as this process lives
+    lock = take_service_lock(layout, clock)
     log = make_log(layout, config.service)
     store = Store(layout, clock, log)
     store.recover()
@@ -11895,8 +11899,10 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], page: str,
     log.info("Service started: nexus %s (%s), pid %d, %s", __version__, file_hash(), os.getpid(), url)
     service.pool.begin_nodes()                  # before the first request can name a node
     server.serve()
-    service.run()
+    service.run(lock)
     server.close()
+    if not service.is_stopping:
+        return
     mark_stopped(layout, True)
     try:
         store.save_checkpoint()
@@ -11920,13 +11926,17 @@ def check_start(layout: Layout, config: Config) -> ssl.SSLContext | None:
     return load_tls(config.service)
 
 
-def take_service_lock(layout: Layout, clock: Clock) -> None:
-    """Raises: conflict, when a service runs.  One that has removed its service.json is about to end."""
+def take_service_lock(layout: Layout, clock: Clock) -> int:
+    """Lock the home for as long as this process lives; return the lock's descriptor.
+
+    Raises: conflict, when a service runs.  One that has removed its service.json is about to end.
+    """
     give_up_at = clock.monotonic() + LOCK_TIMEOUT_S
     while True:
         with disk("lock", layout.lock_file):
-            if take_lock(layout.lock_file) is not None:
-                return
+            lock = take_lock(layout.lock_file)
+        if lock is not None:
+            return lock
         running = read_json(layout.service_file)
         if (running and is_alive(running)) or clock.monotonic() > give_up_at:
             pid = (running or {}).get("pid", "unknown")

@@ -619,6 +619,18 @@ def test_log_folder_removed_under_a_running_job():
         box.wait(box.add("true"), "completed")
 
 
+def test_a_service_whose_home_is_removed_ends():
+    """Nothing could be told it any more, and its port would be taken for whoever begins anew."""
+    with live.Box(gpus=1, launcher="screen") as box:
+        pid, supervisors = box.pid(), box.supervisors()
+        subprocess.run(["rm", "-rf", box.home], check=True)
+        live.until(lambda: not live.is_alive(pid) and not any(map(live.is_alive, supervisors)), "both to end")
+        box.home.mkdir(mode=0o700)
+        box.write_config()
+        box.start()
+        box.wait(box.add("true"), "completed")
+
+
 def test_stopped_service_delays_no_job():
     """SIGSTOP: runners go on saying things to it, and what they said is heard later."""
     with live.Box(gpus=1) as box:
