@@ -10183,6 +10183,10 @@ class Views(Part):
             return {**answer, "why": last.cause_line or last.cause or ran}
         position = [other.id for other in list_pending(state)].index(job.id)
         facts = describe_place(job, position, estimates.get(job.id), capacities, self.config.jobs, now)
+        for other in state.running.values() if job.gpus and not job.preemptible else ():
+            left_s = PREEMPT_AFTER_S - find_age(other, now)
+            if other.preemptible and left_s > 0:
+                facts.append(f"job {other.id} is preemptible: it may have to end in {format_duration(left_s)} or later")
         verdicts = list_verdicts(job, capacities, self.config.gpu, now) if job.gpus else []
         gpus = [{"node": one.gpu.node or self.service.node, "place": one.gpu.place, "index": one.gpu.index,
                  "verdict": why and why.detail} for one, why in verdicts]
@@ -13525,6 +13529,9 @@ def cmd_pause(call: Call) -> None:
         call.client.pause(None, group, verb)
         what = f"group {group}" if group is not None else "the queue"
         call.say(f"{what} is {verb}d{goes_on}")
+        paused = [gpu["place"] for gpu in call.client.status()["gpu_status"] if gpu["is_paused"]]
+        if paused and verb == "resume":
+            call.say(f"still paused: GPU {format_indices(paused)}; nexus resume {' '.join(paused)}")
 
 
 def find_config(call: Call) -> str:

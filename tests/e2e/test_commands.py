@@ -461,6 +461,9 @@ def test_pause_and_resume_a_group(own_home):
     for command in ("pause", "resume"):
         done = own_home.main(command, "--group", "gg")
         assert done.code == 3 and "did you mean 'g'?" in done.err
+    own_home.main("pause", "1")
+    assert own_home.main("resume").err == "nexus: the queue is resumed\nnexus: still paused: GPU 1; nexus resume 1\n"
+    assert own_home.main("resume", "1").err == "nexus: GPU 1 is resumed\n"
 
 
 def test_retry_failed(own_home):

@@ -1798,6 +1798,7 @@ def test_a_preemptible_job_makes_room_and_goes_on_later(world):
     w.turn()
     w.claim(first, 100)
     second = w.add(gpus=1)
+    assert f"job {first} is preemptible: it may have to end in 1m or later" in w.service.views.explain(second, w.service.owner)["facts"]
     for seconds in (30, 40):
         assert w.job(first).current.stop_cause is None, "not in its first minute"
         w.turn(seconds=seconds)
