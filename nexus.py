@@ -10681,7 +10681,7 @@ def file_hash() -> str:
 # kernel says that the socket at the other end is the owner's, or with the owner's token.
 
 MAX_BODY_BYTES = 64 * 2**20
-MAX_CONNECTIONS = 512                   # over TCP; a quarter is for the owner alone
+MAX_CONNECTIONS = 256                   # over TCP: so many of the owner, and so many of all others
 REQUEST_TIMEOUT_S = 30.0                # for a request without its body
 IDLE_TIMEOUT_S = 75.0                   # a connection that reads nothing for so long is closed
 BODY_BYTES_PER_S = 65536                # a body that is slower than this is refused
@@ -10689,7 +10689,7 @@ NEWS_TIMEOUT_S = 15.0                   # GET /status?after= replies at the late
 ACCEPT_PAUSE_S = 0.1                    # after a failed accept, as when no descriptor is left
 WRONG_TOKEN_DELAY_S = 0.3
 REFUSAL_INTERVAL_S = 60.0
-MAX_UNKNOWN_FORMS = 8                   # read at once, of senders that only the form identifies
+MAX_FORMS = 8                           # read at once: who sent a form may stand in it alone
 LINGER_S = 5.0                          # how long the rest of a refused body is read
 SOCKET_PEER = "localhost"               # the peer of a caller at api.sock; other peers are addresses
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
@@ -10894,9 +10894,9 @@ class Gate:
         """`page`: for browsers at /; without it they get JSON as others do."""
         import threading
         self.service, self.token, self.page = service, token, page
+        self.forms = threading.Semaphore(MAX_FORMS)
         self.config = service.config.service
         self.refusal_logged_at, self.unlogged_refusals = float("-inf"), 0
-        self.unknown_forms = threading.BoundedSemaphore(MAX_UNKNOWN_FORMS)
         self.openapi: Response | None = None                        # cached after the first request
 
     def handle(self, request: Request) -> Response:
@@ -11298,30 +11298,14 @@ class Api(Calls):
     @route("POST /api/submit", "anyone", "queue a script: a form of code and config_file, with a token in that",
            "FormAdded", body="Form")
     def post_api_submit(self, caller: Caller, request: Request, idempotency_key: str | None = None) -> dict[str, Any]:
-        """`caller` is nobody: the token in config_file identifies the sender, and is checked even if none is needed."""
+        """`caller` is nobody: a token in config_file identifies the sender, and is checked even if none is needed."""
         if request.body_length > MAX_FORM_BYTES:
             raise NexusError("too_large",
                              f"the form has {request.body_length} bytes; at most {MAX_FORM_BYTES} are taken",
                              hint="let the script read what is large from a file")
-        try:
-            caller, refusal = self.identify(request), None
-        except NexusError as error:
-            if error.kind != "unauthorized" or "authorization" in request.headers:
-                raise
-            refusal = error
-        if refusal and not self.unknown_forms.acquire(blocking=False):
-            raise NexusError("unavailable", "too many forms are just being read of senders not known before",
-                             hint="try again, or send the token also as Authorization: Bearer TOKEN")
-        try:
-            body = request.read_body()
-        finally:
-            if refusal:
-                self.unknown_forms.release()
-        code, config = parse_submit_form(body, request.headers.get("content-type", ""))
-        if "token" in config:
-            caller = self.find_bearer(config["token"], request)
-        elif refusal:
-            raise NexusError(refusal.kind, refusal.message, hint="put it into config_file: token: \"...\"")
+        with self.forms:
+            code, config = parse_submit_form(request.read_body(), request.headers.get("content-type", ""))
+        caller = self.find_bearer(config["token"], request) if "token" in config else self.identify(request)
         user = config.get("user_id", caller.user)
         if not caller.may_see(user):
             raise NexusError("forbidden", f"the token is {caller.user}'s, and user_id is {format_line(user, 60)}",
@@ -11486,33 +11470,22 @@ else:                               # the service adds them: importing http.serv
     BaseHTTPRequestHandler = ThreadingHTTPServer = object
 
 
-class Connection:
-    """A caller's connection."""
-
-    def __init__(self, opened: socket.socket, peer: str, uid: int | None) -> None:
-        self.socket, self.peer, self.uid = opened, peer, uid
-        self.is_waiting = True                      # for the caller: it may be closed when there are too many
-
-
 class Handler(BaseHTTPRequestHandler):
     """One request on a connection, its reply, and the end.  http.server reads the head, with its own limits."""
     protocol_version = "HTTP/1.1"
     default_request_version = "HTTP/1.0"            # for what is no request: the reply has a head
-    entry: Connection
     server: Listener
+    client_address: Any                             # (the peer's address, its uid), from Listener
 
     def setup(self) -> None:
-        self.entry = self.client_address  # type: ignore[assignment]
         self.request.settimeout(REQUEST_TIMEOUT_S)
         super().setup()
 
     def do_GET(self) -> None:
-        self.entry.is_waiting = False
         try:
             response = self.server.api.handle(self.read_request())
         except NexusError as error:
             response = error_response(error)
-        self.entry.is_waiting = response.stream is None
         try:
             self.send(response)
             self.linger()
@@ -11555,8 +11528,8 @@ class Handler(BaseHTTPRequestHandler):
             raise NexusError("usage", "Content-Length must be one number")
         path, _, rest = re.sub("^https?://[^/?]*", "", self.path).partition("?")
         query = urllib.parse.parse_qs(rest, keep_blank_values=True)
-        return Request(self.command, path, query, headers, lambda: self.read_body(int(length)), self.entry.peer,
-                       self.entry.uid, int(length))
+        peer, uid = self.client_address
+        return Request(self.command, path, query, headers, lambda: self.read_body(int(length)), peer, uid, int(length))
 
     def read_body(self, expected: int) -> bytes:
         """Raises: usage; too_large."""
@@ -11612,7 +11585,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def linger(self) -> None:
         """Let the caller finish sending what is not wanted: a reset would destroy the reply."""
-        clock, self.entry.is_waiting = self.server.api.service.clock, True
+        clock = self.server.api.service.clock
         give_up_at = clock.monotonic() + LINGER_S
         self.connection.settimeout(LINGER_S)
         with contextlib.suppress(OSError):      # the caller is gone, or sends nothing more
@@ -11683,7 +11656,7 @@ def describe_taken_port(address: str, port: int) -> NexusError:
 
 
 class Listener(ThreadingHTTPServer):
-    """A listening socket."""
+    """A listening socket.  Each connection has a thread."""
     daemon_threads = True
 
     def __init__(self, server: Server, opened: socket.socket, handler: type[Handler]) -> None:
@@ -11692,32 +11665,35 @@ class Listener(ThreadingHTTPServer):
         self.socket, self.server, self.api = opened, server, server.api
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        import errno
-        service = self.api.service
         try:
             return self.socket.accept()
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                service.fail("taking a connection", error)
-            service.clock.sleep(ACCEPT_PAUSE_S)
+        except OSError:                             # as when no descriptor is left
+            self.api.service.clock.sleep(ACCEPT_PAUSE_S)
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        connection = Connection(request, SOCKET_PEER, find_peer_uid(request, client_address))
+        peer, uid = SOCKET_PEER, find_peer_uid(request, client_address)
         if request.family != socket.AF_UNIX:
-            connection.peer = unmap(client_address[:2])[0]
+            peer = unmap(client_address[:2])[0]
             watch_line(request, IDLE_TIMEOUT_S)
-            if self.server.tls:         # the handshake comes with the first read: until then it may be closed
-                tls = self.server.tls
-                connection.socket = tls.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
-            if not self.server.admit(connection):
-                connection.socket.close()
-                return
-        super().process_request(connection.socket, connection)
+            if self.server.tls:                     # the handshake comes with the first read
+                request = self.server.tls.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
+        super().process_request(request, (peer, uid))
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Others take no connection from the owner, and neither leave the jobs without descriptors."""
+        peer, uid = client_address
+        places = self.server.places[uid == os.geteuid()]
+        if peer == SOCKET_PEER:
+            super().process_request_thread(request, client_address)
+        elif places.acquire(blocking=False):
+            super().process_request_thread(request, client_address)
+            places.release()
+        else:
+            request.close()
 
     def shutdown_request(self, request: Any) -> None:
         request.close()
-        self.server.forget(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         error = sys.exc_info()[1]
@@ -11726,63 +11702,24 @@ class Listener(ThreadingHTTPServer):
 
 
 class Server:
-    """Listens on the port and on the owner's socket; each connection has a thread."""
+    """Listens on the port and on the owner's socket."""
 
     def __init__(self, api: Api, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
         """Raises: conflict, when the port is taken; usage, when there is no such address."""
         import http.server
-        import resource
         import threading
         self.api, self.tls, opened = api, tls, listen(host, port)
         self.port: int = opened[0].getsockname()[1]
         own, self.socket_path = listen_to_own(api.service.layout)
+        self.places = {is_owner: threading.Semaphore(MAX_CONNECTIONS) for is_owner in (True, False)}
         handler = type("Handler", (Handler, http.server.BaseHTTPRequestHandler), {})
         listener = type("Listener", (Listener, http.server.ThreadingHTTPServer), {})
         self.listeners: list[Listener] = [listener(self, each, handler) for each in (*opened, own)]
-        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)     # -1: no limit; reading a log takes two
-        self.most = min(MAX_CONNECTIONS, descriptors // 3) if descriptors > 0 else MAX_CONNECTIONS
-        self.open: list[Connection] = []                  # those over TCP, the oldest first
-        self.guard = threading.Lock()
 
     def serve(self) -> None:
-        """Begin to serve; close() ends it."""
         import threading
         for listener in self.listeners:
-            threading.Thread(target=listener.serve_forever, args=(3600.0,), name="http", daemon=True).start()
-
-    def admit(self, connection: Connection) -> bool:
-        """Whether to serve a TCP connection: jobs need descriptors, and others leave room for the owner.
-
-        At the limit, the oldest one that waits for its caller is closed.
-        """
-        uid = os.geteuid()
-        with self.guard:
-            most, rivals = self.most, self.open
-            if connection.uid != uid:
-                most, rivals = most - most // 4, [each for each in rivals if each.uid != uid]
-            if len(rivals) >= most:
-                idle = next((each for each in rivals if each.is_waiting), None)
-                if idle is None:
-                    return False
-                self.open.remove(idle)              # now: it must not be chosen a second time
-                with contextlib.suppress(OSError):  # its thread notices
-                    socket.socket.shutdown(idle.socket, socket.SHUT_RDWR)
-            self.open.append(connection)
-            return True
-
-    def forget(self, opened: socket.socket) -> None:
-        with self.guard:
-            self.open = [each for each in self.open if each.socket is not opened]
-
-    def close(self) -> None:
-        import threading
-        for listener in self.listeners:
-            ending = threading.Thread(target=listener.shutdown)
-            ending.start()
-            with contextlib.suppress(OSError):
-                listener.socket.shutdown(socket.SHUT_RDWR)          # wakes serve_forever()
-            ending.join()
-            listener.server_close()
+            threading.Thread(target=listener.serve_forever, name="http", daemon=True).start()
 
 
 def find_peer_uid(connection: socket.socket, address: Any) -> int | None:
@@ -11904,7 +11841,6 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], page: str,
     service.pool.begin_nodes()                  # before the first request can name a node
     server.serve()
     service.run(lock)
-    server.close()
     if not service.is_stopping:
         return
     mark_stopped(layout, True)
