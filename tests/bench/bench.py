@@ -8,7 +8,6 @@ NEXUS_HOME, with a made-up nvidia-smi that answers in a millisecond.
 from __future__ import annotations
 
 import asyncio
-import calendar
 import contextlib
 import http.client
 import json
@@ -16,7 +15,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -46,7 +44,7 @@ def report(what: str, measured: str, limit: str = "") -> None:
 class Bench:
     """A service of its own."""
 
-    def __init__(self, gpus: int = 1, launcher: str = "screen", cpu_slots: int = 4) -> None:
+    def __init__(self, gpus: int = 1, launcher: str = "screen") -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="nexus-bench-"))
         binaries = self.folder / "bin"
         binaries.mkdir()
@@ -57,7 +55,7 @@ class Bench:
         self.port = random.randrange(20000, 30000)
         (self.home / "config.toml").write_text(
             f'[service]\nport = {self.port}\n[gpu]\nlease_dir = "{self.folder}/leases"\n'
-            f'[jobs]\nlauncher = "{launcher}"\nqueue_limit = 1000000\ncpu_slots = {cpu_slots}\n')
+            f'[jobs]\nlauncher = "{launcher}"\nqueue_limit = 1000000\n')
         self.environ = {**os.environ, "NEXUS_HOME": str(self.home), "HOME": str(self.folder), "PATH": f"{binaries}:{os.environ['PATH']}"}
         self.environ.pop("NEXUS_MOCK_GPUS", None)
         self.command("start")
@@ -245,23 +243,6 @@ def measure_add() -> None:
             first = fast
 
 
-def measure_list() -> None:
-    """`nexus queue` of 10,000 waiting jobs to a pipe: all of them, and the twenty that a terminal would show."""
-    with bench() as it:
-        it.command("install")
-        it.client.pause()
-        it.post(10000)
-
-        def call(*argv: str) -> Callable[[], object]:
-            return lambda: subprocess.run(argv, env=it.environ, check=True, capture_output=True)
-
-        installed = str(it.folder / ".local/bin/nexus")
-        nothing, everything, some = (median_ms(act, 7) for act in (
-            call(sys.executable, "-c", "pass"), call(installed, "queue"), call(installed, "queue", "-n", "20")))
-        report("nexus queue (10,000 waiting)", f"{everything:.0f} ms = {everything / nothing:.1f} x pass", "<= 250 ms")
-        report("nexus queue -n 20 (10,000 waiting)", f"{some:.0f} ms = {some / nothing:.1f} x pass")
-
-
 def measure_bulk() -> None:
     with bench() as it:
         it.client.pause()
@@ -371,87 +352,6 @@ def measure_plan() -> None:
             report(f"{what}: {text}", f"{took:.2f} ms, {len(made.starts)} starts", f"<= {limit} ms")
 
 
-def measure_many() -> None:
-    """1,000 jobs at once, and what GET /status takes meanwhile."""
-    count = 1000
-    with bench(launcher="direct", gpus=0, cpu_slots=count) as it:
-        took: list[float] = []
-        watching = threading.Event()
-
-        def watch() -> None:
-            line = http.client.HTTPConnection("127.0.0.1", it.port)
-            while not watching.is_set():
-                began = time.perf_counter()
-                line.request("GET", "/status")
-                json.loads(line.getresponse().read())
-                took.append((time.perf_counter() - began) * 1000)
-                time.sleep(0.1)
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        began = time.perf_counter()
-        # They end 50 a second: all at once they would take both cores of a small machine from everybody
-        ids = it.client.add_all([f"touch {it.folder}/on-{number}; sleep {60 + number / 50}; exit {number % 7}"
-                                 for number in range(count)], gpus=0)
-        while len(list(it.folder.glob("on-*"))) < count:
-            time.sleep(0.2)
-        report(f"{count} jobs at once: all run", f"{time.perf_counter() - began:.1f} s", "<= 60 s")
-        assert len(it.client.jobs(status="running")) == count
-        shown = len(took)
-        jobs = it.client.wait(ids)
-        watching.set()
-        watcher.join()
-        wrong = [job["id"] for number, job in enumerate(jobs) if job["exit_code"] != number % 7]
-        report(f"{count} jobs at once: wrong exit codes", str(len(wrong)), "0")
-        for text, part in (("while they started", took[:shown]), ("while they ran and ended", took[shown:])):
-            report(f"{count} jobs at once: GET /status {text}",
-                   f"median {statistics.median(part):.0f} ms, worst {max(part):.0f} ms", "<= 100 ms")
-
-
-def measure_slurm() -> None:
-    """100 jobs given to a real Slurm of its own, beside a loop of sbatch; as root, with what tests/run installs."""
-    sys.path.insert(0, str(TOP / "tests" / "support"))
-    import slurm
-    count = 100
-    with slurm.Cluster(nodes={"n1": 8}) as cluster:
-        cluster.say("scontrol", "update", "nodename=n1", "state=drain", "reason=bench")     # what runs would take CPU
-        loop = f"for number in $(seq {count}); do sbatch --parsable --gres=gpu:1 --wrap 'exit 0' -o /dev/null; done"
-        began = time.perf_counter()
-        subprocess.run(["sh", "-c", loop], env=cluster.environ, check=True, capture_output=True, cwd="/")
-        loop_s = time.perf_counter() - began
-        report(f"a loop of {count} sbatch", f"{loop_s:.2f} s")
-        os.environ["SLURM_CONF"] = cluster.environ["SLURM_CONF"]
-        with bench(launcher="slurm") as it:
-            took: list[float] = []
-            is_over = threading.Event()
-
-            def watch() -> None:
-                line = http.client.HTTPConnection("127.0.0.1", it.port)
-                while not is_over.is_set():
-                    began = time.perf_counter()
-                    line.request("GET", "/status")
-                    json.loads(line.getresponse().read())
-                    took.append((time.perf_counter() - began) * 1000)
-                    time.sleep(0.02)
-
-            while it.client.status()["slurm"]["trouble"]:
-                time.sleep(0.05)
-            watcher = threading.Thread(target=watch)
-            watcher.start()
-            began = time.perf_counter()
-            it.client.ask("POST", "/queue", [{"command": f"exit {number % 7}"} for number in range(count)])
-            while it.log().count("Submitted to Slurm as") < count:
-                time.sleep(0.02)
-            own_s = time.perf_counter() - began
-            is_over.set()
-            watcher.join()
-            report(f"{count} jobs: submitted to Slurm", f"{own_s:.2f} s", "")
-            report(f"{count} jobs: nexus / the loop", f"{own_s / loop_s:.2f}", "<= 4")
-            report(f"{count} jobs: GET /status meanwhile", f"median {statistics.median(took):.0f} ms, worst {max(took):.0f} ms",
-                   "<= 100 ms")
-        del os.environ["SLURM_CONF"]
-
-
 def measure_idle() -> None:
     with bench(gpus=8) as it:
         time.sleep(5)
@@ -553,60 +453,6 @@ def measure_load() -> None:
             print("   ", failure)
 
 
-class Tap:
-    """Counts what goes through a port of its own to the service and back."""
-
-    def __init__(self, port: int) -> None:
-        self.count = 0
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self.listener.getsockname()[1]
-        threading.Thread(target=self.accept, args=(port,), daemon=True).start()
-
-    def accept(self, port: int) -> None:
-        while True:
-            with contextlib.suppress(OSError):
-                ends = self.listener.accept()[0], socket.create_connection(("127.0.0.1", port))
-                for here, there in (ends, ends[::-1]):
-                    threading.Thread(target=self.pass_on, args=(here, there), daemon=True).start()
-
-    def pass_on(self, here: socket.socket, there: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while piece := here.recv(65536):
-                self.count += len(piece)
-                there.sendall(piece)
-            there.shutdown(socket.SHUT_WR)
-
-
-def measure_page() -> None:
-    """What a tab that shows the page sends and receives, by 8 GPUs whose readings change each time."""
-    from playwright.sync_api import sync_playwright
-    with bench(gpus=8) as it, sync_playwright() as playwright:
-        smi = it.folder / "bin" / "nvidia-smi"
-        smi.write_text(smi.read_text().replace(" 0, 0, 30, 70.00", " $(($(date +%s) % 97 * 100 + i)), $(date +%S), 6$i, 2$(date +%S).$i"))
-        tap = Tap(it.port)
-        for number in range(8):
-            it.client.add(f"sleep {1000 + number}")
-        it.post(2000)
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        page = browser.new_page()
-        page.goto(f"http://127.0.0.1:{tap.port}/")
-        page.wait_for_selector("#waiting li")
-
-        def count_kb(act: Callable[[], object] = lambda: None) -> float:
-            before, cpu, give_up_at = tap.count, it.cpu_s(), time.monotonic() + 60
-            while time.monotonic() < give_up_at:
-                act()
-                page.wait_for_timeout(2000)
-            report("a tab: CPU of the service meanwhile", f"{(it.cpu_s() - cpu) / 60 * 100:.1f} % of one core")
-            return (tap.count - before) / 1e3
-
-        page.wait_for_timeout(10000)
-        report("a tab, 2,000 waiting, 8 running: idle for a minute", f"{count_kb():.0f} KB", "<= 10 KB")
-        kb = count_kb(lambda: it.client.add("true", gpus=0))
-        report("a tab, 2,000 waiting: a job every 2 s for a minute", f"{kb:.0f} KB", "<= 100 KB")
-        browser.close()
-
-
 def measure_starts(it: Bench, count: int) -> float:
     """The median of the gaps between so many short jobs on one GPU, in ms."""
     stamps = it.folder / f"stamps-{time.perf_counter()}"
@@ -618,52 +464,8 @@ def measure_starts(it: Bench, count: int) -> float:
     return statistics.median((times[at + 1] - times[at]) * 1000 for at in range(1, 2 * count, 2))
 
 
-def measure_nodes() -> None:
-    """As root: 8 machines with 2 GPUs each, as network namespaces with real OpenSSH servers, 20 ms away."""
-    sys.path.insert(0, str(TOP / "tests" / "support"))
-    import network
-    round_trip_ms, count, length_s = 20, 200, 1.0
-    with network.Net(nodes=8, gpus=2, refresh_rate_seconds=5) as net:
-        def read_traffic() -> int:
-            """Bytes that the head has received and sent."""
-            rows = network.inside(net.head.machine.namespace, Path("/proc/thread-self/net/dev").read_text).splitlines()[2:]
-            return sum(int(row.split(":")[1].split()[at]) for row in rows if not row.strip().startswith("lo:") for at in (0, 8))
-
-        def read_cpu_s() -> float:
-            """What the head's service and its ssh processes have used."""
-            stats = [Path(f"/proc/{pid}/stat") for pid in net.head.machine.processes()]
-            ticks = [stat.read_text().rpartition(")")[2].split()[11:13] for stat in stats if stat.exists()]
-            return sum(int(number) for pair in ticks for number in pair) / os.sysconf("SC_CLK_TCK")
-
-        for node in net.nodes:
-            assert net.head.nexus("node", "add", node.target, "--name", node.name).returncode == 0
-            node.delay(round_trip_ms)
-        time.sleep(5)
-        before, at = (read_cpu_s(), read_traffic()), time.monotonic()
-        time.sleep(30)
-        scale = 60 / (time.monotonic() - at)
-        report("a minute of a head with 8 idle nodes", f"{scale * (read_cpu_s() - before[0]):.2f} s of CPU, "
-               f"{scale * (read_traffic() - before[1]) / 1000:.0f} KB", "")
-        folder = net.nodes[0].home
-        ids = net.head.ask("POST", "/queue", [{"command": f"echo $(date +%s.%N) >> {folder}/$NEXUS_JOB_ID; sleep 0.2; date +%s.%N >> "
-                                                          f"{folder}/$NEXUS_JOB_ID", "cwd": "/", "node": "n1", "gpu_ids": [0]}
-                                              for _ in range(20)], key="one-after-the-other")["ids"]
-        for job_id in ids:
-            net.head.wait(job_id)
-        times = [[float(line) for line in (folder / job_id).read_text().split()] for job_id in ids]
-        gaps = [1000 * (later[0] - earlier[1]) for earlier, later in zip(times, times[1:])]
-        report(f"end of a remote job to the next start on its GPU, {round_trip_ms} ms away", f"median {statistics.median(gaps):.0f} ms, "
-               f"worst {max(gaps):.0f} ms", f"<= {100 + 2 * round_trip_ms} ms")
-        ids = net.head.ask("POST", "/queue", [{"command": f"sleep {length_s}", "cwd": "/"} for _ in range(count)], key="two-hundred")["ids"]
-        jobs = [net.head.wait(job_id) for job_id in ids]
-        stamps = [[calendar.timegm(time.strptime(job[key], "%Y-%m-%dT%H:%M:%SZ")) for job in jobs] for key in ("created_at", "finished_at")]
-        took_s, ideal_s = max(stamps[1]) - min(stamps[0]), -(-count // 16) * length_s
-        report(f"{count} jobs of {length_s:g} s on 16 GPUs of 8 nodes", f"makespan {took_s:.0f} s, {took_s / ideal_s:.2f} x ideal", "")
-
-
-MEASURES = {
-    "plan": measure_plan, "many": measure_many, "slurm": measure_slurm, "nodes": measure_nodes, "gap": measure_gap, "crowd": measure_crowd,
-    "add": measure_add, "list": measure_list, "bulk": measure_bulk, "idle": measure_idle, "load": measure_load, "page": measure_page}
+MEASURES = {"plan": measure_plan, "gap": measure_gap, "crowd": measure_crowd, "add": measure_add, "bulk": measure_bulk,
+            "idle": measure_idle, "load": measure_load}
 
 
 def main() -> None:
