@@ -21,7 +21,7 @@ from makers import NOW, config, indexes_of, job, json_values, paths_of, put, put
 
 import nexus
 
-IDS = [a + b + c for a in "abcde" for b in "xyz" for c in "KLM"]
+IDS = [f"a{b}{c}" for b in "xyz" for c in "KL"]
 
 
 class Box:
@@ -109,25 +109,9 @@ def box(tmp_path):
 # Changing and reading
 
 
-@pytest.mark.parametrize("has_snapshot", [False, True])
-def test_groups_rows_dependents_and_delays_come_back(box, tmp_path, has_snapshot):
-    box.add("abc", group="g").add("xyz", after=("abc",), pending_dependencies=("abc",), group="g").add("bcd", retry_at=NOW + 60)
-    box.update(nexus.Put("groups", "g", nexus.Group("g", 2, "held: é", -1)), nexus.Put("groups", "gone", nexus.Group("gone")),
-               nexus.Put("seen", "a", 2), nexus.Put("seen", "b", 1), nexus.Put("seen", "b", None),
-               nexus.Put("nodes", "n1", nexus.KnownNode(nexus.NodeConfig("n1", "10.0.0.5"), is_leaving=True)))
-    before = box.dump()
-    assert before["groups"]["g"].hold == "held: é" and before["seen"] == {"a": 2}
-    assert before["indexes"]["dependents"] == [("abc", "xyz")] and before["nodes"]["n1"].is_leaving
-    if has_snapshot:
-        box.store.save_checkpoint()
-        assert "gone" not in box.store.state.groups, "nobody is in it any more"
-    assert box.crash(tmp_path / "copy").open().dump() == before
-
-
 FAULTS = [  # reason, what the decision does
     ("it refuses", lambda state: nexus.refuse("no")),
     ("a fault of the code", lambda state: 1 / 0),
-    ("a change of a job that is not there", lambda state: nexus.change_job(state.jobs["zzz"])),
     ("a change that cannot be written", lambda state: nexus.change_job(state.jobs["abc"], name={1, 2})),
     ("an interrupt", lambda state: (_ for _ in ()).throw(KeyboardInterrupt)),
 ]
@@ -178,37 +162,6 @@ def test_many_threads_lose_nothing(box, tmp_path):
     assert box.crash(tmp_path / "copy").open().dump() == box.dump()
 
 
-# Random changes
-
-job_ids = st.sampled_from(IDS)
-facts = st.fixed_dictionaries({}, optional={
-    "status": st.sampled_from(nexus.STATUSES), "priority": st.integers(0, 3), "name": st.text(max_size=3), "gpus": st.integers(0, 2),
-    "queue_key": st.tuples(st.integers(-2, 2), st.integers(0, 3), st.integers(0, 99)), "log_dir": st.text(max_size=3)})
-steps = st.one_of(
-    st.tuples(st.just("add"), job_ids, st.fixed_dictionaries({}, optional={"key": st.sampled_from("kl"), "priority": st.integers(0, 3)})),
-    st.tuples(st.just("change"), job_ids, facts), st.tuples(st.just("remove"), st.lists(job_ids, max_size=3), st.none()),
-    st.tuples(st.just("facts"), st.booleans(), st.lists(st.sampled_from("ab"), max_size=2)))
-
-
-def changes_of(step, state):
-    """The changes that a step stands for, as far as they fit."""
-    kind, what, more = step
-    if kind == "add" and what not in state.jobs:
-        number = state.next_number
-        digest = f"env{number % 4}"
-        if digest not in state.environments:
-            yield nexus.Put("environments", digest, {"N": str(number % 4)})
-        yield from nexus.add_job(job(what, number, environment=digest, queue_key=(0, more.get("priority", 1), number), **more))
-    elif kind == "change" and what in state.jobs:
-        yield nexus.change_job(state.jobs[what], **more)
-    elif kind == "remove":
-        for job_id in what:
-            yield nexus.Put("jobs", job_id, None)
-    elif kind == "facts":
-        yield set_fact("paused", what)
-        yield set_fact("paused_gpus", tuple(more))
-
-
 @contextlib.contextmanager
 def quick_disk():
     """Syncs that take no time: what is on this disk survives the tests' crashes, which are not the machine's."""
@@ -223,10 +176,6 @@ def new_folder():
         yield folder
     finally:
         shutil.rmtree(folder)
-
-
-class Refused(Exception):
-    pass
 
 
 # Recovery: a history with two snapshots, then a crash
@@ -308,14 +257,14 @@ GARBAGE = bytes(range(256)) * 8
 HARMLESS = [  # reason, what happens to the files: nothing of what was acknowledged is lost
     ("a crash", both()),
     ("a write cut short", rewrite("journal.jsonl", lambda content: content + b'{"seq": 9, "state": {"pau')),
+    ("a write that lacks its last byte", rewrite("journal.jsonl", lambda content: content + nexus.encode_transaction(
+        9, [set_fact("paused", False)]).encode()[:-1])),
     ("a line too many", rewrite("journal.jsonl", lambda content: content.replace(b"\n", b"\ngarbage\n", 1))),
     ("NUL bytes at the end, as a crash of the machine leaves them", rewrite("journal.jsonl", lambda content: content + b"\0" * 4096)),
     ("state.json cut short", rewrite("state.json", lambda content: content[:len(content) // 2])),
     ("state.json is garbage", rewrite("state.json", lambda content: GARBAGE)),
     ("state.json of no version", rewrite("state.json", lambda content: content.replace(b'"version": 2', b'"version": "x"'))),
     ("state.json with an unknown field", rewrite("state.json", lambda content: content.replace(b'"xyz": {', b'"xyz": {"colour":[1],'))),
-    ("state.json with a queue_key of two numbers", rewrite(
-        "state.json", lambda content: content.replace(b'"queue_key":[0,1,2]', b'"queue_key":[0,1]'))),
     ("a change with an unknown field", rewrite("journal.jsonl", lambda content: content.replace(b'"abc":{', b'"abc":{"colour":1,'))),
     ("state.json with a job that is none", rewrite(
         "state.json", lambda content: content.replace(b'"status":"running"', b'"status":"walking"'))),
@@ -323,7 +272,6 @@ HARMLESS = [  # reason, what happens to the files: nothing of what was acknowled
     ("state.json.prev deleted", remove("state.json.prev")),
     ("state.json.prev is garbage", rewrite("state.json.prev", lambda content: GARBAGE)),
     ("state.json laid out by another program", lay_out_anew("state.json")),
-    ("what is before state.json is damaged", rewrite("journal.jsonl.prev", lambda content: GARBAGE)),
     ("what is before state.json is missing", remove("journal.jsonl.prev")),
     ("an older state.json was put back", copy("state.json.prev", "state.json")),
     ("a crash while the next snapshot was written", copy("state.json", "state.json.new", 0.5)),
@@ -379,19 +327,13 @@ def test_recovery_brings_back_what_was_acknowledged(history, tmp_path, reason, a
 
 DAMAGE = [  # reason, what happens, what is known to be missing
     ("a line in the middle is garbage", rewrite("journal.jsonl", change_line(1, b"garbage\n")), "after change 6 comes change 8"),
-    ("a line in the middle was removed", rewrite("journal.jsonl", change_line(1, b"")), "after change 6 comes change 8"),
-    ("two lines became one", rewrite("journal.jsonl", lambda content: content.replace(b"\n", b" ", 1)), "after change 5 comes change 8"),
-    ("the first line is garbage", rewrite("journal.jsonl", change_line(0, b"\xff\n")), "after change 5 comes change 7"),
     ("a change of no table", rewrite("journal.jsonl", lambda content: content.replace(b'"jobs":{"abc":{', b'"jubs":{"abc":{')),
      "change 7: jubs abc cannot be understood"),
     ("the last lines are garbage", both(rewrite("journal.jsonl", change_line(1, b"x\n")),
                                         rewrite("journal.jsonl", change_line(2, b"y\n"))),
      "its last 2 lines cannot be read"),
-    ("state.json is gone, and the segment before it", remove("state.json", "journal.jsonl.prev"), "after change 3 comes change 6"),
     ("both state files are gone", remove("state.json", "state.json.prev"), "after change 0 comes change 4"),
     ("the journal is gone", remove("journal.jsonl"), "journal.jsonl is missing"),
-    ("both are garbage", both(rewrite("state.json", lambda _: GARBAGE), rewrite("state.json.prev", lambda _: b"")),
-     "after change 0 comes change 4"),
 ]
 
 
@@ -402,7 +344,7 @@ def test_damage_is_told_and_the_rest_is_brought_back(history, tmp_path, reason, 
     box.open()
     assert words in " ".join(box.said), box.said
     kept, = box.store.list_damaged()
-    assert ("garbage" in pathlib.Path(kept).read_text()) == ("is garbage" in reason and "first" not in reason)
+    assert ("garbage" in pathlib.Path(kept).read_text()) == ("is garbage" in reason)
     live_on(box, tmp_path)
 
 
@@ -414,20 +356,11 @@ def damage_job(old, new):
 LOST = [  # reason, what happens, words of what is told, jobs that are left
     ("a field of another type", damage_job(b'"xyz": {', b'"xyz": {"retries":"2",'),
      "job xyz cannot be understood: retries is '2', and not int", {"abc", "uvw"}),
-    ("a queue_key of two numbers", damage_job(b'"queue_key":[0,1,2]', b'"queue_key":[0,1]'),
-     "job xyz cannot be understood: its id is xyz, its status pending and its queue_key (0, 1)", {"abc", "uvw"}),
-    ("a missing field", damage_job(b'"command":', b'"kommand":'), "job abc cannot be understood: Job: missing or", {"abc", "uvw"}),
     ("no id", damage_job(b'"xyz": {', b'"/etc": {'), "job /etc cannot be understood: its id is xyz", {"abc", "uvw"}),
     ("a fact", damage_job(b'"paused": true', b'"paused": "no"'), "facts paused cannot be understood: paused is 'no', and not bool",
      {"abc", "uvw"}),
-    ("a group", damage_job(b'"groups": {', b'"groups": {"g":{"limit":"1"}'),
-     "groups g cannot be understood: limit is '1', and not int", {"abc", "uvw"}),
-    ("variables", damage_job(b'{"A":', b'{"B":1,"A":'),
-     "environments eeeeeeee cannot be understood: eeeeeeee is 1, and not str", {"abc", "uvw"}),
     ("a change of a job", rewrite("journal.jsonl", lambda content: content.replace(b'"status":"completed"', b'"status":7')),
      "change 7: job abc cannot be understood: status is 7, and not str", {"uvw"}),
-    ("a job that is added", rewrite("journal.jsonl", lambda content: content.replace(b'"cwd":"/home/ann"', b'"cwd":null', 1)),
-     "change 6: job uvw cannot be understood: cwd is None, and not str", {"abc"}),
     ("the number of a change", rewrite("journal.jsonl", lambda content: content.replace(b'"seq":6', b'"seq":99')),
      "after change 5 comes change 99", {"abc", "uvw"}),
 ]
@@ -570,7 +503,7 @@ def test_killed_at_any_moment_it_has_what_was_acknowledged():
             wanted[:] = []
 
         with Moments(look):
-            for number, job_id in enumerate(IDS[:6]):
+            for number, job_id in enumerate(IDS):
                 do(nexus.Put("environments", f"env{number}", {"N": str(number)}),
                    *nexus.add_job(job(job_id, number + 1, environment=f"env{number}")))
                 if number % 2:
@@ -593,54 +526,6 @@ def test_killed_at_any_moment_it_has_what_was_acknowledged():
                 assert copy.dump() in allowed, f"{reason} at {place}: {os.listdir(place)}"
                 assert not [said for said in copy.said if "missing" in said or "after change" in said]
                 shutil.rmtree(copy.folder)
-
-
-@given(st.data())
-def test_random_changes_and_crashes(data):
-    """Crashes cut what was not acknowledged at any byte; recovery is what was acknowledged."""
-    with quick_disk(), new_folder() as folder:
-        box = Box(f"{folder}/0").open()
-        for number in range(data.draw(st.integers(1, 5), label="crashes")):
-            for _ in range(data.draw(st.integers(0, 12), label="updates")):
-                batch = data.draw(st.lists(steps, min_size=1, max_size=3))
-                how = data.draw(st.sampled_from(["well"] * 6 + ["snapshot", "refused", "no room", "no sync", "no sync, no cut",
-                                                                "no snapshot"]))
-
-                def decide(state, batch=batch, how=how):
-                    for step in batch:
-                        yield from changes_of(step, state)
-                    if how == "refused":
-                        raise Refused
-
-                before = box.dump()
-                with contextlib.ExitStack() as faults:
-                    for name in {"no room": ["pwrite"], "no sync": ["fdatasync"],
-                                 "no sync, no cut": ["fdatasync", "ftruncate"]}.get(how, []):
-                        faults.enter_context(mock.patch.object(os, name, side_effect=OSError(errno.ENOSPC, "No space left on device")))
-                    try:
-                        box.store.update(decide)
-                    except (Refused, nexus.NexusError):
-                        assert box.dump() == before
-                    if how == "snapshot":
-                        box.store.save_checkpoint()
-                    if how == "no snapshot":
-                        fault = OSError(errno.EIO, "Input/output error")
-                        with mock.patch.object(os, "fsync", side_effect=fault), contextlib.suppress(OSError):
-                            box.store.save_checkpoint()
-                if how == "no sync, no cut" and box.store.last_error:
-                    box.update(set_fact("paused", False))       # until this one, the disk holds more than was acknowledged
-            acknowledged = box.dump()
-            tail = nexus.encode_transaction(box.store.state.seq + 1, [set_fact("paused", True)]).encode()
-            cut = data.draw(st.integers(0, len(tail) - 1), label="bytes of the write that the crash cut short")
-            with open(box.path("journal.jsonl"), "ab") as file:
-                file.write(tail[:cut])
-            box = box.crash(f"{folder}/{number + 1}").open()
-            assert box.dump() == acknowledged and box.said == []
-            broken = box.crash(f"{folder}/{number + 1}-broken")
-            lost = data.draw(st.sampled_from(["state.json", "state.json.prev"]))
-            if os.path.exists(broken.path(lost)):
-                os.unlink(broken.path(lost))
-                assert broken.open().dump() == acknowledged, f"{lost} is lost: the rest makes it good"
 
 
 # The disk refuses
