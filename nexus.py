@@ -2281,6 +2281,7 @@ def build_sbatch(job: Job, service_id: str, folder: str, limit_s: float | None, 
 # none of our jobs; `limit`: not so many at once; `job`: not this one.  Any other error may pass.
 SLURM_REFUSALS = (
     ("job queue full|temporarily unable to accept", "limit", "nexus tries again as jobs end"),
+    ("Invalid user: ", "cluster", "the name of this user is not found: getent passwd $UID"),
     ("[Mm]unge|Protocol authentication error|authentication plugin", "cluster",
      "munged must run here: munge -n | unmunge"),
     ("Unable to contact slurm controller|Socket timed out|Connection (refused|timed out)|Zero Bytes"
@@ -2409,8 +2410,9 @@ def describe_submitted(job: Job, seen: SlurmJob | None, trouble: str | None = No
         where = "it is being submitted to Slurm" if not job.current.stop_cause else "it is taken out of Slurm's queue"
     else:
         where = f"Slurm has it as {job.current.slurm_id}"
-        if seen and not trouble:
-            return f"{where}: {seen.state if seen.state not in SLURM_WAITING else seen.reason.strip('()') or 'None'}"
+        reason = seen.state if seen and seen.state not in SLURM_WAITING else seen.reason.strip("()") if seen else ""
+        if not trouble and reason not in ("", "None"):
+            return f"{where}: {reason}"
     return f"{where}; {trouble}" if trouble else where
 
 
@@ -5601,7 +5603,8 @@ class Slurm:
     def read(self, *argv: str) -> str:
         """The output of a program that must succeed.  Raises: unavailable."""
         done, words = self.ask(*argv)
-        if done.exit_code:
+        # squeue, when the user's name cannot be looked up, shows no job, and its exit code is 0.
+        if done.exit_code or re.search("(?m)^squeue: error: Invalid user", done.output):
             raise fail_slurm(words)
         return done.output
 
@@ -9316,7 +9319,7 @@ class Drafts(Part):
         """Raises: usage, when no machine can ever run the job.  A job passes while a machine's GPUs are unknown."""
         if self.service.is_slurm and (obstacle := find_slurm_obstacle(job)):
             refuse(f"the job {obstacle.detail}", "[jobs] launcher is \"slurm\"; the kind of GPU is chosen by "
-                   "[slurm] partition, or by extra_args = [\"--constraint=a100\"]")
+                   "--gpu-type, or by [slurm] partition and extra_args")
         if self.service.is_slurm or not job.gpus:
             return
         watch = self.service.gpu_watch

@@ -224,6 +224,25 @@ def test_slurmctld_goes_and_comes_back():
         assert len(cluster.jobs()) == 3 and box.health()["is_healthy"]
 
 
+def test_the_user_cannot_be_looked_up_for_a_while():
+    """As when sssd is down: squeue then says so, shows no job, and ends with 0."""
+    with slurm.Cluster(nodes={"n1": 1}) as cluster, cluster.box() as box:
+        runs, waits = (box.add(f"until [ -e {box.path('go')} ]; do sleep 0.1; done; exit 7") for _ in range(2))
+        box.wait(runs, "running")
+        box.await_reason(waits, "Slurm has it as")
+        lying = box.bin / "squeue"
+        lying.write_text("#!/bin/sh\necho 'squeue: error: Invalid user: 61001' >&2\n")
+        lying.chmod(0o755)
+        box.await_reason(waits, "Slurm does not answer: Invalid user: 61001")
+        assert "getent passwd" in box.nexus().stdout and not box.health()["is_healthy"]
+        lying.unlink()
+        box.path("go").touch()
+        for job_id in (runs, waits):
+            job = box.wait(job_id, "failed")
+            assert (job["exit_code"], job["attempt"]) == (7, 1)
+        assert len(cluster.jobs()) == 2
+
+
 def test_slurmctld_crashes_and_forgets_the_latest_jobs():
     """It saves some seconds late; others get the ids that it has forgotten."""
     with slurm.Cluster(nodes={"n1": 4}) as cluster, cluster.box() as box:
