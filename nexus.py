@@ -6649,6 +6649,8 @@ class Recovery:
         if len(unreadable) > 1:                         # an interrupted write leaves one
             self.damage.append(Damage(
                 f"{layout.journal_file}: its last {len(unreadable)} lines cannot be read", unreadable))
+        if self.broken and not self.source and not self.lines:
+            self.damage.append(Damage(f"{layout.state_file} and its .prev cannot be read: their jobs are lost"))
         if self.source and not os.path.exists(layout.journal_file):
             self.damage.append(Damage(f"{layout.journal_file} is missing"))
 

@@ -334,6 +334,8 @@ DAMAGE = [  # reason, what happens, what is known to be missing
      "its last 2 lines cannot be read"),
     ("both state files are gone", remove("state.json", "state.json.prev"), "after change 0 comes change 4"),
     ("the journal is gone", remove("journal.jsonl"), "journal.jsonl is missing"),
+    ("both are garbage, and the journals empty", both(*(rewrite(name, lambda _: b"") for name in (
+        "state.json", "state.json.prev", "journal.jsonl", "journal.jsonl.prev"))), "cannot be read: their jobs are lost"),
 ]
 
 
