@@ -1399,8 +1399,8 @@ class Asked(Value):
     environment: Mapping[str, str] | None = optional(
         None, VARIABLES, "the whole environment instead; for the owner alone", "asked")
     node: str | None = optional(
-        None, NODE_NAME, "only on this machine (nexus node list; default: wherever it can start first)", "asked",
-        flag="--node NAME")
+        None, NODE_NAME, "only on the machine of this name: nexus node list (default: wherever it can start first)",
+        "asked", flag="--node NAME")
     max_concurrent: int | None = optional(
         None, integer_in(1, 100000), "how many of its group run at once, from now on", "asked",
         flag="--max-concurrent N")
@@ -13683,7 +13683,7 @@ def cmd_node_add(call: Call) -> None:
     node = look()
     if not node["is_reachable"]:
         remove_node(call, config.name, is_forced=True)
-        hint = node["hint"] or "nexus node list"
+        hint = re.sub("(, or give it up)?: nexus node remove .*", "", node["hint"] or "nexus node list")
         if "Permission denied" in node["trouble"]:
             hint += ("; or the service has another ssh agent than this shell: nexus restart from here, "
                      "or --identity FILE without a passphrase")
@@ -14046,6 +14046,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str], out: TextIO, err: Text
         words = ["help", *argv[1:2]] if argv and argv[0] in ("--help", "-h") else list(argv)
         if not words or words[0].startswith("-"):
             words = ["status", *words]
+        if words[0] == "help" and words[2:]:
+            words = [*words[1:], "--help"]      # nexus help node add
         if words[0] == "stop" and words[1:] and not words[1].startswith("-"):
             words[0] = "cancel"                 # whoever names a job does not mean the service
         command = find_command(words, COMMANDS)

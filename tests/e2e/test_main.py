@@ -60,6 +60,11 @@ def test_help_of_each_command(command):
     assert answers[0] == answers[1]
 
 
+def test_help_of_a_command_of_two_words():
+    answer = main("help", "node", "add")
+    assert answer == main("node", "add", "--help") and answer[1].startswith("usage: nexus node add")
+
+
 def test_help_goes_to_where_data_goes(capsys):
     code, out, err = main("add", "--help")
     assert code == 0 and out.startswith("usage: nexus add") and err == "" and capsys.readouterr() == ("", "")
