@@ -21,7 +21,6 @@ sections; each uses only those above it.  As a library: `import nexus; nexus.Cli
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import functools
 import json
@@ -305,11 +304,6 @@ def parse_memory(text: str) -> int:
     return round(float(number) * MEMORY_UNITS[unit.upper()])
 
 
-def parse_ids(text: str) -> list[str]:
-    """The ids of `abc,abd`, or of lines as `nexus add` prints them."""
-    return text.replace(",", " ").split()
-
-
 def guess_number(text: str) -> float | str:
     """A text that is no number is returned as it is, for the schema's check to refuse."""
     if not re.fullmatch(r"-?([0-9]{1,12}(\.[0-9]{0,9})?|\.[0-9]{1,9})(e[+-]?[0-9]{1,2})?", text):
@@ -367,19 +361,11 @@ def suggest(word: str, known: Iterable[str]) -> str:
     return ""
 
 
-def load_json(text: str | bytes) -> Any:
-    """Raises: ValueError."""
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
 def parse_json(text: str | bytes, what: str) -> Any:
     """Raises: usage, naming `what` and where it is not JSON."""
     try:
-        return load_json(text)
-    except ValueError as error:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise NexusError("usage", f"{what} is not valid JSON: {error}",
                          hint='send an object like {"command": "python train.py"}, in UTF-8') from None
 
@@ -391,7 +377,6 @@ def parse_json(text: str | bytes, what: str) -> Any:
 JSON_TYPES: Mapping[type, Sequence[str]] = {
     str: ("string",), bool: ("boolean",), int: ("integer", "number"), float: ("number",), type(None): ("null",),
     list: ("array",), tuple: ("array",), dict: ("object",)}
-MAX_FAULTS = 20                 # of one object; then it is not checked further: a submission may have millions
 NO_NUL = f"[^\\x00{SURROGATES}]"
 NOTHING = {"type": "null"}
 
@@ -527,8 +512,6 @@ def check_object(schema: Schema, given: Mapping[Any, Any], name: str) -> dict[An
             checked[key] = check(rows.get(key, others), fact, f"{name}.{key}" if name else key)
         except NexusError as error:
             faults.append(error)
-        if len(faults) >= MAX_FAULTS:
-            break
     if faults:
         hints = dict.fromkeys(fault.hint for fault in faults if fault.hint)
         raise NexusError("usage", "; ".join(fault.message for fault in faults), "; ".join(hints))
@@ -801,8 +784,11 @@ PRIORITY = integer_in(-1000000, 1000000)
 PRIORITY_TEXT = matching("^([Hh][Ii][Gg][Hh]|[Nn][Oo][Rr][Mm][Aa][Ll]|[Ll][Oo][Ww]|-?(0?[0-9]{1,6}|1000000))$",
                         "high, normal, low or a number")
 ID_OR_NAME = f"[^\\s,{CONTROL[1:-1]}]+"
-IDS_TEXT = matching(rf"^\s*{ID_OR_NAME}((\s*,\s*|\s+){ID_OR_NAME})*\s*$", "jobs' ids or names, like abc,abd",
-                    examples=["abc,abd"])
+OTHERS: Mapping[str, Any] = {               # of a field with other jobs: `abc,abd`, or lines as `nexus add` prints them
+    "text": matching(rf"^\s*{ID_OR_NAME}((\s*,\s*|\s+){ID_OR_NAME})*\s*$", "jobs' ids or names, like abc,abd",
+                     examples=["abc,abd"]),
+    "like": "abc,abd", "parse": lambda text: text.replace(",", " ").split(),
+    "convert": lambda ids: tuple(dict.fromkeys(ids))}
 AMOUNT = "[0-9]{1,9}(\\.[0-9]{1,9})?"
 DURATION = f"( *{AMOUNT} ?[smhdw])+ *|([0-9]{{1,4}}-)?[0-9]{{1,6}}:[0-5][0-9]:[0-5][0-9]"
 DURATION_TEXT = matching(f"^({DURATION}|0)$", "a time with its unit", examples=["90s", "2h", "1h30m", "1:30:00"])
@@ -860,7 +846,6 @@ class Attempt(Value):
     is_idle_told: bool = False                  # its GPUs did nothing for idle_minutes, and on_idle was called
     log_start: tuple[int, int] = (0, 0)         # bytes of stdout.log and stderr.log before its start
 
-
     @property
     def gpu_places(self) -> tuple[str, ...]:
         """Its GPUs by name, without their node: `0`, or `0.1` for slice 1 of card 0."""
@@ -912,12 +897,10 @@ class Job(Value):
         flag="--group G")
     after: tuple[str, ...] = optional(
         (), list_of(LINE), "start when these have completed; cancelled when one has not", "asked kept",
-        flag="--after ID,...", like="abc,abd", text=IDS_TEXT, parse=parse_ids,
-        convert=lambda ids: tuple(dict.fromkeys(ids)))
+        flag="--after ID,...", **OTHERS)
     after_any: tuple[str, ...] = optional(
         (), list_of(LINE), "start when these have ended, however that was", "asked kept",
-        flag="--after-any ID,...", like="abc,abd", text=IDS_TEXT, parse=parse_ids,
-        convert=lambda ids: tuple(dict.fromkeys(ids)))
+        flag="--after-any ID,...", **OTHERS)
     pending_dependencies: tuple[str, ...] = ()                 # of `after` and `after_any`, those not ended yet
     after_process: tuple[int, int, str] | None = None   # (pid, start time, boot id) after whose end it starts
     key: str | None = None                      # of its submission, in case the client sends it again
@@ -1090,7 +1073,7 @@ class State:
     host: str = ""                                          # whose service wrote state.json last
     service_id: str = ""
     paused: bool = False
-    paused_gpus: tuple[str, ...] = ()                       # uuids
+    paused_gpus: tuple[Any, ...] = ()                       # uuids; what another program wrote, until the next start
     pause_reasons: tuple[tuple[str, str], ...] = ()         # (uuid, why nexus itself paused it)
     has_hook: bool = False                                  # on_finish is configured
     next_number: int = 1                                    # the next job's sequence number
@@ -1261,10 +1244,6 @@ def list_finished(state: State) -> list[Job]:
     return sorted([job for job in state.jobs.values() if job.status in FINAL], key=ended_at)
 
 
-def count_finished(state: State) -> int:
-    return len(state.jobs) - len(state.running) - len(state.pending)
-
-
 def list_jobs(state: State, statuses: Container[str]) -> list[Job]:
     """The jobs of these statuses: finished by end, running by start, pending in the order of their expected start."""
     return [*(job for job in list_finished(state) if job.status in statuses),
@@ -1274,8 +1253,6 @@ def list_jobs(state: State, statuses: Container[str]) -> list[Job]:
 
 def choose_trimmed(state: State, limit: int) -> list[Job]:
     """Finished jobs to forget now.  Of each user, the last `limit` that ran stay, and as many that never ran."""
-    if count_finished(state) <= limit:
-        return []
     kept: dict[tuple[str, bool], int] = {}
     trimmed = []
     for job in reversed(list_finished(state)):
@@ -1526,14 +1503,16 @@ def decode(kind: str, given: Any, name: str = "it") -> Any:
         return given
     outer, _, inner = (kind[:-len(" | None")] if is_optional else kind).partition("[")
     inner = inner[:-1]
-    if type(given) not in JSON_KINDS.get(outer, (dict,)):
-        raise describe_other_kind(kind, given, name)
-    if outer in ("int", "float") and not abs(given) <= 2**64:           # NaN too
-        raise describe_other_kind(kind, given, name)
-    if outer == "tuple":
+    fits = type(given) in JSON_KINDS.get(outer, (dict,))
+    if fits and outer in ("int", "float"):
+        fits = abs(given) <= 2**64              # NaN is not
+    if fits and outer == "tuple":
         kinds = [inner[:-len(", ...")]] * len(given) if inner.endswith(", ...") else inner.split(", ")
-        if len(kinds) != len(given):
-            raise describe_other_kind(kind, given, name)
+        fits = len(kinds) == len(given)
+    if not fits:
+        shown = type(given).__name__ if isinstance(given, (list, dict)) else format_line(repr(given), 60)
+        raise TypeError(f"{name} is {shown}, and not {kind}")
+    if outer == "tuple":
         return tuple(decode(one, item, name) for one, item in zip(kinds, given))
     if outer == "Mapping":                      # its keys are texts, as all keys of JSON
         return {key: decode(inner.partition(", ")[2], item, name) for key, item in given.items()}
@@ -1541,11 +1520,6 @@ def decode(kind: str, given: Any, name: str = "it") -> Any:
         import base64
         return base64.b64decode(given, validate=True)
     return given if outer in JSON_KINDS else decode_value(globals()[outer], given)
-
-
-def describe_other_kind(kind: str, given: Any, name: str) -> TypeError:
-    shown = type(given).__name__ if isinstance(given, (list, dict)) else format_line(repr(given), 60)
-    return TypeError(f"{name} is {shown}, and not {kind}")
 
 
 def decode_value(cls: type[T], fields: Any) -> T:
@@ -1597,33 +1571,21 @@ def encode_state(state: State) -> Iterator[str]:
     yield "}\n"
 
 
-def check_version(version: int) -> None:
-    """Raises: conflict, for a newer nexus's state."""
+def read_state(text: str) -> tuple[int, dict[str, Any]]:
+    """(the number of its last change, {"facts": State's facts, table: rows}) of a state.json.
+
+    Raises: KeyError, TypeError or ValueError, when it is no state.json; conflict, for a newer nexus's.
+    """
+    body: dict[str, Any] = decode("dict", json.loads(text))
+    version, seq = decode("int", body["version"], "version"), decode("int", body["seq"], "seq")
     if version > STATE_VERSION:
         raise NexusError("conflict", "state.json was written by a newer nexus: its version is "
                          f"{version}, and this one reads {STATE_VERSION}",
                          hint="nothing was changed: use the newer nexus.py, or give this one a home of its own: "
                          "NEXUS_HOME=~/.nexus-2 nexus start")
-
-
-def read_state(text: str) -> dict[str, Any]:
-    """Decode state.json, but not its rows.
-
-    Raises: KeyError, TypeError or ValueError, when it is no state.json; conflict, for a newer nexus's.
-    """
-    body: dict[str, Any] = decode("dict", load_json(text))
-    check_version(decode("int", body["version"], "version"))
-    decode("int", body["seq"], "seq")
     decode("dict", body["jobs"], "jobs")
-    return body
-
-
-def list_tables(body: Mapping[str, Any]) -> dict[str, Any]:
-    """{"facts": State's facts, table: rows} of a state.json."""
-    facts = {name: body[name] for name in FACTS if name in body}
-    if isinstance(facts.get("paused_gpus"), list):              # other programs may write indices there
-        facts["paused_gpus"] = [str(item) if type(item) in (int, float) else item for item in facts["paused_gpus"]]
-    return {"facts": facts, **{table: body[table] for table in ROWS if table in body}}
+    return seq, {"facts": {name: body[name] for name in FACTS if name in body},
+                 **{table: body[table] for table in ROWS if table in body}}
 
 
 SAMPLES = ("peak_rss_mib", "cpu_seconds", "peak_gpu_mem_mib", "mean_gpu_util")      # fields of Attempt
@@ -2553,32 +2515,26 @@ def format_asked(job: Job) -> str:
 def find_never(job: Job, machines: Mapping[str, Sequence[Gpu]]) -> Reason | None:
     """Why a job can never run; the subject is the field that asks for too much.  `machines`: {name: its GPUs}"""
     import itertools
-    count, note = -int(-job.gpus // 1), describe_slices(job, itertools.chain(*machines.values()))
-    if note:
-        machines = {name: [gpu for gpu in gpus if gpu.slice is None] for name, gpus in machines.items()}
+    gpus, count, asked = list(itertools.chain(*machines.values())), -int(-job.gpus // 1), format_gpus(job.gpus)
+    note, sizes = describe_slices(job, gpus), [gpu.memory_total_mib or float("inf") for gpu in gpus]
     where = f"{next(iter(machines)) or 'this machine'} has" if len(machines) == 1 else "no machine has more than"
-    most = max(map(len, machines.values()), default=0)
-    if count > most:
-        return Reason("never", "gpus", f"wants {format_gpus(job.gpus)}, {where} {most}{note}")
-    names = sorted({gpu.name for gpus in machines.values() for gpu in gpus})
-    machines = {name: [gpu for gpu in gpus if gpu.is_type(job.gpu_type)] for name, gpus in machines.items()}
-    most = max(map(len, machines.values()), default=0)
-    if count > most:
-        return Reason("never", "gpu_type",
-                      f"wants {format_asked(job)}, {where} {most}{note}; the types are {join_some(names, 8)}")
-    allowed = [[gpu for gpu in gpus if job.gpu_ids is None or gpu.is_named(job.gpu_ids)] for gpus in machines.values()]
-    fitting = [gpus for gpus in allowed if len(gpus) >= count]
-    if not fitting:
-        there = format_indices(dict.fromkeys(gpu.local_place for gpus in machines.values() for gpu in gpus))
-        named = f"GPU {format_indices(job.gpu_ids or ())}" + (f" of type {job.gpu_type}" if job.gpu_type else "")
-        return Reason("never", "gpu_ids", f"wants {named}, the indices are {there}")
-    sizes = [sorted((gpu.memory_total_mib or float("inf") for gpu in gpus), reverse=True) for gpus in fitting]
-    best = max(size[count - 1] for size in sizes) if count else float("inf")
-    if best >= (job.gpu_mem_mib or 0):
-        return None
-    each = f" on each of {count} GPUs" if count > 1 else ""
-    return Reason("never", "gpu_mem_mib", f"wants {format_memory(job.gpu_mem_mib or 0, 2)}{each}, "
-                  f"there is at most {format_memory(best, 2)}")
+    types, indices = sorted({gpu.name for gpu in gpus}), format_indices(dict.fromkeys(gpu.local_place for gpu in gpus))
+    memory = format_memory(job.gpu_mem_mib or 0, 2)
+    steps: Sequence[tuple[str, str, Callable[[Gpu], bool], str]] = (    # field, words, which GPUs fit, which exist
+        ("gpus", "", lambda gpu: not note or gpu.slice is None, ""),
+        ("gpu_type", f" of type {job.gpu_type}", lambda gpu: gpu.is_type(job.gpu_type),
+         f"; the types are {join_some(types, 8)}"),
+        ("gpu_ids", f" of index {format_indices(job.gpu_ids or ())}",
+         lambda gpu: job.gpu_ids is None or gpu.is_named(job.gpu_ids), f"; the indices are {indices}"),
+        ("gpu_mem_mib", f" with {memory}", lambda gpu: (gpu.memory_total_mib or float("inf")) >= (job.gpu_mem_mib or 0),
+         f"; the largest has {format_memory(max(sizes, default=0), 2)}"))
+    for field, words, fits, others in steps:
+        asked += words if getattr(job, field) else ""
+        machines = {name: list(filter(fits, there)) for name, there in machines.items()}
+        most = max(map(len, machines.values()), default=0)
+        if count > most:
+            return Reason("never", field, f"wants {asked}, {where} {most}{note}{others}")
+    return None
 
 
 class GpuCapacity:
@@ -3229,9 +3185,6 @@ class Claim(Value):
     began: int | None = None                    # when its job.sh had its GPUs, before checkout and conda; None: not yet
 
 
-NOT_BEGUN, WITHDRAWN, BEGUN = "not begun", "withdrawn", "begun"     # a claim: nobody's, a service's, its job.sh's
-
-
 def match_slurm_jobs(live: Iterable[Job], jobs: Sequence[SlurmJob]) -> dict[str | None, SlurmJob]:
     """{slurm_key: Slurm's job}.  An id alone proves little: after a crash, slurmctld may give it to another job."""
     by_key, by_id = {one.key: one for one in jobs if one.key}, {one.id: one for one in jobs if one.key is None}
@@ -3240,33 +3193,19 @@ def match_slurm_jobs(live: Iterable[Job], jobs: Sequence[SlurmJob]) -> dict[str 
     return {key: one for key, one in pairs if key and one}
 
 
-# What becomes of a job without a result file that Slurm calls over, or does not know: (Slurm's state, the claim of its
-# attempt, how many seconds to wait for its result, what to do then).  The first row that fits counts.  None: any; "":
-# Slurm does not know the job.
-SLURM_DECISIONS: Sequence[tuple[str | None, str | None, float, type[Requeue | Result]]] = (
-    (None, WITHDRAWN, 0.0, Requeue),            # the claim keeps its job.sh from beginning
-    ("", NOT_BEGUN, 0.0, Requeue),              # it never reached Slurm, or Slurm has lost it
-    (REQUEUED_BY_SLURM, NOT_BEGUN, 0.0, Requeue),
-    (REQUEUED_BY_SLURM, BEGUN, 60.0, Result),   # slurmctld has it killed, or its result shows late
-    ("NODE_FAIL", None, 0.0, Result),
-    ("BOOT_FAIL", None, 0.0, Result),
-    ("COMPLETED", BEGUN, 60.0, Result),         # a shared file system may show the result late
-    (None, None, 3.0, Result))
-
-
 def decide(seen: SlurmJob | None, claim: Claim | None, result: Result | None, over_s: float, line: str,
            folder: str) -> Requeue | Result | None:
     """What became of a job that has been over, or unknown to Slurm, for `over_s` seconds; None: too early to say.
 
-    `line`: the most telling line of slurm.log.
+    `claim`: of its attempt; a service's keeps its job.sh from beginning.  `line`: the most telling line of slurm.log.
     """
-    state, whose = seen.state if seen else "", NOT_BEGUN if claim is None else BEGUN if claim.pid else WITHDRAWN
-    wait_s, then = next((wait_s, then) for of_state, of_claim, wait_s, then in SLURM_DECISIONS
-                        if of_state in (None, state) and of_claim in (None, whose))
-    if result or (then is Result and over_s >= wait_s):
-        return make_slurm_end(seen, claim, result, line, folder)
-    if then is Requeue:
+    state = seen.state if seen else ""
+    if not result and (not claim.pid if claim else state in ("", REQUEUED_BY_SLURM)):
         return Requeue(f"Slurm has not begun it as {seen.id}" if seen else "Slurm does not have it")
+    # A shared file system may show the result late, and slurmctld may yet have the job killed that it requeues.
+    wait_s = 60.0 if claim and state in ("COMPLETED", REQUEUED_BY_SLURM) else 3.0
+    if result or over_s >= wait_s or state in ("NODE_FAIL", "BOOT_FAIL"):
+        return make_slurm_end(seen, claim, result, line, folder)
     return None
 
 
@@ -3356,14 +3295,14 @@ def estimate_starts(jobs: Iterable[Job], groups: Iterable[Group], run_times: Map
     `jobs`: the running and the first pending jobs, in order.  `run_times`: the whole run time of each, None if unknown.
     A job of unknown run time never ends here; once one has started, later starts get no estimate.
     """
-    state, estimates, ends = State(), dict[str, float](), list[tuple[float, str]]()     # ends: ascending
+    state, estimates, ends = State(), dict[str, float](), dict[str, float]()        # {job id: start}, {job id: end}
     for group in groups:
         state.put(Put("groups", group.name, group))
     for job in jobs:
         state.put(Put("jobs", job.id, job))
         age, run_s = find_age(job, now), run_times.get(job.id)
         if job.status == RUNNING and run_s is not None and age <= (1 + OVERDUE) * run_s:
-            bisect.insort(ends, (now + abs(run_s - age), job.id))       # x seconds over its time, it needs x more
+            ends[job.id] = now + abs(run_s - age)       # x seconds over its time, it needs x more
     held = {uuid for job in state.running.values() for uuid in job.current.gpu_uuids}
     # Inside a container no process shows: all use is the jobs', and ends with them
     gpus = [replace(gpu, memory_used_mib=None) if gpu.uuid in held and not gpu.processes else gpu for gpu in gpus]
@@ -3374,13 +3313,14 @@ def estimate_starts(jobs: Iterable[Job], groups: Iterable[Group], run_times: Map
                                   gpu_uuids=start.gpu_uuids, node=start.node)
             state.put(change_status(begun, RUNNING, now))
             estimates[start.job_id] = now
-            bisect.insort(ends, (now + (run_times.get(start.job_id) or 0.0), start.job_id))
-        times = [at for at in (*(at for at, _ in ends[:1]), planned.delayed_until) if at is not None]
+            ends[start.job_id] = now + (run_times.get(start.job_id) or 0.0)
+        times = [at for at in (*ends.values(), planned.delayed_until) if at is not None]
         if not times or any(run_times.get(start.job_id) is None for start in planned.starts):
             break
         now = max(now, min(times))
-        while ends and ends[0][0] <= now:
-            for change in end_job(state, state.jobs[ends.pop(0)[1]], COMPLETED, now):
+        for job_id in [job_id for job_id, at in ends.items() if at <= now]:
+            del ends[job_id]
+            for change in end_job(state, state.jobs[job_id], COMPLETED, now):
                 state.put(change)
     return estimates
 
@@ -4043,12 +3983,7 @@ def show_time(stamp: str) -> str:
     return local_time(stamp, "%Y-%m-%d %H:%M:%S")
 
 
-def show_memory(mib: float) -> str:
-    return f"{mib:.1f} MB" if mib < 1024 else f"{mib / 1024:.1f} GB"
-
-
-def show_percent(percent: float) -> str:
-    return f"{percent:.0f}%"
+show_percent = "{:.0f}%".format
 
 
 def show_fact(fact: Any) -> str:
@@ -4064,7 +3999,7 @@ SHOW_LINES: Mapping[str, Mapping[str, tuple[str, Callable[[Any], str]]]] = {
     "Asked for": {
         **{name: (name.replace("_", " ") + ": {}", show_fact) for name, row in JOB_FIELDS.items() if row.asked},
         "cwd": ("directory: {}", str), "gpus": ("GPUs: {}", lambda gpus: format_known(gpus, "", 2)),
-        "gpu_ids": ("only GPUs: {}", show_fact), "gpu_mem_mib": ("GPU memory: {} free on each", show_memory),
+        "gpu_ids": ("only GPUs: {}", show_fact), "gpu_mem_mib": ("GPU memory: {} free on each", format_memory),
         "priority": ("priority: {}", format_priority), "timeout_seconds": ("time limit: {}", format_duration),
         "expected_time": ("expected time: {}", format_duration), "only_node": ("only on: {}", str),
         "begin_at": ("not before: {}", show_time), "conda": ("conda environment: {}", str),
@@ -4083,9 +4018,9 @@ SHOW_LINES: Mapping[str, Mapping[str, tuple[str, Callable[[Any], str]]]] = {
         "cause": ("cause: {}", str), "cause_line": ("because: {}", str), "stopped_by": ("stopped by: {}", str),
         "notes": ("notes: {}", lambda notes: "; ".join(notes)), "retried_as": ("run again as: {}", str)},
     "What it used": {
-        "peak_rss_mib": ("peak memory {}", show_memory), "rss_mib": ("memory {} now", show_memory),
+        "peak_rss_mib": ("peak memory {}", format_memory), "rss_mib": ("memory {} now", format_memory),
         "cpu_seconds": ("CPU time {}", format_duration), "cpu_percent": ("CPU {} now", show_percent),
-        "peak_gpu_mem_mib": ("GPU memory up to {}", show_memory),
+        "peak_gpu_mem_mib": ("GPU memory up to {}", format_memory),
         "mean_gpu_util": ("GPUs {} busy on average", show_percent)}}
 
 
@@ -4571,7 +4506,7 @@ def remember_config(layout: Layout, path: str) -> None:
 def read_json(path: str) -> dict[str, Any] | None:
     """A JSON object from a file; None when there is none, or it is torn."""
     with contextlib.suppress(ValueError, TypeError):
-        return dict(decode("dict", load_json(read_text(path) or "")))
+        return dict(decode("dict", json.loads(read_text(path) or "")))
     return None
 
 
@@ -6233,7 +6168,7 @@ def take_claim(folder: str, attempt: int) -> bool:
 def read_result(folder: str, attempt: int) -> Result | None:
     with contextlib.suppress(ValueError, TypeError, OSError):
         path = os.path.join(folder, f"result-{attempt}.json")
-        result = decode_value(Result, load_json(read_text(path) or ""))
+        result = decode_value(Result, json.loads(read_text(path) or ""))
         result = replace(result, finished_at=os.stat(path).st_mtime)       # job.sh writes it last
         if 0 <= (result.exit_code or 0) <= 255 and result.runtime_seconds is not None:
             if result.goes_on:                                             # these are the command's, not the job's
@@ -6446,7 +6381,7 @@ class Store:
                 return False
             try:
                 text = read_text(self.layout.state_file)
-                body = decode("dict", load_json(text)) if text is not None else {}     # a deleted file changes nothing
+                body = decode("dict", json.loads(text)) if text is not None else {}     # a deleted file changes nothing
             except (TypeError, ValueError) as error:
                 self.bad_edits += 1
                 if self.bad_edits < 3:                      # the other program may still be writing
@@ -6577,20 +6512,22 @@ class Recovery:
         self.state, self.damage = State(), list[Damage]()
         self.broken: dict[str, str] = {}                # {a state file that cannot be read: why}
         self.source = ""                                # the file that was read; "" for none
-        body: dict[str, Any] = {"seq": 0}
+        self.last = 0
+        tables: Mapping[str, Any] = {}
         for path in (layout.state_file, f"{layout.state_file}.prev"):
             try:
                 with open(path, encoding="utf-8") as file:
-                    self.source, body = path, read_state(file.read())
+                    self.last, tables = read_state(file.read())
+                self.source = path
                 break
             except FileNotFoundError:
                 continue
             except (LookupError, TypeError, ValueError) as error:
                 self.broken[path] = format_line(repr(error), 200)
-        self.put_rows(list_tables(body), self.source)
+        self.put_rows(tables, self.source)
         self.state.next_number = max([self.state.next_number, *(job.number + 1 for job in self.state.jobs.values())])
         self.saved_facts = {name: getattr(self.state, name) for name in EDITABLE}
-        self.state.seq = self.checkpoint_seq = self.last = body["seq"]
+        self.state.seq = self.checkpoint_seq = self.last
         self.lines: set[bytes] = set()                  # the changes made: journal.jsonl may begin with former ones
         self.read_journal(f"{layout.journal_file}.prev")
         self.journal_size, unreadable = self.read_journal(layout.journal_file)
@@ -6612,7 +6549,7 @@ class Recovery:
             for line in file:
                 at += len(line)
                 try:
-                    body = decode("dict", load_json(line if line.endswith(b"\n") else b""))
+                    body = decode("dict", json.loads(line if line.endswith(b"\n") else b""))
                     seq, tables = decode("int", body["seq"], "seq"), decode("dict", body["put"], "put")
                 except (ValueError, TypeError, KeyError):
                     unreadable.append(line.decode("ascii", "backslashreplace"))
@@ -7896,7 +7833,7 @@ class Agent:
 
     def take(self, line: bytes) -> None:
         """Take in a question: start and end jobs, so that what runs here is what it wants."""
-        self.question, self.asked_at = decode("Question", load_json(line), "a question"), self.clock.monotonic()
+        self.question, self.asked_at = decode("Question", json.loads(line), "a question"), self.clock.monotonic()
         self.wanted = {one.key: one for one in self.question.jobs}
         self.refused = {key: refusal for key, refusal in self.refused.items()
                         if key in self.wanted and self.wanted[key].attempt == refusal.attempt}
@@ -8105,7 +8042,7 @@ class AgentLine:
                                      hint="nexus restart: then the nodes get the new one")
                 self.send(b"%d\n%s" % (len(content), content))
                 word = self.read_word()
-            self.hello: Hello = decode_value(Hello, load_json(self.read_line(SSH_TIMEOUT_S)))
+            self.hello: Hello = decode_value(Hello, json.loads(self.read_line(SSH_TIMEOUT_S)))
         except BaseException as error:
             self.close()
             if isinstance(error, (OSError, TypeError, ValueError)):
@@ -8241,7 +8178,7 @@ class Node(MachineBackend):
                 if not self.questions:
                     self.ask(line)
             began_s = time.thread_time()
-            report = decode_value(Report, load_json(line.read_line(LOOK_WAIT_S + SILENCE_S)))
+            report = decode_value(Report, json.loads(line.read_line(LOOK_WAIT_S + SILENCE_S)))
             with self.guard:
                 question = self.questions.popleft()
             self.heard_at = self.clock.monotonic()
@@ -11968,7 +11905,7 @@ def read_answer(answer: Answer) -> Any:
     content = b"".join(answer.pieces)
     if answer.status < 400 and answer.headers.get("content-type", "").startswith("text/plain"):
         return content.decode()
-    data = load_json(content.strip() or b"null")
+    data = json.loads(content.strip() or b"null")
     if answer.status >= 400 and not (isinstance(data, dict) and "checks" in data):      # GET /health: 503 with a body
         raise decode_error(data, f"HTTP status {answer.status}")
     return data
@@ -11994,7 +11931,7 @@ class Client:
     def ask_list(self, path: str) -> tuple[list[dict[str, Any]], int]:
         """(a list or the requested part of it, the length of the whole list)."""
         headers, pieces = self.open_stream(path)
-        items = list(load_json(b"".join(pieces)))
+        items = list(json.loads(b"".join(pieces)))
         return items, int(headers.get("total-count", len(items)))
 
     def open_stream(self, path: str, accept: str = "") -> tuple[Mapping[str, str], Iterator[bytes]]:
@@ -13392,7 +13329,7 @@ def cmd_clear(call: Call) -> None:
     choice = {"ids": options.ids or None, "group": options.group, "status": status}
     if not options.ids and sys.stdin.isatty() and call.err.isatty():
         jobs = call.client.jobs(group=options.group, status=status, fields="log_dir")
-        size = show_memory(sum(sum(measure_logs(job["log_dir"])) for job in jobs) / 2**20)
+        size = format_memory(sum(sum(measure_logs(job["log_dir"])) for job in jobs) / 2**20)
         call.say(f"forget {format_count(len(jobs), 'finished job')}, also in nexus usage, and delete {size} of logs? "
                  "(y: yes)")
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):

@@ -72,7 +72,7 @@ def test_memory_that_is_declared():
         assert box.job(third)["status"] == "pending"                                # it has taken 2 of its 10, and may want the rest
         box.ask("DELETE", f"/jobs/{second['id']}")
         assert box.wait_started(third)["gpu_index"] == 1
-        assert "there is at most 24GB" in cli(box, "add", "--gpu-mem", "30G", "true", code=2)
+        assert "the largest has 24GB" in cli(box, "add", "--gpu-mem", "30G", "true", code=2)
 
 
 # Attempts

@@ -323,7 +323,7 @@ def test_shares_and_several_gpus(net):
     status, told = head.call("POST", "/queue", {"command": "true", "gpus": 3})
     assert status == 400 and "wants 3 GPUs, no machine has more than 2" in told["message"], told
     status, told = head.call("POST", "/queue", {"command": "true", "gpu_ids": [5]})
-    assert status == 400 and "wants GPU 5, the indices are 0, 1" in told["message"], told
+    assert status == 400 and "of index 5, no machine has more than 0; the indices are 0, 1" in told["message"], told
     assert head.call("POST", "/queue", {"command": "true", "gpus": 1.5})[0] == 200
 
 

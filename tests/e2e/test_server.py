@@ -131,7 +131,7 @@ REFUSALS = [  # reason, method, path, query, body, headers, status, what its mes
     ("neither a job nor a list", "POST", "/queue", {}, "x", {}, 400, "object"),
     ("no JSON", "POST", "/queue", {}, b"{", {}, 400, "not valid JSON"),
     ("no UTF-8", "POST", "/queue", {}, b'{"command": "\xff"}', {}, 400, "UTF-8"),
-    ("nested without end", "POST", "/queue", {}, b"[" * 100000, {}, 400, "nested too deeply"),
+    ("nested without end", "POST", "/queue", {}, b"[" * 100000, {}, 400, "not valid JSON"),
     ("NaN", "POST", "/queue", {}, b'{"command": "x", "gpus": NaN}', {}, 400, "NaN"),
     ("no command", "POST", "/queue", {}, {"name": "x"}, {}, 400, "command"),
     ("an unknown key", "POST", "/queue", {}, {"command": "x", "gpu": 1}, {}, 400, "'gpu'"),

@@ -1288,7 +1288,7 @@ def test_a_jobs_file_that_is_written_anew_has_lost_no_line(rows, left, is_whole)
 
 
 BAD_ROWS = [  # reason, configuration, the line, what is said of it
-    ("no such GPU", {}, "1,bad.py,,x,7", "wants GPU 7"), ("no priority", {}, "urgent,bad.py", "priority"),
+    ("no such GPU", {}, "1,bad.py,,x,7", "of index 7"), ("no priority", {}, "urgent,bad.py", "priority"),
     ("not allowed", {"allowed_script_paths": ["/jobs"]}, "1,bad.py", "not below /jobs"),
 ]
 

@@ -82,10 +82,10 @@ tables = st.fixed_dictionaries({
 
 def decode(text):
     """The head, the facts among it, and the tables."""
-    body = nexus.read_state(text)
+    seq, tables = nexus.read_state(text)
     rows = {table: {key: nexus.decode_row(table, key, given) for key, given in found.items()}
-            for table, found in nexus.list_tables(body).items()}
-    return {**{name: body[name] for name in ("version", "seq", "host")}, **rows.pop("facts")}, rows
+            for table, found in tables.items()}
+    return {"version": 2, "seq": seq, **rows.pop("facts")}, rows
 
 
 def encode(head, tables):
@@ -974,11 +974,8 @@ def test_parsers(parse, text, found):
 
 
 @pytest.mark.parametrize("depth", [10, 900, 985, 990, 995, 2000, 100000])
-def test_however_deep_a_text_is_nested_it_is_a_fault_of_the_text(depth, tmp_path):
+def test_however_deep_a_text_is_nested_it_is_a_fault_of_the_text(depth):
     text = '{"command": ' + "[" * depth + "]" * depth + "}"
     with pytest.raises(nexus.NexusError) as caught:
         nexus.parse_submissions(nexus.parse_json(text, "the body"))
     assert caught.value.kind == "usage"
-    (tmp_path / "it.json").write_text(text)
-    kept = nexus.read_json(str(tmp_path / "it.json"))            # how deep is too deep depends on the Python
-    assert kept is None or (list(kept) == ["command"] and depth < 100000)

@@ -58,7 +58,7 @@ def check_indexes(made):
     assert made.dependents == {id: one for id, one in pending.items() if one.pending_dependencies}
     assert made.running == {id: one for id, one in made.jobs.items() if one.status == nexus.RUNNING}
     ended = {id: one for id, one in made.jobs.items() if one.status in nexus.FINAL}
-    assert {one.id: one for one in nexus.list_finished(made)} == ended and len(ended) == nexus.count_finished(made)
+    assert {one.id: one for one in nexus.list_finished(made)} == ended
     assert all(id == one.id for id, one in made.jobs.items())
     assert all(one.number < made.next_number for one in made.jobs.values())
 

@@ -291,10 +291,10 @@ SHOWN = [  # reason, job, line of `nexus show`
     ("harmless", job("abc", command="a\x1b[2J\nb"), "  command: a [2J b"),
     ("several GPUs", running("abc", (0, 1)), "  where: GPU 0, 1 of here"),
     ("a time limit", job("abc", timeout_seconds=5400), "  time limit: 1h 30m"),
-    ("what it asked of a GPU", job("abc", gpu_mem_mib=10240), "  GPU memory: 10.0 GB free on each"),
+    ("what it asked of a GPU", job("abc", gpu_mem_mib=10240), "  GPU memory: 10GB free on each"),
     ("a flag", job("abc", tty=True), "  terminal: yes"),
-    ("what it used", finished("abc", peak_rss_mib=13.8), "  peak memory 13.8 MB"),
-    ("of its GPUs", finished("abc", peak_gpu_mem_mib=20480.0), "  GPU memory up to 20.0 GB"),
+    ("what it used", finished("abc", peak_rss_mib=13.8), "  peak memory 14MB"),
+    ("of its GPUs", finished("abc", peak_gpu_mem_mib=20480.0), "  GPU memory up to 20GB"),
     ("and how much", finished("abc", mean_gpu_util=49.6), "  GPUs 50% busy on average"),
     ("what ended it", finished("abc", status="failed", signal=9, cause="signal", exit_code=137), "  signal: SIGKILL"),
     ("its attempts before", job("abc", attempts=(FAILED,)), "  attempt 1: exit 3 on GPU 0, 1 of n2, 2024-10-24 15:29:15, 1m (no data)"),
@@ -315,7 +315,7 @@ def test_show_groups_what_it_says():
     text = nexus.format_job(nexus.job_json(finished("abc", peak_rss_mib=2048.0), NOW, "here"), PLAIN, ["epoch 1", "epoch 2"])
     assert [line for line in text.splitlines() if not line.startswith("  ")] == [
         "Job abc: completed (exit 0)", "Asked for", "Where and when", "How it ended", "What it used", "Last lines"]
-    assert text.endswith("What it used\n  peak memory 2.0 GB\nLast lines\n  epoch 1\n  epoch 2\n")
+    assert text.endswith("What it used\n  peak memory 2GB\nLast lines\n  epoch 1\n  epoch 2\n")
 
 
 def test_format_health():
