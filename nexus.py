@@ -348,17 +348,13 @@ def refuse(message: str, hint: str = "see nexus help add") -> NoReturn:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """`did you mean 'abc'?`, or "" if no known word begins like this one or has nearly all its letters."""
+    """`did you mean 'abc'?`, or "" if no known word is close to this one."""
     import difflib
-    names = {other.lower(): other for other in known}
-    near = difflib.get_close_matches(word.lower(), names) if len(word) <= 100 else []       # longer needs much memory
-    for other in near:
-        one, two = word.lower().lstrip("-"), other.lstrip("-")
-        begun = min(3, len(one), len(two))
-        if one[:begun] == two[:begun] or sorted(one) == sorted(two) or (
-                difflib.SequenceMatcher(None, one, two).ratio() >= 0.8):
-            return f"did you mean '{names[other]}'?"
-    return ""
+    name, names = word.lower().lstrip("-")[:100], {other.lower().lstrip("-"): other for other in known}
+    near = difflib.get_close_matches(name, names, 1, 0.8) or [
+        other for other in difflib.get_close_matches(name, names)
+        if other.startswith(name[:3]) or sorted(other) == sorted(name)]
+    return f"did you mean '{names[near[0]]}'?" if near else ""
 
 
 def parse_json(text: str | bytes, what: str) -> Any:
@@ -1553,12 +1549,6 @@ def encode_transaction(seq: int, changes: Iterable[Put]) -> str:
     for change in changes:
         tables.setdefault(change.table, {})[change.key] = change.value
     return encode_json({"seq": seq, "put": tables}) + "\n"
-
-
-class Damage(Value):
-    """A part of the state on disk that cannot be read."""
-    words: str
-    found: Any = None           # its JSON; None: it is missing
 
 
 def encode_state(state: State) -> Iterator[str]:
@@ -2853,28 +2843,23 @@ class SlurmCapacity(MachineCapacity):
         self.closed = Reason("resources", "slurm", "the job before it is being submitted to Slurm")
 
 
-def is_gres_type(name: str) -> bool:
-    """Whether Slurm may have it as the type of a GPU: --gres=gpu:a100:2.  It must be typed as Slurm has it."""
-    return name.lower() != "full" and re.fullmatch("[A-Za-z0-9_.-]+", name) is not None
+NOT_IN_SLURM = {                        # {field of a job that Slurm cannot carry out: why}
+    "only_node": "wants a node, and where a job runs is Slurm's to choose",
+    "preemptible": "is preemptible, and Slurm preempts by its own rules: qos in [slurm]",
+    "warn": "wants a warning, which is Slurm's to send: --signal in [slurm] extra_args",
+    **{name: f"wants {name}, and which GPUs a job gets is Slurm's to choose"
+       for name in ("gpu_ids", "gpu_mem_mib", "cuda_arg")}}
 
 
 def find_slurm_obstacle(job: Job) -> Reason | None:
     """Why Slurm can never run this job."""
     if job.gpus % 1:
         return Reason("never", "gpus", f"wants {format_gpus(job.gpus)}, and Slurm gives out whole ones")
-    if job.only_node is not None:
-        return Reason("never", "node", "wants a node, and where a job runs is Slurm's to choose")
-    if job.gpu_type and not is_gres_type(job.gpu_type):
+    if job.gpu_type and (job.gpu_type.lower() == "full" or not re.fullmatch("[A-Za-z0-9_.-]+", job.gpu_type)):
         return Reason("never", "gpu_type", f"wants a GPU of type {job.gpu_type}, which cannot be a type in Slurm: "
                       "sinfo -o %G shows those that there are, like a100")
-    if job.preemptible:
-        return Reason("never", "preemptible", "is preemptible, and Slurm preempts by its own rules: qos in [slurm]")
-    if job.warn:
-        return Reason("never", "warn", "wants a warning, which is Slurm's to send: --signal in [slurm] extra_args")
-    for key in ("gpu_ids", "gpu_mem_mib", "cuda_arg"):
-        if getattr(job, key):
-            return Reason("never", key, f"wants {key}, and which GPUs a job gets is Slurm's to choose")
-    return None
+    return next((Reason("never", name, why) for name, why in NOT_IN_SLURM.items()
+                 if getattr(job, name) not in (None, False)), None)
 
 
 def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, now: float,
@@ -3420,10 +3405,6 @@ JOB: dict[str, Field] = {
     "last_line": Field(or_null(STRING), "while it runs: the last line that it printed, or what its progress bar shows"),
 }
 PUBLIC_JOB_KEYS = frozenset(name for name, row in JOB.items() if row.public)
-RUNNING_JOB_KEYS = (                            # what GET /status has of a running job
-    "status", "id", "command", "user", "gpus", "name", "group", "attempt", "node", "gpu_indices", "gpu_places",
-    "slurm_id", "started_at", "processes_left", "runtime_seconds", "stopping", "unknown_since", "idle_since", "rss_mib",
-    "cpu_percent", "last_line")
 OVERVIEW_JOB_KEYS = (                           # what GET /status?after= has of a job
     "status", "id", "command", "user", "gpus", "name", "group", "attempt", "only_node", "node", "gpu_places",
     "started_at", "finished_at", "runtime_seconds", "expected_time", "processes_left", "stopping", "unknown_since",
@@ -3521,24 +3502,13 @@ def gpu_json(gpu: Gpu, state: State, config: GpuConfig, trouble: str | None, nod
     jobs, job_ids, foreign = [job for job, _ in held], [job.id for job, _ in held], find_foreign(gpu, config)
     why = find_gpu_reason(gpu, config, jobs)
     obstacle = why.detail if why else closed
-    if trouble:
-        state_word = "Unknown"
-    elif gpu.fault:
-        state_word = "Fault"
-    elif gpu.is_paused:
-        state_word = "Paused"
-    elif jobs:
-        state_word = "Busy"
-    elif not obstacle:
-        state_word = "Available"
-    else:
-        is_used = foreign or find_unseen(gpu, jobs, config)
-        state_word = "In use" if is_used else "Unavailable"
+    states = (("Unknown", trouble), ("Fault", gpu.fault), ("Paused", gpu.is_paused), ("Busy", jobs),
+              ("Available", not obstacle), ("In use", foreign or find_unseen(gpu, jobs, config)), ("Unavailable", True))
     return {
         **fields_json(gpu), "node": node, "place": gpu.place,
         "memory_total": format_gb(gpu.memory_total_mib), "memory_used": format_gb(gpu.memory_used_mib),
         "job_id": job_ids[0] if job_ids else None, "job_ids": job_ids,
-        "allocated": sum(share for _, share in held) / 100, "state": state_word,
+        "allocated": sum(share for _, share in held) / 100, "state": next(word for word, holds in states if holds),
         "is_available": not (jobs or obstacle or trouble),
         "unavailable": obstacle or (None if jobs or not trouble else "cannot be read"),
         "used_by": None if gpu.fault or gpu.is_paused or not foreign else describe_processes(foreign),
@@ -3613,13 +3583,8 @@ def format_snapshot(status: Json, paint: Paint) -> str:
     for heading, jobs in elsewhere.items():
         lines += ["", paint("white", heading)] if jobs else []
         lines += [line for job in jobs for line in format_running(job, paint, bool(status["nodes"]))]
-    is_long = paint.width and len(status["gpu_status"]) > TOP_HINT_GPUS
-    hints = [*status["hints"], *(["nexus top shows a line for each GPU"] if is_long else [])]
-    lines += ["", *(f"hint: {hint}" for hint in hints)] if hints else []
+    lines += ["", *(f"hint: {hint}" for hint in status["hints"])] if status["hints"] else []
     return paint.join(lines)
-
-
-TOP_HINT_GPUS = 4               # with more GPUs than that, a terminal's snapshot names `nexus top`
 
 
 def list_gpu_lines(status: Json, paint: Paint) -> list[str]:
@@ -3813,6 +3778,10 @@ USER_COLUMN = Column(
     "USER", lambda job: job["user"], shown_if=lambda jobs: len({job["user"] for job in jobs}) > 1, spare=2)
 COMMAND_COLUMN = Column(
     "COMMAND", lambda job: f"({job['user']}'s)" if job["command"] is None else job["command"], "bright")
+RESULT_COLUMN = Column("RESULT", lambda job: "unknown" if job["unknown_since"] else job["outcome"] or "-")
+RUNTIME_COLUMN = Column(
+    "RUNTIME", lambda job: "-" if job["runtime_seconds"] is None else format_duration(job["runtime_seconds"]), "cyan",
+    spare=1)
 NAME_COLUMN, GROUP_COLUMN = text_column("NAME", "name", 0, "bright"), text_column("GROUP", "group", 4)
 QUEUE_COLUMNS = (
     ID_COLUMN,
@@ -3833,9 +3802,8 @@ JOB_COLUMNS = (
     Column("NODE", lambda job: job["node"] or "-", shown_if=lambda jobs: (      # when several machines are involved
         len({job["node"] for job in jobs}) > 1 or any(job["only_node"] for job in jobs))),
     Column("GPU", lambda job: format_indices(job["gpu_places"]) or "-"),
-    Column("RESULT", lambda job: "unknown" if job["unknown_since"] else job["outcome"] or "-"),
-    Column("RUNTIME", lambda job: "-" if job["runtime_seconds"] is None else format_duration(job["runtime_seconds"]),
-           "cyan", spare=1),
+    RESULT_COLUMN,
+    RUNTIME_COLUMN,
     time_column("STARTED", "started_at", 5),
     Column("FINISHED", lambda job: local_time(job["finished_at"], "%m-%d %H:%M"), "cyan",
            lambda jobs: any(job["finished_at"] for job in jobs), spare=6),
@@ -3847,24 +3815,11 @@ JOB_COLUMNS = (
 
 
 def format_queue(jobs: Sequence[Json], paint: Paint) -> str:
-    """On a terminal, a reason stands below the jobs that share it; in a file it is the last column.
-
-    Below the table stands why a group is held: that is long, and the same for all of them.
-    """
-    import textwrap
-    holds = dict.fromkeys(job["waiting_for"] for job in jobs if has_held_group(job))
-    reasons = ["group held" if has_held_group(job) else job["waiting_for"] or "" for job in jobs]
+    """On a terminal, a reason stands below the jobs that share it; in a file it is the last column."""
+    reasons = [job["waiting_for"] or "" for job in jobs]
     below = [reason if reason != former else "" for reason, former in zip(reasons, ["", *reasons])]
-    shown = [{**job, "waiting_for": reason} for job, reason in zip(jobs, reasons)]
-    last = [] if paint.width else [Column("WAITING FOR", lambda job: job["waiting_for"])]
-    return format_table([*QUEUE_COLUMNS, *last], shown, paint, below) + paint.join(
-        line for hold in holds for line in (textwrap.wrap(hold, max(20, paint.width)) if paint.width else [hold]))
-
-
-def has_held_group(job: Json) -> bool:
-    """Whether a pending job's group is held."""
-    reason = job["reason"] or {"code": "", "subject": ""}
-    return bool(job["group"]) and (reason["code"], reason["subject"]) == ("held", job["group"])
+    last = [] if paint.width else [Column("WAITING FOR", lambda job: job["waiting_for"] or "")]
+    return format_table([*QUEUE_COLUMNS, *last], jobs, paint, below)
 
 
 def format_jobs(jobs: Sequence[Json], paint: Paint) -> str:
@@ -3893,18 +3848,14 @@ TOP_COLUMNS = (                                 # of (GPU or {}, job or {})
     Column("COMMAND", lambda row: describe_run(*row), "bright"),
 )
 WAITING_COLUMNS = (
-    Column("WAITING", lambda row: row["id"], "magenta"),
-    Column("GPUS", lambda row: row["gpus"], spare=1),
-    Column("STARTS", lambda row: row["starts"], "cyan", spare=2),
-    Column("COMMAND", lambda row: row["what"], "bright"),
-    Column("WHY", lambda row: row["why"]),
+    replace(ID_COLUMN, heading="WAITING"),
+    Column("GPUS", lambda job: "-" if job["gpus"] is None else format_known(job["gpus"], "", 2), spare=1),
+    Column("STARTS", lambda job: local_time(job["estimated_start"]), "cyan", spare=2),
+    Column("COMMAND", name_or_command, "bright"),
+    Column("WHY", lambda job: job["waiting_for"] or ""),
 )
 FINISHED_COLUMNS = (
-    Column("FINISHED", lambda job: job["id"], "magenta"),
-    Column("RESULT", lambda job: job["outcome"] or "-"),
-    Column("RUNTIME", lambda job: format_duration(job["runtime_seconds"] or 0), "cyan", spare=1),
-    Column("COMMAND", lambda job: name_or_command(job), "bright"),
-)
+    replace(ID_COLUMN, heading="FINISHED"), RESULT_COLUMN, RUNTIME_COLUMN, Column("COMMAND", name_or_command, "bright"))
 
 
 def list_top(status: Json, waiting: Sequence[Json], more: int, groups: Sequence[Json], finished: Sequence[Json],
@@ -3932,16 +3883,14 @@ def list_top(status: Json, waiting: Sequence[Json], more: int, groups: Sequence[
         add_table(TOP_COLUMNS, rows, [job.get("id", "") for _, job in rows])
     else:
         shown.append(("no job runs", ""))
-    active = [group for group in groups if group[PENDING] or group[RUNNING]]
-    group_rows = [{"position": group["position"] or 0, "id": "group", "gpus": "", "starts": "", "what": group["name"],
-                   "why": describe_group(group)} for group in active]
-    job_rows = [{"position": job["position"], "id": job["id"], "gpus": format_known(job["gpus"], "", 2),
-                 "starts": local_time(job["estimated_start"]), "what": name_or_command(job),
-                 "why": job["waiting_for"] or ""} for job in waiting]
-    if group_rows or job_rows:
-        waiting_rows = sorted(group_rows + job_rows, key=operator.itemgetter("position"))
+    waiting_groups = [
+        {"id": "group", "position": group["position"] or 0, "gpus": None, "estimated_start": None, "name": None,
+         "command": group["name"], "waiting_for": describe_group(group)}
+        for group in groups if group[PENDING] or group[RUNNING]]
+    if waiting_groups or waiting:
+        waiting = sorted([*waiting_groups, *waiting], key=operator.itemgetter("position"))
         shown.append(("", ""))
-        add_table(WAITING_COLUMNS, waiting_rows, [row["id"] if row["id"] != "group" else "" for row in waiting_rows])
+        add_table(WAITING_COLUMNS, waiting, [row["id"] if row["id"] != "group" else "" for row in waiting])
         shown += [(f"… {format_count(more, 'more job')}", "")] if more > 0 else []
     if finished:
         shown.append(("", ""))
@@ -6456,10 +6405,10 @@ class Store:
                 self.stamp = stamp_of(state_file)
                 self.save_checkpoint()
 
-    def keep_damage(self, damage: Sequence[Damage]) -> None:
+    def keep_damage(self, damage: Sequence[Json]) -> None:
         """Log what is lost, and keep it in a file for a person to look at.  Raises: OSError."""
         for one in damage:
-            self.log.error("Recovery: %s", format_line(one.words, 300))
+            self.log.error("Recovery: %s", format_line(one["words"], 300))
         if damage:
             path = f"{self.layout.state_file}{DAMAGED}{time.strftime('%Y%m%d-%H%M%S')}"
             write_atomic(path, (f"{encode_json(one)}\n" for one in damage))
@@ -6509,7 +6458,8 @@ class Recovery:
 
     def __init__(self, layout: Layout) -> None:
         """Raises: OSError; conflict, if a newer nexus wrote the file."""
-        self.state, self.damage = State(), list[Damage]()
+        self.state = State()
+        self.damage: list[Json] = []                    # what cannot be read: {words, found: its JSON, if it is there}
         self.broken: dict[str, str] = {}                # {a state file that cannot be read: why}
         self.source = ""                                # the file that was read; "" for none
         self.last = 0
@@ -6532,12 +6482,14 @@ class Recovery:
         self.read_journal(f"{layout.journal_file}.prev")
         self.journal_size, unreadable = self.read_journal(layout.journal_file)
         if len(unreadable) > 1:                         # an interrupted write leaves one
-            self.damage.append(Damage(
-                f"{layout.journal_file}: its last {len(unreadable)} lines cannot be read", unreadable))
+            self.note_damage(f"{layout.journal_file}: its last {len(unreadable)} lines cannot be read", unreadable)
         if self.broken and not self.source and not self.lines:
-            self.damage.append(Damage(f"{layout.state_file} and its .prev cannot be read: their jobs are lost"))
+            self.note_damage(f"{layout.state_file} and its .prev cannot be read: their jobs are lost")
         if self.source and not os.path.exists(layout.journal_file):
-            self.damage.append(Damage(f"{layout.journal_file} is missing"))
+            self.note_damage(f"{layout.journal_file} is missing")
+
+    def note_damage(self, words: str, found: Any = None) -> None:
+        self.damage.append({"words": words, "found": found})
 
     def read_journal(self, path: str) -> tuple[int, list[str]]:
         """Make the changes of a journal that come next; return the bytes before its last unreadable lines, and those.
@@ -6556,7 +6508,7 @@ class Recovery:
                     continue
                 if seq > self.checkpoint_seq and line not in self.lines:
                     if seq != self.last + 1:
-                        self.damage.append(Damage(f"{path}: after change {self.last} comes change {seq}", unreadable))
+                        self.note_damage(f"{path}: after change {self.last} comes change {seq}", unreadable)
                     self.put_rows(tables, f"{path}: change {seq}")
                     self.lines.add(line)
                     self.last, self.state.seq = seq, max(self.state.seq, seq)
@@ -6571,14 +6523,14 @@ class Recovery:
         """
         for table, rows in tables.items():
             if not isinstance(rows, dict):
-                self.damage.append(Damage(f"{where}: {table} is no object", rows))
+                self.note_damage(f"{where}: {table} is no object", rows)
                 continue
             for key, row in rows.items():
                 try:
                     self.state.put(Put(table, key, decode_row(table, key, row)))
                 except (KeyError, TypeError, ValueError) as error:
                     name = f"{'job' if table == 'jobs' else table} {format_line(key, 60)}"
-                    self.damage.append(Damage(f"{where}: {name} cannot be understood: {error}", row))
+                    self.note_damage(f"{where}: {name} cannot be understood: {error}", row)
                     if table == "jobs":
                         self.state.put(Put(table, key, None))
 
@@ -9939,7 +9891,7 @@ class Views(Part):
             "state_version": version, "gpu_status": self.list_gpus(state), "is_paused": state.paused,
             "queued_jobs": len(state.pending), "queued_by_priority": bands,
             **{f"{word}_jobs": statuses.count(word) for word in FINAL},
-            "running_jobs": self.describe_jobs(list(state.running.values()), RUNNING_JOB_KEYS), **self.info(),
+            "running_jobs": self.describe_jobs(list(state.running.values())), **self.info(),
             "gpu_trouble": self.service.observer.find_smi_error(), "slurm": cluster.describe() if cluster else None,
             "hints": [*self.service.health.list_hints(), *list(list_holds(state).values())[:3]],
             "bad_checks": [check["name"] for check in self.service.health.check()["checks"] if not check["is_ok"]],

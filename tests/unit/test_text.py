@@ -47,7 +47,7 @@ NEAR = [  # word, known words, the suggestion
     ("nam", ["node", "name"], "name"), ("prot", ["host", "port"], "port"),
     ("sreen", ["screen"], "screen"), ("--retrys", ["--retries"], "--retries"),
     ("--cpus", ["--gpus"], None), ("--gres", ["--group"], None),
-    ("--mem", ["--name"], None), ("--tag", ["--tty"], None), ("cmd", ["cwd"], None), ("hh", ["h"], "h")]
+    ("--mem", ["--name"], None), ("--tag", ["--tty"], None), ("cmd", ["cwd"], None)]
 
 
 @pytest.mark.parametrize("word, known, near", NEAR)

@@ -170,12 +170,6 @@ SNAPSHOTS = [  # reason, status, part
 ]
 
 
-@pytest.mark.parametrize("paint, count, is_named", [(TERMINAL, 5, True), (TERMINAL, 4, False), (PLAIN, 8, False)])
-def test_many_gpus_on_a_terminal_name_top(paint, count, is_named):
-    text = nexus.format_snapshot(status(gpus=[gpu(index) for index in range(count)]), paint)
-    assert text.endswith("\n\nhint: nexus top shows a line for each GPU\n") == is_named
-
-
 COLOURS = [  # what, text with its colour
     ("the queue", "\x1b[34mQueue: 1 job pending\x1b[0m"), ("its state", "\x1b[33m[RUNNING]\x1b[0m"),
     ("headers", "\x1b[1mGPUs:\x1b[0m"), ("free GPUs", "\x1b[92mAvailable\x1b[0m"),
@@ -243,15 +237,6 @@ def test_the_queue_on_a_terminal_gives_the_reason_a_line_of_its_own_once():
     made = nexus.format_queue(listed(job("abc"), job("abd"), waiting_for="GPU 0 is paused"), TERMINAL)
     assert [line.split()[0] for line in made.splitlines() if "GPU 0 is paused" not in line] == ["ID", "abc", "abd"]
     assert [number for number, line in enumerate(made.splitlines()) if "GPU 0 is paused" in line] == [2]
-
-
-@pytest.mark.parametrize("paint", [PLAIN, TERMINAL])
-def test_why_a_group_is_held_stands_once_below_the_queue(paint):
-    why = "group bad is held: its first 3 jobs failed"
-    held = {"waiting_for": why, "reason": {"code": "held", "subject": "bad", "detail": why}}
-    made = nexus.format_queue(listed(job("abc", group="bad"), job("abd", group="bad"), **held)
-                              + listed(job("abe", group="good"), waiting_for="GPU 0 is paused"), paint)
-    assert made.splitlines()[-1] == why and made.count(why) == 1 and made.count("group held") == 2 - (paint is TERMINAL)
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])
@@ -382,7 +367,7 @@ GPU  UTIL  MEMORY     TEMP  POWER  JOB  RUNTIME  COMMAND
 -    -     -          -     -      abe  1m       load: python train.py
 
 WAITING  GPUS  STARTS  COMMAND          WHY
-group                  sweep            7 jobs: 1 running, 2 fa…g; paused by ann
+group    -     -       sweep            7 jobs: 1 running, 2 fa…g; paused by ann
 qqa      2     -       python train.py  no GPU is free
 qqb      1     -       python train.py  no GPU is free
 … 2 more jobs
