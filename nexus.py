@@ -4721,11 +4721,10 @@ OWN_FILES = (r"std(out|err)\.log|log\.times|job\.json|job\.sh(\.\d+\.tmp)?|(atte
              r"warned-\d+-[\d.]+|result-\d+\.json|slurm-\d+\.log")
 
 
-def remove_job_files(log_dir: str, folder: str, code_file: str = "") -> None:
+def remove_job_files(log_dir: str, folder: str) -> None:
     """Remove nexus's files from a job's log folder, and the folder if it is empty then.
 
-    Only a real folder directly below log_dir is touched, and no link is followed.  `code_file`: main.py's original.
-    Raises: unavailable.
+    Only a real folder directly below log_dir is touched, and no link is followed.  Raises: unavailable.
     """
     if os.path.join(log_dir, os.path.basename(folder)) != folder or not os.path.basename(folder).startswith("job_"):
         raise NexusError("unavailable",
@@ -4734,10 +4733,10 @@ def remove_job_files(log_dir: str, folder: str, code_file: str = "") -> None:
         with opened(folder, os.O_DIRECTORY | os.O_NOFOLLOW) as handle:
             for name in [name for name in os.listdir(handle) if re.fullmatch(OWN_FILES, name)]:
                 os.unlink(name, dir_fd=handle)
-        main = os.path.join(folder, "work", "main.py")
-        if os.path.isfile(main) and os.path.isfile(code_file) and read_bytes(main) == read_bytes(code_file):
-            os.unlink(main)
-        for path in (os.path.dirname(main), folder):
+        work = os.path.join(folder, "work")
+        if not os.path.islink(work):
+            remove_file(os.path.join(work, "main.py"))
+        for path in (work, folder):
             with contextlib.suppress(OSError):      # the folder is not empty
                 os.rmdir(path)
 
@@ -5123,18 +5122,13 @@ def import_psutil() -> Any:
     return psutil
 
 
-class Host(Value):
-    """What the whole machine uses.  None: unknown."""
-    cpu_percent: float | None = None            # since the refresh before
-    memory_used_gb: float | None = None
-    memory_total_gb: float | None = None
-
-
-def measure_host(psutil: Any) -> Host:
+def measure_host(psutil: Any) -> dict[str, float | None]:
+    """What the whole machine uses, since the refresh before; None: unknown."""
     if psutil is None:
-        return Host()
+        return dict.fromkeys(("cpu_percent", "memory_used_gb", "memory_total_gb"))
     memory = psutil.virtual_memory()
-    return Host(psutil.cpu_percent(), (memory.total - memory.available) / 2**30, memory.total / 2**30)
+    return {"cpu_percent": psutil.cpu_percent(), "memory_used_gb": (memory.total - memory.available) / 2**30,
+            "memory_total_gb": memory.total / 2**30}
 
 
 def measure_memory(psutil: Any, processes: Iterable[Process]) -> float | None:
@@ -5983,12 +5977,11 @@ SLURM_SCRIPT = r'''  slurms='SLURM[A-Z0-9_]*|[A-Z]+_VISIBLE_DEVICES|GPU_DEVICE_O
 
 
 def build_script(job: Job, environment: Mapping[str, str], layout: Layout,
-                 leases: Sequence[tuple[str, str, str]] = (), program: Sequence[str] | None = None,
-                 recorder: int = 0) -> str:
+                 leases: Sequence[tuple[str, str, str]] = (), recorder: int = 0) -> str:
     """The text of a job's job.sh.
 
-    `leases`: of Leases.paths(); `program` runs instead of bash -c COMMAND; `recorder`: the pid of a service beside it
-    that records how it ends, so that job.sh need not wait for the disk; 0: there is none.
+    `leases`: of Leases.paths(); `recorder`: the pid of a service beside it that records how it ends, so that job.sh
+    need not wait for the disk; 0: there is none.
     """
     pairs = [f"{quote(name)}={quote(text)}" for name, text in environment.items() if name != "NEXUS_JOB_NONCE"]
     # Without the nonce, a job.sh that is run by hand is not this job, which the service would end.
@@ -6001,7 +5994,7 @@ def build_script(job: Job, environment: Mapping[str, str], layout: Layout,
     command = job.command
     if re.search(TEE_PIPE, command) and len(command.encode("utf-8", "replace")) + len(TEE_ENDING) < MAX_ARGUMENT_BYTES:
         command += TEE_ENDING
-    launch = list(program or ["bash", "-c", *(["--"] if command.startswith(("-", "+")) else []), command])
+    launch = ["bash", "-c", *(["--"] if command.startswith(("-", "+")) else []), command]
     if job.tty:                                 # script(1) runs $SHELL, which may be fish, or /bin/false
         shell = [f"SHELL={environment['SHELL']}"] if "SHELL" in environment else ["-u", "SHELL"]
         inner = " ".join(map(quote, ["exec", "/usr/bin/env", *shell, *launch]))
@@ -6577,18 +6570,13 @@ def is_machine_fault(error: OSError) -> bool:
     return errno.errorcode.get(error.errno or 0) in MACHINE_FAULTS
 
 
-class Started(Value):
-    """An attempt runs: its job.sh has claimed it, or its node or Slurm reports it."""
-    facts: Mapping[str, Any]        # fields of the attempt
-
-
 class Facts(Value):
-    """What else is learned of an attempt that runs, or that Slurm has."""
+    """What is learned of an attempt: that it runs, as job.sh, its node or Slurm reports, or what becomes of it."""
     facts: Mapping[str, Any]        # fields of the attempt
 
 
 if TYPE_CHECKING:
-    News = Union[Started, Facts, Requeue, Result]       # what a backend reports of an attempt
+    News = Union[Facts, Requeue, Result]       # what a backend reports of an attempt
     Finding = tuple[Job, News]
 
 
@@ -6684,7 +6672,6 @@ class SlurmBackend(Backend):
         self.error: NexusError | None = NexusError("unavailable", "Slurm has not been asked yet")
         self.refused = Backoff(*HOLD_S)                     # why Slurm took no job; `conflict`: it has enough of ours
         self.over_at: dict[str | None, float] = {}          # {slurm_key: monotonic, when it was first seen ended}
-        self.cancelled_at: dict[str, float] = {}            # {Slurm's id: monotonic}
 
     def step(self) -> float:
         """In the thread: submit a job, and run squeue when it is time; return the pause in seconds."""
@@ -6793,11 +6780,11 @@ class SlurmBackend(Backend):
             elif not job.current.slurm_id:
                 yield job, Facts({"slurm_id": seen.id})
 
-    def find_start(self, job: Job, seen: SlurmJob | None) -> Started:
+    def find_start(self, job: Job, seen: SlurmJob | None) -> Facts:
         """The start, as the end of the second that Slurm tells, so that no time limit is reached early."""
         seen, now = seen or SlurmJob(job.current.slurm_id or "", ""), self.service.clock.now()
         started_at = now if seen.started_at is None else min(now, seen.started_at + 1)
-        return Started({"started_at": started_at, "slurm_id": seen.id or None, "slurm_node": seen.nodes or "a node"})
+        return Facts({"started_at": started_at, "slurm_id": seen.id or None, "slurm_node": seen.nodes or "a node"})
 
     def find_end(self, job: Job, seen: SlurmJob | None, over_s: float) -> Iterator[Finding]:
         """Judge a job that Slurm calls ended or does not know, by its files."""
@@ -6818,12 +6805,8 @@ class SlurmBackend(Backend):
 
     def cancel(self, unwanted: Iterable[SlurmJob]) -> None:
         """Raises: unavailable."""
-        now = self.service.clock.monotonic()
-        self.cancelled_at = {slurm_id: at for slurm_id, at in self.cancelled_at.items() if now - at < CANCEL_AGAIN_S}
-        ids = sorted({one.id for one in unwanted
-                      if one.state not in (*SLURM_ENDS, "COMPLETING") and one.id not in self.cancelled_at})
+        ids = sorted({one.id for one in unwanted if one.state not in (*SLURM_ENDS, "COMPLETING")})
         if ids:
-            self.cancelled_at.update(dict.fromkeys(ids, now))
             self.hurry()
             words = self.slurm.cancel(ids)
             if words and not re.search("Invalid job id|already completing|already finished", words):
@@ -6853,7 +6836,7 @@ class SlurmBackend(Backend):
             if isinstance(news, Result):
                 self.refused.succeed()                      # there is room for another
                 self.service.wake()
-            elif isinstance(news, Facts):
+            elif isinstance(news, Facts) and "started_at" not in news.facts:
                 command = format_line(job.command, 500)
                 self.log.info("Submitted to Slurm as %s: job %s: %s", news.facts["slurm_id"], job.id, command)
         for job in self.live:
@@ -6864,7 +6847,7 @@ class SlurmBackend(Backend):
                 if stop:
                     yield job, Facts({"stop_cause": stop[0], "stop_line": stop[1]})
         self.live = self.list_live()
-        if any(job.current.stop_cause and job.current.slurm_id not in self.cancelled_at for job in self.live):
+        if any(job.current.stop_cause for job in self.live):
             self.hurry()                                    # after squeue, the thread cancels them
         if found and not self.store.last_error:             # after a disk error, poll() returns them again
             self.found = ()
@@ -6892,13 +6875,6 @@ class SlurmBackend(Backend):
         error = self.error or (self.refused.why if job.current.slurm_id is None else None)
         return describe_submitted(job, self.seen.get(job.current.slurm_key), error.message if error else None)
 
-    def list_estimates(self) -> dict[str, float]:
-        """{job id: when Slurm expects it to start}"""
-        latest = self.service.clock.now() + FAR_S
-        found = [(job.id, self.seen.get(job.current.slurm_key)) for job in self.live]
-        return {job_id: seen.started_at for job_id, seen in found
-                if seen and seen.state in SLURM_WAITING and seen.started_at and seen.started_at < latest}
-
     def describe(self) -> dict[str, Any]:
         """The `slurm` of GET /status."""
         running = sum(job.status == RUNNING for job in self.live)
@@ -6908,10 +6884,8 @@ class SlurmBackend(Backend):
                 "max_submitted": self.service.config.slurm.max_submitted}
 
 
-FAR_S = 30 * 86400.0            # later estimates are ignored: Slurm takes a job without a time limit to last a year
 FAST_POLL_S = 0.2               # between two calls of squeue when something is about to change
 HURRY_S = 3.0                   # how long squeue runs so often
-CANCEL_AGAIN_S = 30.0           # a cancelled job that goes on is cancelled again after this
 
 
 class RunnerEvents:
@@ -7129,7 +7103,6 @@ class Order(Value):
     """What a machine needs to start an attempt."""
     job: Job
     variables: Mapping[str, str]                # the submitter's environment
-    argv: tuple[str, ...] | None = None         # runs instead of bash -c COMMAND
     code: str | None = None                     # the Python that was uploaded as its main.py
 
 
@@ -7387,8 +7360,8 @@ class JobHost:
         self.checked_at = float("-inf")                 # monotonic
         self.start_backoff = Backoff(*HOLD_S)           # nothing is started here during it, nor on nodes or in Slurm
 
-    def start(self, order: Order) -> Requeue | Result | None:
-        """Start an attempt; return why it could not be started, for now or for good."""
+    def start(self, order: Order) -> Requeue | None:
+        """Start an attempt; return why it cannot be started now.  Raises: OSError, NexusError; then fail() is due."""
         job, leases = order.job, self.machine.leases if order.job.current.gpu_uuids else None
         why = self.start_backoff.find_why(self.clock.monotonic()) or (self.observer.find_error() if leases else None)
         if why:
@@ -7400,13 +7373,10 @@ class JobHost:
             if error.kind != "conflict":
                 self.observer.lease_backoff.fail(self.clock.monotonic(), error)
             return Requeue(error.message)
-        try:
-            script = self.write_script(order, leases.paths(job.id) if leases else ())
-            hosted = self.hosted[job.id] = HostedJob(self, job)
-            hosted.launched_at = self.clock.monotonic()
-            self.machine.launch(job, script)
-        except (OSError, NexusError) as error:
-            return self.fail(job, error)
+        script = self.write_script(order, leases.paths(job.id) if leases else ())
+        hosted = self.hosted[job.id] = HostedJob(self, job)
+        hosted.launched_at = self.clock.monotonic()
+        self.machine.launch(job, script)
         self.start_backoff.succeed()
         return None
 
@@ -7446,7 +7416,7 @@ class JobHost:
             write_atomic(os.path.join(job.cwd, "main.py"), [order.code], is_synced=False)
         job = replace(fill_cuda_numbers(job, gpus), umask=self.umask if job.umask is None else job.umask)
         environ = build_environment(job, order.variables, gpus, find_free_port(job.number))
-        text = build_script(job, environ, self.layout, leases, order.argv, self.recorder)
+        text = build_script(job, environ, self.layout, leases, self.recorder)
         script = os.path.join(folder, "job.sh")
         write_atomic(script, [text], 0o700, is_synced=False)
         return script
@@ -7519,13 +7489,16 @@ def list_news(job: Job, progress: Progress) -> Iterator[News]:
     if progress.requeue:
         yield Requeue(progress.requeue, {"pid": None, "pid_started": None})
         return
+    facts: dict[str, Any] = {}
     if progress.stop and not job.current.stop_cause:
-        yield Facts({"stop_cause": progress.stop[0], "stop_line": progress.stop[1]})
+        facts.update(stop_cause=progress.stop[0], stop_line=progress.stop[1])
     if progress.pid is not None and job.current.pid is None:
-        yield Started({"pid": progress.pid, "pid_started": progress.pid_started, "session": progress.session})
+        facts.update(pid=progress.pid, pid_started=progress.pid_started, session=progress.session)
     notes = tuple(note for note in progress.notes if note not in job.current.notes)
     if notes or progress.processes_left != job.current.processes_left:
-        yield Facts({"processes_left": progress.processes_left, "notes": (*job.current.notes, *notes)})
+        facts.update(processes_left=progress.processes_left, notes=(*job.current.notes, *notes))
+    if facts:
+        yield Facts(facts)
     if progress.is_over and progress.result:
         yield progress.result
 
@@ -7829,7 +7802,7 @@ class Agent:
             for name in STREAM_FILES:                           # of an earlier attempt: the head has them
                 remove_file(os.path.join(folder, name))
             self.keep(job)                                      # before anything of it can begin
-            news = self.host.start(Order(job, environ, order.argv, order.code))
+            news: Requeue | Result | None = self.host.start(Order(job, environ, order.code))
         except (OSError, NexusError) as error:
             news = self.host.fail(job, error)
         if isinstance(news, Requeue):
@@ -7881,7 +7854,7 @@ class Agent:
     def find_news(self, known: Mapping[str, Progress]) -> object:
         """What makes a reply worth sending: it differs from what was last told."""
         return (known, list(self.refused), self.folders, self.observer.find_error(),
-                [list_watched(gpu) for gpu in self.observer.gpus])
+                self.observer.gpus)
 
     def has_news(self, known: Mapping[str, Progress]) -> bool:
         wanted = self.question.jobs if self.question else ()
@@ -8101,8 +8074,6 @@ class Node(MachineBackend):
         self.clock_offset_s = 0.0                           # its clock minus ours
         self.gpus: tuple[Gpu, ...] = ()
         self.gpu_error = ""                                 # why its agent gives no GPU
-        self.has_news = False
-        self.shown: object = None                           # what clients have heard of it
         self.guard = threading.Lock()                       # held to send a question, for the next four
         self.line: AgentLine | None = None
         self.questions: collections.deque[Question] = collections.deque()       # without a reply
@@ -8191,7 +8162,6 @@ class Node(MachineBackend):
         self.clock_offset_s = report.now - self.clock.now()
         if report.gpus is not None:
             self.gpus = tuple(replace(gpu, node=self.name, uuid=f"{self.name}/{gpu.uuid}") for gpu in report.gpus)
-        self.has_news = True
         if self.trouble is not None:
             self.trouble = None
             self.log.info("Node %s: connected, %s", self.name, format_count(len(self.gpus), "GPU"))
@@ -8213,7 +8183,6 @@ class Node(MachineBackend):
         is_news, self.trouble = self.trouble is None or self.trouble.message != why.message, why
         if is_news:
             self.log.warning("Node %s: %s", self.name, why.message)
-            self.has_news = True
             self.service.wake()
 
     def start(self, job: Job, variables: Mapping[str, str] | None) -> None:
@@ -8243,12 +8212,6 @@ class Node(MachineBackend):
             self.service.wake()
 
     def poll_jobs(self, jobs: Sequence[Job], runner_events: Sequence[RunnerEvent]) -> Iterator[tuple[Job, Progress]]:
-        if self.has_news:
-            self.has_news = False
-            shown = self.find_closed(float("inf")), [list_watched(gpu) for gpu in self.gpus]
-            if shown != self.shown:
-                self.shown = shown
-                self.store.note_change()
         lost = self.find_lost()
         for key in self.unsent.keys() - {(job.id, job.attempt) for job in jobs}:
             del self.unsent[key]
@@ -8342,16 +8305,14 @@ class Outcomes(Part):
     def take_news(self, job: Job, news: News) -> None:
         """Record what is new of an attempt; an end is left to record_ends_and_start().  Raises: unavailable."""
         now = self.clock.now()
-        if isinstance(news, Facts):
+        if isinstance(news, Facts) and job.status == PENDING and "started_at" in news.facts:        # in Slurm's queue
+            self.record_start(job, **news.facts)
+            self.service.starter.tell_start(self.store.state.jobs[job.id])
+        elif isinstance(news, Facts):
             self.service.record(job, job.current.slurm_key is not None, **news.facts)
             if "stop_line" in news.facts:
                 self.log.info("Job %s is stopped: %s", job.id, news.facts["stop_line"])
                 self.service.wake()
-        elif isinstance(news, Started) and job.status == PENDING:       # in Slurm's queue
-            self.record_start(job, **news.facts)
-            self.service.starter.tell_start(self.store.state.jobs[job.id])
-        elif isinstance(news, Started):
-            self.service.record(job, False, **news.facts)
         elif isinstance(news, Requeue):
             why, facts = news.why, {**(news.facts or {}), "log_base": measure_logs(self.layout.folder_of(job))}
             self.store.update(lambda state: requeue(state, state.jobs[job.id], why, now, **facts))
@@ -8466,8 +8427,6 @@ class Outcomes(Part):
 class Starter(Part):
     """Starts jobs through their backends."""
 
-    looked_at = float("-inf")                   # monotonic: when the processes of --after-pid were looked at
-
     def intend(self, job: Job, start: Start, now: float) -> Put:
         where: dict[str, Any] = {"nonce": self.clock.new_token()[:16]}
         cwd = self.layout.work_folder(job.id) if job.code else job.cwd
@@ -8483,22 +8442,11 @@ class Starter(Part):
 
     def release_waiting(self) -> None:
         """Record which processes of --after-pid have ended."""
-        if self.clock.monotonic() - self.looked_at < WATCH_INTERVAL_S:
-            return
-        self.looked_at = self.clock.monotonic()
-        ended = []
         for job in list(self.store.state.pending.values()):
             pid, started, boot_id = job.after_process or (0, 0, "")
             if pid and not (boot_id == self.machine.boot_id and self.machine.processes.is_alive(pid, started)):
-                ended.append(job.id)
-
-        def release(state: State) -> Changes:
-            for job_id in ended:
-                if job_id in state.pending:
-                    yield change_job(state.jobs[job_id], after_process=None)
-
-        if ended:
-            self.service.change(release, "The process has ended after which these were to start: %s", ", ".join(ended))
+                self.service.record(job, after_process=None)
+                self.log.info("Job %s: process %d has ended, after which it was to start", job.id, pid)
 
     def start(self, job: Job, variables: Mapping[str, str] | None) -> None:
         """Start a job whose intent is on disk.  After a crash before its claim, the next service requeues it."""
@@ -8537,25 +8485,16 @@ class Starter(Part):
             code = read_bytes(self.layout.code_file(job.code)).decode("utf-8", "surrogateescape")
         if variables is None:
             raise NexusError("not_found", "its environment was lost with a damaged state file; add the job again")
-        job, variables = self.service.scripts.restrain(job, variables)
-        filled = fill_cuda_numbers(job, self.service.observer.observation.gpus)
-        argv = self.service.scripts.find_argv(filled, variables.get("PATH") or os.defpath)
-        return Order(job, variables, tuple(argv) if argv else None, code)
+        return Order(*self.service.scripts.restrain(job, variables), code)
 
     def make_node_order(self, node: Node, job: Job, variables: Mapping[str, str] | None) -> Order:
         """The job as its node gets it: with places, GPUs and limits as they are there.
 
         Raises: OSError, NexusError, when it cannot run any more.
         """
-        scripts = self.service.scripts
-        interpreter, words = scripts.find_script(job)
         self.make_room(job)
         order = self.make_order(job, variables)
-        if words:                                           # this service's list of scripts counts, not the node's
-            scripts.check_file(interpreter, words[0])
-            job = replace(job, command=" ".join(map(quote, [*filter(None, [interpreter]), *words])))
-        else:
-            job = order.job
+        job = order.job
         cwd = "" if job.cwd == os.path.expanduser("~") else job.cwd
         if job.snapshot and job.snapshot_repo:
             tree = self.send_snapshot(node, job.snapshot, job.snapshot_repo)
@@ -8566,7 +8505,7 @@ class Starter(Part):
         job = replace(job, cwd=cwd, status_history=(), timeout_seconds=limit_s,
                       attempts=(replace(job.current, gpu_uuids=uuids),))
         # Whoever sent a script gave no environment: it would be this service's.
-        return Order(job, {} if job.code else order.variables, None, order.code)
+        return Order(job, {} if job.code else order.variables, order.code)
 
     def send_snapshot(self, node: Node, commit: str, repository: str) -> str:
         """The path of a snapshot on a node; it is pushed there if it is missing.  Raises: unavailable, not_found."""
@@ -8711,7 +8650,6 @@ class NodePool(Part):
                     if node.is_leaving and self.nodes.get(node.name) is node:   # it was not added again
                         self.set_node(node.name, None)
                         self.log.info("Node %s is removed", node.name)
-                        self.store.note_change()
 
     def number_nodes(self) -> dict[str | None, int]:
         """{machine: its number in /api}; this one is 0."""
@@ -8734,12 +8672,6 @@ def is_withdrawn(job: Job, folder: str) -> bool:
         return take_claim(folder, job.attempt)
     except OSError:
         return False                        # Slurm will end it
-
-
-def list_watched(gpu: Gpu) -> tuple[object, ...]:
-    """The parts of a GPU whose change clients hear of at once; its temperature is not among them."""
-    return (gpu.place, gpu.uuid, gpu.fault, gpu.is_paused, gpu.lease_holder, gpu.memory_used_mib,
-            tuple((process.pid, process.job_id) for process in gpu.processes))
 
 
 def check_node(node: Node, now: float) -> tuple[bool, str]:
@@ -8852,8 +8784,7 @@ class Hooks:
         import collections
         self.service, self.config = service, service.config.hooks
         self.is_healthy, self.looked_at = True, float("-inf")
-        self.ended: collections.deque[Job] = collections.deque()       # on_finish is due; State may lack them
-        self.idle: collections.deque[Job] = collections.deque()        # on_idle is due
+        self.due: collections.deque[tuple[str, Job]] = collections.deque()      # (hook, job; State may lack it)
         self.worker = Worker(service, "running hooks", self.look)
 
     def begin(self) -> None:
@@ -8865,38 +8796,29 @@ class Hooks:
 
     def note_status_changes(self, jobs: Iterable[Job]) -> None:
         """Queue on_finish for those jobs that have ended."""
-        self.ended.extend(job for job in jobs if job.is_hook_due and self.config.on_finish)
-        if self.ended:
-            self.worker.wanted.set()
+        self.queue("on_finish", [job for job in jobs if job.is_hook_due])
 
-    def note_idle(self, job: Job) -> None:
-        """Queue on_idle."""
-        if self.config.on_idle:
-            self.idle.append(job)
+    def queue(self, name: str, jobs: Iterable[Job]) -> None:
+        """Run a hook for each of these jobs, if it is configured."""
+        if getattr(self.config, name):
+            self.due.extend((name, job) for job in jobs)
             self.worker.wanted.set()
 
     def look(self) -> float | None:
         """Run the hooks that are due; return the seconds until the next call, or None to wait for `wanted`."""
         self.look_at_health()
-        if self.idle:
-            job = self.idle.popleft()
-            self.call("on_idle", self.config.on_idle, {
-                "NEXUS_JOB_ID": job.id, "NEXUS_JOB_COMMAND": job.command,
-                "NEXUS_JOB_GPU": ",".join(job.current.gpu_places)})
-            return 0.0
-        if self.ended:
-            self.finish(self.ended.popleft())
-            return 0.0
-        return WATCH_INTERVAL_S if self.config.on_unhealthy else None
-
-    def finish(self, job: Job) -> None:
+        if not self.due:
+            return WATCH_INTERVAL_S if self.config.on_unhealthy else None
+        name, job = self.due.popleft()
         last = job.current
-        self.call("on_finish", self.config.on_finish, {
+        self.call(name, {
             "NEXUS_JOB_ID": job.id, "NEXUS_JOB_STATUS": job.status, "NEXUS_JOB_CAUSE": last.cause or "",
             "NEXUS_JOB_EXIT_CODE": "" if last.exit_code is None else str(last.exit_code),
             "NEXUS_JOB_COMMAND": job.command, "NEXUS_JOB_GPU": ",".join(last.gpu_places)})
-        self.service.store.update(
-            lambda state: [change_job(state.jobs[job.id], is_hook_due=False)] if job.id in state.jobs else [])
+        if job.is_hook_due:
+            self.service.store.update(
+                lambda state: [change_job(state.jobs[job.id], is_hook_due=False)] if job.id in state.jobs else [])
+        return 0.0
 
     def look_at_health(self) -> None:
         service, now = self.service, self.service.clock.monotonic()
@@ -8907,14 +8829,15 @@ class Hooks:
         if health["is_healthy"] != self.is_healthy:
             self.is_healthy = health["is_healthy"]
             bad = [f"{check['name']}: {check['reading']}" for check in health["checks"] if not check["is_ok"]]
-            self.call("on_unhealthy", self.config.on_unhealthy, {
+            self.call("on_unhealthy", {
                 "NEXUS_HEALTH": "HEALTHY" if self.is_healthy else "UNHEALTHY", "NEXUS_HEALTH_REASON": "; ".join(bad)})
 
-    def call(self, name: str, command: str, variables: Mapping[str, str]) -> None:
+    def call(self, name: str, variables: Mapping[str, str]) -> None:
         """Run one hook, with these variables cut to a size that exec() accepts in any encoding."""
         environ = {**self.service.environ, **{key: text[:MAX_HOOK_TEXT] for key, text in variables.items()}}
+        command = f"umask {self.service.umask:03o}\n{getattr(self.config, name)}"
         try:
-            done = run(["/bin/sh", "-c", f"umask {self.service.umask:03o}\n{command}"], HOOK_TIMEOUT_S, environ)
+            done = run(["/bin/sh", "-c", command], HOOK_TIMEOUT_S, environ)
             error = f"exit code {done.exit_code}: {format_line(done.output.strip()[-200:])}" if done.exit_code else ""
         except (NexusError, ValueError) as failure:
             error = str(failure)
@@ -8996,7 +8919,7 @@ class DryRun(Exception):
 
 
 class ScriptRules(Part):
-    """Enforces allowed_script_paths: a job is a script below one of these folders, and runs there, without a shell.
+    """Enforces allowed_script_paths: a job is a script below one of these folders, and runs there.
 
     Of users with a token it has the service's environment alone.  The owner's own is trusted like config.toml.
     """
@@ -9034,38 +8957,21 @@ class ScriptRules(Part):
             self.check_path(os.path.realpath(job.cwd))
         return interpreter, [path, *arguments]
 
-    def find_argv(self, job: Job, path: str) -> list[str]:
-        """Return the argv of a job, its interpreter looked up on `path`; [] without allowed_script_paths.
-
-        Raises: forbidden.
-        """
-        interpreter, argv = self.find_script(job)
-        if not argv:
-            return []
-        self.check_file(interpreter, argv[0])
-        if interpreter:
-            program = find_program(interpreter, path)
-            if not program:
-                raise NexusError("forbidden", f"{interpreter} was not found on PATH ({path})")
-            argv = [program, *argv]
-        if "=" in argv[0]:                                  # env(1) reads it as a variable
-            raise NexusError("forbidden", f"{argv[0]} cannot be run: its path holds =")
-        return argv
-
-    def check_file(self, interpreter: str, path: str) -> None:
-        """Raises: forbidden, when a script cannot be run, by itself if it has no interpreter."""
-        if not os.path.isfile(path):
-            raise NexusError("forbidden", f"{path} is not a file")
-        if not interpreter and not re.match(rb"\x7fELF|#![ \t]*/", read_part(path, 0, 256)):    # env(1) runs sh
-            raise NexusError("forbidden", f"{path} cannot be run by itself: it does not begin with #!/",
-                             hint="give it a first line like #!/bin/sh, and chmod +x; or name its interpreter")
-
     def restrain(self, job: Job, variables: Mapping[str, str]) -> tuple[Job, Mapping[str, str]]:
-        """Return a job, and its variables, as allowed_script_paths permits; a job of the owner is unchanged.
+        """Return a job, and its variables, as allowed_script_paths permits.  Raises: forbidden.
 
         This runs at each start: allowed_script_paths may be set after the submission.  A user's umask could let others
         change the files that a script writes (such as .pyc).  The real directory: a link may lead elsewhere by now.
+        All words of the command are quoted: the shell only executes them.
         """
+        interpreter, words = self.find_script(job)
+        if words:
+            if not os.path.isfile(words[0]):
+                raise NexusError("forbidden", f"{words[0]} is not a file")
+            if not interpreter and not re.match(rb"\x7fELF|#![ \t]*/", read_part(words[0], 0, 256)):     # bash runs it
+                raise NexusError("forbidden", f"{words[0]} cannot be run by itself: it does not begin with #!/",
+                                 hint="give it a first line like #!/bin/sh, and chmod +x; or name its interpreter")
+            job = replace(job, command=" ".join(map(quote, [*filter(None, [interpreter]), *words])))
         if not self.is_bound(job):
             return job, variables
         return replace(job, umask=self.service.umask | 0o022, cwd=os.path.realpath(job.cwd)), self.environ
@@ -9416,7 +9322,7 @@ class GpuWatch(Part):
         self.first_probe = threading.Event()
         self.gpus: tuple[Gpu, ...] = ()                     # of this machine
         self.ended: collections.deque[Ended] = collections.deque(maxlen=500)    # attempts, the latest last
-        self.host = Host()
+        self.host = measure_host(None)
         self.loads: Mapping[str, Sequence[tuple[float, float]]] = {}    # {GPU uuid: (monotonic, percent), last hour}
         # {uuid of an idle GPU: since when, UTC; since when and when last seen so, monotonic}
         self.idle: Mapping[str, tuple[float, float, float]] = {}
@@ -9473,9 +9379,7 @@ class GpuWatch(Part):
 
     def show_gpus(self) -> None:
         """Take over the GPUs with their users, and add their mean and peak load."""
-        former, self.gpus = self.gpus, tuple(map(self.add_load, self.observer.gpus))
-        if [list_watched(gpu) for gpu in self.gpus] != [list_watched(gpu) for gpu in former]:
-            self.store.note_change()
+        self.gpus = tuple(map(self.add_load, self.observer.gpus))
 
     def add_load(self, gpu: Gpu) -> Gpu:
         loads = [percent for _, percent in self.loads.get(gpu.uuid, ())]
@@ -9518,7 +9422,7 @@ class GpuWatch(Part):
                 self.service.record(job, is_idle_told=True)
                 self.service.tell(job, "Job %s is idle: its GPUs did nothing for %s.  Does it wait for an answer? "
                                   "nexus attach %s", job.id, format_duration(idle_s), job.id)
-                self.service.hooks.note_idle(job)
+                self.service.hooks.queue("on_idle", [job])
             if kill_s and idle_s >= kill_s and not job.current.stop_cause:
                 line = (f"its GPUs did nothing for {format_duration(idle_s)}; "
                         f"idle_kill_minutes is {self.config.jobs.idle_kill_minutes:g}")
@@ -9591,10 +9495,6 @@ def pause_gpus(state: State, uuids: Sequence[str], *reasons: tuple[str, str]) ->
 class Housekeeping(Part):
     """Keeps the disk in order: forgets finished jobs with their files, keeps sent scripts, writes state.json."""
 
-    def __init__(self, service: Service) -> None:
-        super().__init__(service)
-        self.trimmer = Worker(service, "trimming the history", self.trim_history)
-
     def clear(self, choice: Choice, caller: Caller) -> list[str]:
         """Forget finished jobs, with their logs; return their ids.  Without `choice.ids`, skips unfinished jobs.
 
@@ -9630,7 +9530,8 @@ class Housekeeping(Part):
             return
         numbers = {job.id: job.number for job in gone}
         for job in gone:
-            self.service.run_guarded(f"After job {job.id}", self.remove_logs, job)
+            if job.log_dir:
+                self.service.run_guarded(f"After job {job.id}", remove_job_files, self.layout.log_dir, job.log_dir)
         # Another request may have removed one meanwhile, and a new job may have its id.
         self.store.update(lambda state: [
             Put("jobs", job_id, None) for job_id, number in numbers.items()
@@ -9639,12 +9540,6 @@ class Housekeeping(Part):
             self.service.run_guarded(f"After job {job.id}", self.release, job)
         self.log.info("Trimmed %s %s, with their logs: %s", format_count(len(gone), "job"), why,
                       join_some([job.id for job in gone]))
-
-    def remove_logs(self, job: Job) -> None:
-        """Remove a finished job's logs; files of its own stay.  Raises: unavailable."""
-        if job.log_dir:
-            code_file = self.layout.code_file(job.code) if job.code else ""
-            remove_job_files(self.layout.log_dir, job.log_dir, code_file=code_file)
 
     def release(self, job: Job) -> None:
         """Remove the code and snapshot that only a removed job needed."""
@@ -9717,7 +9612,8 @@ class LogWatch(Part):
 
     def end(self) -> None:
         for growth in list(self.growths.values()):
-            growth.note(self.clock.now(), is_last=True)
+            growth.note(self.clock.now())
+            growth.write()
 
     def measure_now(self, folder: str) -> Sequence[LogMark]:
         """Return the marks that log.times does not have yet, with the sizes of this moment."""
@@ -9734,8 +9630,8 @@ class LogWatch(Part):
         running = self.service.running_jobs()
         folders = {job.log_dir for job in running if job.log_dir}
         for folder in [folder for folder in self.growths if folder not in folders]:
-            self.growths[folder].note(now, is_last=True)
-            del self.growths[folder]
+            self.growths[folder].note(now)
+            self.growths.pop(folder).write()
         for folder in folders:
             self.growths.setdefault(folder, LogGrowth(folder)).note(now)
         # A job that starts during this look wakes the worker only if `growths` is empty: so check for jobs last.
@@ -9769,7 +9665,7 @@ class LogGrowth:
             self.last_line_sizes = sizes
         return self.last_line
 
-    def note(self, now: float, is_last: bool = False) -> None:
+    def note(self, now: float) -> None:
         """Measure the logs.  Write the last mark when the other log grows, to keep their order, and each LOG_NOTE_S."""
         sizes = measure_logs(self.folder)
         if sizes != self.seen[1:]:
@@ -9777,8 +9673,6 @@ class LogGrowth:
             if growing != self.growing or all(growing) or now - self.written[0] >= LOG_NOTE_S:
                 self.write()
             self.seen, self.growing = (now, *sizes), growing
-        if is_last:
-            self.write()
 
     def write(self) -> None:
         """Append the last mark to log.times, if it is new."""
@@ -9792,7 +9686,6 @@ class Health(Part):
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
-        self.disk_watch = Worker(service, "looking at the disks", self.look_at_disks)
         self.look_at_disks()
 
     def check(self) -> dict[str, Any]:
@@ -9895,8 +9788,7 @@ class Views(Part):
             "gpu_trouble": self.service.observer.find_smi_error(), "slurm": cluster.describe() if cluster else None,
             "hints": [*self.service.health.list_hints(), *list(list_holds(state).values())[:3]],
             "bad_checks": [check["name"] for check in self.service.health.check()["checks"] if not check["is_ok"]],
-            "host": {"name": self.service.node, "cpu_percent": watch.host.cpu_percent,
-                     "memory_used_gb": watch.host.memory_used_gb, "memory_total_gb": watch.host.memory_total_gb},
+            "host": {"name": self.service.node, **watch.host},
             "nodes": self.service.pool.list_nodes() if self.service.pool.nodes else []}
 
     def status_for(self, caller: Caller) -> dict[str, Any]:
@@ -10038,8 +9930,6 @@ class Views(Part):
 
     def find_estimates(self) -> Mapping[str, float]:
         """Return {pending job: estimated start}, at most a few seconds old."""
-        if self.service.cluster and self.service.is_slurm:
-            return self.service.cluster.list_estimates()
         with self.estimates_lock:
             if self.clock.monotonic() >= self.estimates_until:
                 self.estimates = self.estimate()
@@ -10050,7 +9940,8 @@ class Views(Part):
         """Make new estimates; this may take 0.5 s."""
         state = self.store.state
         jobs = [*state.running.values(), *list_pending(state)[:MAX_ESTIMATED_JOBS]]
-        if not jobs or state.paused or self.service.plan.hold or self.service.gpu_watch.find_gpu_error():
+        is_unknown = self.service.is_slurm or state.paused or self.service.plan.hold        # Slurm decides then
+        if not jobs or is_unknown or self.service.gpu_watch.find_gpu_error():
             return {}
         return estimate_starts(
             jobs, list(state.groups.values()), know_run_times(jobs, list_finished(state)),
@@ -10121,7 +10012,7 @@ class Overview(Part):
 
 MAX_DOCUMENTS = 20              # kept of all callers
 MAX_FAILURES = 20               # shown at once
-NEWS_LOOK_S = 5.0               # between two looks for what is no change of State: the jobs' last lines
+NEWS_LOOK_S = 3.0               # between two looks for what is no change of State: GPUs, nodes, jobs' last lines
 # What is told with other news, or after NEWS_TIMEOUT_S: it changes all the time.
 UNIMPORTANT = {"state_version", "is_whole", "readings", "host"}
 
@@ -10236,9 +10127,10 @@ class Service:
         self.outcomes.adopt()
         for worker in (Worker(self, "asking for the GPUs", self.gpu_watch.probe),
                        Worker(self, "measuring jobs' memory", self.observer.measure_memory),
-                       self.health.disk_watch,
+                       Worker(self, "looking at the disks", self.health.look_at_disks),
                        Worker(self, "writing state.json", self.housekeeping.keep_state),
-                       self.housekeeping.trimmer, self.hooks.worker, self.log_watch.worker,
+                       Worker(self, "trimming the history", self.housekeeping.trim_history),
+                       self.hooks.worker, self.log_watch.worker,
                        *(one.worker for one in (self.cluster, self.jobs_file) if one)):
             worker.thread.start()
         while not self.is_stopping:
@@ -10457,9 +10349,7 @@ def find_own_job(state: State, told: str, caller: Caller, statuses: Container[st
                              f"{', '.join([each.id for each in fitting][:10])}", hint="name them by their ids")
         if not named:
             seen = [each for each in state.jobs.values() if caller.may_see(each.user)]
-            ids = re.sub("^after[a-z]*:", "", told).replace(":", ",")
             raise NexusError("not_found", f"no job '{format_line(told, 40)}'", hint=(
-                f"commas separate jobs: {ids}" if ids != told else
                 f"it is a group: --group {quote(told)}" if told in [each.group for each in seen] else
                 suggest(told, [*state.jobs, *(each.name or "" for each in seen)]) or "nexus jobs lists them"))
         job = max(fitting or named, key=lambda each: each.number)

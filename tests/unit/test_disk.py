@@ -207,20 +207,19 @@ def test_what_a_job_made_is_never_removed(tmp_path):
     assert files_of(tmp_path / "job_abc") == sorted(MADE)
 
 
-CODE = [  # reason, main.py in its folder, what else is there, what stays
-    ("as it was sent", b"print(1)\n", (), []), ("it has made something", b"print(1)\n", ("work/a",), ["work/a"]),
-    ("changed", b"print(2)\n", (), ["work/main.py"]),
-]
-
-
-@pytest.mark.parametrize("reason, main, made, stays", CODE, ids=[case[0] for case in CODE])
-def test_a_script_that_came_with_a_job_is_nexus_own(tmp_path, reason, main, made, stays):
-    fill(tmp_path, "code.py")
-    (tmp_path / "code.py").write_bytes(b"print(1)\n")
+@pytest.mark.parametrize("made", [(), ("work/a",)])
+def test_a_script_that_came_with_a_job_is_nexus_own(tmp_path, made):
     fill(tmp_path / "job_abc", "stdout.log", "work/main.py", *made)
-    (tmp_path / "job_abc/work/main.py").write_bytes(main)
-    nexus.remove_job_files(str(tmp_path), str(tmp_path / "job_abc"), code_file=str(tmp_path / "code.py"))
-    assert files_of(tmp_path / "job_abc") == stays and (tmp_path / "job_abc").exists() == bool(stays)
+    nexus.remove_job_files(str(tmp_path), str(tmp_path / "job_abc"))
+    assert files_of(tmp_path / "job_abc") == list(made) and (tmp_path / "job_abc").exists() == bool(made)
+
+
+def test_a_link_in_place_of_the_script_s_folder(tmp_path):
+    fill(tmp_path / "project", "main.py")
+    fill(tmp_path / "job_abc", "stdout.log")
+    (tmp_path / "job_abc/work").symlink_to(tmp_path / "project")
+    nexus.remove_job_files(str(tmp_path), str(tmp_path / "job_abc"))
+    assert files_of(tmp_path / "project") == ["main.py"]
 
 
 def test_what_links_point_to_stays(tmp_path):
