@@ -4576,11 +4576,11 @@ def append_whole(handle: int, record: bytes, is_synced: bool = False) -> None:
         raise
 
 
-# Parts of logs.  A missing file, or a FIFO in its place, counts as empty.
+# Parts of logs.  A missing or unreadable file, or a FIFO in its place, counts as empty.
 
 def measure(path: str) -> int:
     with contextlib.suppress(OSError):
-        return os.stat(path).st_size if os.path.isfile(path) else 0     # a folder has a size too
+        return os.stat(path).st_size if os.path.isfile(path) and os.access(path, os.R_OK) else 0
     return 0
 
 
@@ -4743,17 +4743,8 @@ def remove_job_files(log_dir: str, folder: str) -> None:
 
 def measure_logs(folder: str | None) -> tuple[int, int]:
     """(bytes of stdout.log, bytes of stderr.log).  A job that has not begun has no folder."""
-    if not folder:
-        return 0, 0
-    return measure(os.path.join(folder, "stdout.log")), measure(os.path.join(folder, "stderr.log"))
-
-
-def measure_log(path: str) -> int | None:
-    """Bytes of a log; None when it cannot be read, or the job has put something else in its place."""
-    if os.path.isfile(path):
-        with contextlib.suppress(OSError), opened(path, os.O_RDONLY | os.O_NONBLOCK) as handle:
-            return os.fstat(handle).st_size
-    return None
+    out, err = [measure(os.path.join(folder, name)) if folder else 0 for name in STREAM_FILES]
+    return out, err
 
 
 def append_log(path: str, piece: bytes, start: int) -> None:
@@ -5488,19 +5479,18 @@ class Machine:
         if config.jobs.launcher == "screen":
             self.no_screen_reason = self.screen.prepare()
         self.children: dict[str, subprocess.Popen[bytes]] = {}          # {job id: its screen or job.sh}, to be reaped
-        self.launched: dict[str, int] = {}                  # {job id: that process's pid}, for session_of()
         self.boot_id = read_boot_id()
 
-    def launch(self, job: Job, script: str) -> None:
-        """Start a job's script, in a screen session or directly.  Raises: OSError."""
+    def launch(self, job: Job, script: str) -> str | None:
+        """Start a job's script, directly or in a screen session; return that one's PID.NAME.  Raises: OSError."""
         import subprocess
-        command = ["bash", script, str(job.attempt)]
+        command, name = ["bash", script, str(job.attempt)], f"nexus_job_{job.id}"
         if not self.no_screen_reason:
-            command = self.screen.argv(f"nexus_job_{job.id}", command, is_daemon=False)
+            command = self.screen.argv(name, command, is_daemon=False)
         child = self.children[job.id] = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
             env=self.screen.environ(), start_new_session=True)
-        self.launched[job.id] = child.pid
+        return None if self.no_screen_reason else f"{child.pid}.{name}"
 
     def is_going_down(self) -> bool:
         """Whether the machine is being shut down, as far as systemd says."""
@@ -5508,22 +5498,11 @@ class Machine:
             return run(["systemctl", "is-system-running"], 5).output.strip() == "stopping"
         return False
 
-    def session_of(self, job: Job) -> str | None:
-        """The PID.NAME of a job's session, if this service has launched it under screen."""
-        pid = self.launched.get(job.id)
-        return None if self.no_screen_reason or not pid else f"{pid}.nexus_job_{job.id}"
-
     def reap(self) -> list[str]:
         """The jobs whose screen or job.sh has ended since the last call."""
         alive = {job_id: child for job_id, child in self.children.items() if child.poll() is None}
         ended, self.children = [job_id for job_id in self.children if job_id not in alive], alive
         return ended
-
-    def forget(self, job_id: str) -> None:
-        """Drop an ended job of which no process is left."""
-        self.launched.pop(job_id, None)
-        if self.leases:
-            self.leases.close_own(job_id)
 
 
 # A work tree is kept through an index of its own: only git's objects and one ref, refs/nexus/COMMIT, are written into
@@ -5544,11 +5523,8 @@ class TreeSnapshot(Value):
 
 
 def run_git(folder: str, environ: Mapping[str, str], *arguments: str, **variables: str) -> str:
-    """The output of git in a folder, without the caller's GIT_ variables: a hook's would name another index.
-
-    Raises: unavailable, with git's errors, without its warnings and advice.
-    """
-    own = {name: text for name, text in environ.items() if not name.startswith("GIT_")}
+    """The output of git in a folder.  Raises: unavailable, with git's errors, without its warnings and advice."""
+    own = {name: text for name, text in environ.items() if not name.startswith("GIT_")}     # a hook's: another index
     own.update({"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", **variables})
     done = run(["git", *GIT_OPTIONS, "-C", folder, *arguments], GIT_TIMEOUT_S, own, is_apart=True,
                undecodable="surrogateescape", purpose=f"git in {folder}",
@@ -5726,10 +5702,7 @@ def describe_bad_node(name: str, why: object) -> NexusError:
 
 
 def push_snapshot(ssh: Ssh, repository: str, commit: str, name: str, environ: Mapping[str, str]) -> str:
-    """Push a snapshot into a node's repository `name`; return its path there.
-
-    Raises: unavailable, when the connection breaks or a program hangs; not_found, when it fails otherwise.
-    """
+    """Push a snapshot into a node's repository `name`; return its path there.  Raises: as Ssh.run()."""
     script = (f'd=${{NEXUS_HOME:-$HOME/.nexus}}/agent/snapshots/{name}.git; umask 077; mkdir -p "$d" && cd "$d" && '
               "{ [ -e HEAD ] || git init -q --bare .; } && pwd -P")
     said = ssh.run("cannot keep the snapshot on", f"sh -c {quote(script)}")
@@ -5980,8 +5953,7 @@ def build_script(job: Job, environment: Mapping[str, str], layout: Layout,
                  leases: Sequence[tuple[str, str, str]] = (), recorder: int = 0) -> str:
     """The text of a job's job.sh.
 
-    `leases`: of Leases.paths(); `recorder`: the pid of a service beside it that records how it ends, so that job.sh
-    need not wait for the disk; 0: there is none.
+    `recorder`: the pid of a service beside it, which records its end: job.sh need not wait for the disk; 0: none.
     """
     pairs = [f"{quote(name)}={quote(text)}" for name, text in environment.items() if name != "NEXUS_JOB_NONCE"]
     # Without the nonce, a job.sh that is run by hand is not this job, which the service would end.
@@ -6097,10 +6069,7 @@ def read_claim(folder: str, attempt: int) -> Claim | None:
 
 
 def take_claim(folder: str, attempt: int) -> bool:
-    """Claim an attempt that nobody runs; return whether it is a service's now, so that a late runner leaves.
-
-    Raises: OSError.
-    """
+    """Claim an attempt that nobody runs; return whether a late runner leaves now.  Raises: OSError."""
     os.makedirs(folder, mode=0o700, exist_ok=True)
     with contextlib.suppress(FileExistsError), open(os.path.join(folder, f"attempt-{attempt}"), "x"):
         pass
@@ -6366,10 +6335,7 @@ class Store:
                 self.journal.begin_anew(journal_size)
 
     def recover(self) -> None:
-        """Read State from the disk.  Raises: conflict, if it is another machine's or a newer nexus's; unavailable.
-
-        After an exception nothing has changed.
-        """
+        """Read State from the disk.  Raises: conflict, if it is another machine's or a newer nexus's; unavailable."""
         state_file = self.layout.state_file
         self.stamp = stamp_of(state_file)               # later edits are noticed after the recovery
         make_folder(self.layout.journal_dir)
@@ -6427,14 +6393,11 @@ def make_changes(draft: State, decided: Iterable[Put]) -> tuple[list[Put], Any]:
 
 
 def list_status_changes(state: State, changes: Iterable[Put]) -> list[Job]:
-    """The jobs whose status these changes of `state` alter, and the new ones that are over at once.
-
-    A new job that reuses an old job's id is no change of that one.
-    """
+    """The jobs whose status these changes of `state` alter, and the new ones that are over at once."""
     moves = []
     for job in (change.value for change in changes if change.table == "jobs" and change.value):
         former = state.jobs.get(job.id)
-        is_new = former is None or former.number != job.number
+        is_new = former is None or former.number != job.number          # it may have an old job's id
         if job.status in FINAL if is_new else former is not None and job.status != former.status:
             moves.append(job)
     return moves
@@ -6600,10 +6563,7 @@ class Backend(Part):
         raise NotImplementedError
 
     def start(self, job: Job, variables: Mapping[str, str] | None) -> News | None:
-        """Start an attempt whose intent is on disk.  `variables`: its submitter's environment.
-
-        Raises: OSError, NexusError, when it cannot be started.
-        """
+        """Start an attempt whose intent is on disk, with its submitter's `variables`.  Raises: OSError, NexusError."""
         raise NotImplementedError
 
     def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterable[Finding]:
@@ -6612,10 +6572,9 @@ class Backend(Part):
 
 
 class Worker:
-    """A thread that calls step() again and again.
+    """A thread that calls step() again and again, also when that fails.
 
-    step() returns the pause until the next call in seconds; None: until `wanted` is set.  Setting `wanted` ends any
-    pause.  A failing step is logged and counted; the thread goes on.
+    step() returns the pause in seconds; None: until `wanted` is set, which ends any pause.
     """
 
     def __init__(self, service: Service | Agent, doing: str, step: Callable[[], float | None],
@@ -7113,6 +7072,7 @@ class HostedJob:
         self.host, self.machine, self.clock, self.job = host, host.machine, host.clock, job
         self.folder = host.layout.folder_of(job)
         self.pid, self.pid_started = job.current.pid, job.current.pid_started       # known here before it is recorded
+        self.session = job.current.session              # screen's, if this process has launched it
         self.began: int | None = None                   # clock ticks since boot: Claim.began
         self.launched_at: float | None = None           # monotonic; None: another process launched it
         self.requeue = ""                               # it never began, and never will: why
@@ -7143,8 +7103,8 @@ class HostedJob:
             stop = ran.stop_cause, ran.stop_line or ""
         use = self.host.observer.misplaced.get((self.job.id, self.job.attempt))
         notes = (*self.notes, use) if use else self.notes
-        return Progress(self.pid, self.pid_started, self.machine.session_of(self.job), self.result, self.is_over,
-                        self.requeue, self.processes_left, notes, stop=stop)
+        return Progress(self.pid, self.pid_started, self.session, self.result, self.is_over, self.requeue,
+                        self.processes_left, notes, stop=stop)
 
     @property
     def warned_file(self) -> str:
@@ -7376,7 +7336,7 @@ class JobHost:
         script = self.write_script(order, leases.paths(job.id) if leases else ())
         hosted = self.hosted[job.id] = HostedJob(self, job)
         hosted.launched_at = self.clock.monotonic()
-        self.machine.launch(job, script)
+        hosted.session = self.machine.launch(job, script)
         self.start_backoff.succeed()
         return None
 
@@ -7391,10 +7351,7 @@ class JobHost:
         return news
 
     def judge_start_error(self, error: OSError | NexusError, job: Job) -> Requeue | Result:
-        """What becomes of a job that could not be started.
-
-        When no other could be started either, as the disk is full: it is requeued, and nothing is started for a while.
-        """
+        """What becomes of a job that could not be started.  A fault of the machine keeps all others waiting, too."""
         fault = error if isinstance(error, OSError) else error.__cause__
         if not isinstance(fault, OSError):                  # its script has changed or is gone
             return Result(None, None, 0.0, "launch", format_line(str(error), 300))
@@ -7448,10 +7405,7 @@ class JobHost:
         return hosted
 
     def end_processes(self, due: Sequence[HostedJob], now: float) -> None:
-        """End jobs with a stop_cause, and what ended commands have left: a first signal, grace time, SIGKILL.
-
-        Send those whose time limit is near the signal that they asked for.
-        """
+        """End jobs with a stop_cause, and what ended commands have left; warn those whose time limit is near."""
         warned = [one for one in self.hosted.values() if one.is_warning_due and not one.result]
         if not due and not warned:
             return
@@ -7481,7 +7435,8 @@ class JobHost:
         """Drop an attempt that is over."""
         self.observer.released_at.update(dict.fromkeys(job.current.gpu_uuids, self.clock.monotonic()))
         self.hosted.pop(job.id, None)
-        self.machine.forget(job.id)
+        if self.machine.leases:
+            self.machine.leases.close_own(job.id)
 
 
 def list_news(job: Job, progress: Progress) -> Iterator[News]:
@@ -7846,9 +7801,8 @@ class Agent:
         """The sizes of an attempt's logs.  What was lost, or cannot be read, counts if it has arrived."""
         job = self.jobs.get(one.key)
         is_this_boot = job is not None and job.current.boot_id == self.machine.boot_id
-        out, err = [size if size is not None and (is_this_boot or size > have) else have for size, have in zip(
-            map(measure_log, (os.path.join(self.layout.job_folder(one.key), name) for name in STREAM_FILES)),
-            one.log_sizes)]
+        out, err = [size if size and (is_this_boot or size > have) else have
+                    for size, have in zip(measure_logs(self.layout.job_folder(one.key)), one.log_sizes)]
         return out, err
 
     def find_news(self, known: Mapping[str, Progress]) -> object:
@@ -8488,10 +8442,7 @@ class Starter(Part):
         return Order(*self.service.scripts.restrain(job, variables), code)
 
     def make_node_order(self, node: Node, job: Job, variables: Mapping[str, str] | None) -> Order:
-        """The job as its node gets it: with places, GPUs and limits as they are there.
-
-        Raises: OSError, NexusError, when it cannot run any more.
-        """
+        """make_order() with places, GPUs and limits as they are on the node."""
         self.make_room(job)
         order = self.make_order(job, variables)
         job = order.job
@@ -8526,10 +8477,7 @@ class NodePool(Part):
         self.lock = threading.RLock()                       # held by those who check a node and then change it
 
     def set_node(self, name: str, known: KnownNode | None) -> None:
-        """Record a node at its position, which is its number in /api, and keep a Node for it; None: forget it.
-
-        Raises: unavailable.
-        """
+        """Record a node, and keep a Node for it; None: forget it.  Raises: unavailable."""
         with self.lock:
             self.store.update(lambda state: [Put("nodes", name, known)] if state.nodes.get(name) != known else [])
             node = self.nodes.get(name)
@@ -8542,9 +8490,7 @@ class NodePool(Part):
             self.nodes = {key: one for key, one in {**self.nodes, name: node}.items() if one}
 
     def begin_nodes(self) -> None:
-        """Connect to the nodes of config.toml and the added ones.  A node with running jobs stays when it is removed
-        from config.toml, or has another address there, until they have ended.
-        """
+        """Connect to all nodes.  One with running jobs stays as it was until they end, whatever config.toml says."""
         busy = {job.current.node for job in self.service.running_jobs() if job.current.node}
         configured = {node.name: node for node in self.config.nodes}
         kept = dict(self.store.state.nodes)
@@ -8586,10 +8532,7 @@ class NodePool(Part):
         self.service.wake()
 
     def remove_node(self, name: str, is_forced: bool, who: str) -> None:
-        """Give a node no more jobs; forget it when its last one has ended.  `is_forced`: now; its jobs are given up.
-
-        Raises: not_found, conflict.
-        """
+        """Forget a node when its jobs have ended; `is_forced`: now, with its jobs.  Raises: not_found, conflict."""
         with self.lock:
             node = self.find_node(name)
             if any(other.name == name for other in self.config.nodes):
@@ -8775,10 +8718,7 @@ def find_llm_share(path: str, model: str) -> float:
 
 
 class Hooks:
-    """Runs the [hooks] commands in a thread: a slow or failing hook affects nothing else.
-
-    on_finish runs at least once for each job that ends while it is configured: State notes for which it is due.
-    """
+    """Runs the [hooks] commands in a thread; on_finish at least once for each job: State notes for which it is due."""
 
     def __init__(self, service: Service) -> None:
         import collections
@@ -8907,13 +8847,6 @@ class Added(Value):
     jobs: Sequence[Job] = ()                    # the new jobs
 
 
-class Draft(Value):
-    """A job before it enters the queue."""
-    job: Job                                    # without its place and id
-    variables: Mapping[str, str] | None         # its environment; None: State already has it
-    asked: Asked
-
-
 class DryRun(Exception):
     """Aborts the transaction of a dry run.  Its argument: the Added that a real submission would return."""
 
@@ -8940,10 +8873,7 @@ class ScriptRules(Part):
                              "[jobs] allowed_script_paths says what may; the job's directory must be there too")
 
     def find_script(self, job: Job) -> tuple[str, list[str]]:
-        """Return (interpreter or "", [resolved script, *arguments]) of a job; ("", []) without allowed_script_paths.
-
-        Raises: forbidden, when the script may not run.
-        """
+        """(interpreter or "", [resolved script, *arguments]); ("", []) if all may run.  Raises: forbidden."""
         if not self.config.jobs.allowed_script_paths:
             return "", []
         if job.conda or job.snapshot or job.code:
@@ -8985,11 +8915,8 @@ class Drafts(Part):
         """What the configuration says of a job that does not."""
         return {"retries": self.config.jobs.retries, "gpus": self.config.jobs.default_gpus}
 
-    def make(self, submissions: Sequence[Asked], user: str) -> list[Draft]:
-        """Make jobs of submissions; the configuration fills in what they leave out.
-
-        Raises: usage, also when no machine can ever run a job; forbidden.
-        """
+    def make(self, submissions: Sequence[Asked], user: str) -> list[tuple[Job, Mapping[str, str], Asked]]:
+        """A job for each submission, without place and id, with its environment.  Raises: usage, forbidden."""
         environments: dict[object, tuple[str, Mapping[str, str]]] = {}          # many jobs share one
         drafts = []
         for asked in submissions:
@@ -8998,8 +8925,8 @@ class Drafts(Part):
                 base = self.environ if asked.environment is None else asked.environment
                 environments[source] = self.make_environment(base, asked.env)
             digest, variables = environments[source]
-            drafts.append(Draft(self.make_job(asked, user, digest), variables, asked))
-        for job in {request_class(draft.job): draft.job for draft in drafts}.values():
+            drafts.append((self.make_job(asked, user, digest), variables, asked))
+        for job in {request_class(job): job for job, _, _ in drafts}.values():
             self.check_ever_runs(job)                       # once for all jobs with the same request
         return drafts
 
@@ -9046,10 +8973,7 @@ class Drafts(Part):
             check_command(job.command)
 
     def make_change(self, jobs: Iterable[Job], change: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
-        """Return the new Job fields of a `change`, checked for each job.  May be slow.  Raises: usage, forbidden.
-
-        None stands for what a job has that does not ask for it.
-        """
+        """The fields of Job for a `change` (None: the default), checked for each job.  Raises: usage, forbidden."""
         check_priority(change.get("priority"), caller)
         drafted = {name: self.defaults.get(name, JOB_FIELDS[name].default) if value is None else value
                    for name, value in change.items() if name != "begin"}
@@ -9097,9 +9021,8 @@ class Admission(Part):
 
     def submit(self, submissions: Sequence[Asked], caller: Caller, key: str | None = None,
                is_dry: bool = False) -> Added:
-        """Queue jobs, all or none; a dry run (`is_dry`) changes nothing.
+        """Queue jobs, all or none; a dry run (`is_dry`) changes nothing.  A `key` used before returns the earlier jobs.
 
-        `key`: idempotency key; a key that was used before returns the earlier jobs.
         Raises: usage, not_found, conflict, queue_full, forbidden, unavailable.
         """
         if key and caller.user != self.service.user:
@@ -9116,18 +9039,18 @@ class Admission(Part):
             earlier = [job for job in state.jobs.values() if job.key == key] if key else []
             if earlier:
                 return Added(tuple(job.id for job in sorted(earlier, key=lambda job: job.number)))
-            groups = {draft.job.group for draft in drafts if draft.job.group and not caller.is_owner}
+            groups = {job.group for job, _, _ in drafts if job.group and not caller.is_owner}
             for other in state.jobs.values() if groups else ():         # a group's jobs share its limit and its hold
                 if other.group in groups and other.user != caller.user:
                     raise NexusError("forbidden", f"the group {other.group} is {other.user}'s", "take another name")
-            compared = state.jobs.values() if any(draft.asked.unique for draft in drafts) else ()
+            compared = state.jobs.values() if any(asked.unique for asked in submissions) else ()
             contents = {content_of(job): job.id for job in compared if job.status in (PENDING, RUNNING, COMPLETED)}
-            for draft in drafts:
-                job_id = contents.get(content_of(draft.job)) if draft.asked.unique else None
+            for drafted, variables, asked in drafts:
+                job_id = contents.get(content_of(drafted)) if asked.unique else None
                 if job_id:
                     known.append(job_id)
                 else:
-                    job = yield from self.add_job(state, draft, caller, now, key=key)
+                    job = yield from self.add_job(state, drafted, caller, now, variables, asked.max_concurrent, key=key)
                     job_id = contents[content_of(job)] = job.id
                     new_jobs.append(state.jobs[job_id])
                 ids.append(job_id)
@@ -9146,15 +9069,19 @@ class Admission(Part):
             self.service.wake()
         return added
 
-    def add_job(self, state: State, draft: Draft, caller: Caller, now: float, **facts: Any) -> Changes:
-        """Yield the changes that queue a job; return the job.  Raises: queue_full, not_found, forbidden."""
-        job, limit, config = draft.job, draft.asked.max_concurrent, self.config.jobs
+    def add_job(self, state: State, job: Job, caller: Caller, now: float, variables: Mapping[str, str] | None = None,
+                limit: int | None = None, **facts: Any) -> Changes:
+        """Yield the changes that queue a job; return the job.  `limit`: of its group.
+
+        `variables`: its environment; None: State has it.  Raises: queue_full, not_found, forbidden.
+        """
+        config = self.config.jobs
         if len(state.pending) >= config.queue_limit:
             raise NexusError("queue_full", f"the queue is full: {len(state.pending)} jobs are pending, queue_limit is "
                              f"{config.queue_limit}", hint="wait for some to end, or raise [jobs] queue_limit")
         links = find_links(state, job, caller)
-        if job.environment not in state.environments and draft.variables is not None:
-            yield Put("environments", job.environment, draft.variables)
+        if job.environment not in state.environments and variables is not None:
+            yield Put("environments", job.environment, variables)
         group = state.groups.get(job.group or "")
         if job.group and limit and (group is None or group.limit != limit):
             yield Put("groups", job.group, replace(group or Group(job.group), limit=limit))
@@ -9169,9 +9096,7 @@ class Admission(Part):
     def cancel(self, choice: Choice, caller: Caller, signal: str | None = None) -> list[Job]:
         """Remove pending jobs from the queue and stop running jobs; return the jobs that end, as they are then.
 
-        Finished jobs are skipped; a single named job that does not have `choice.status` is a conflict.  If any
-        unfinished named job does not have it, no job is ended.
-        Raises: not_found, forbidden, conflict.
+        Finished jobs are skipped.  All named ones must have `choice.status`.  Raises: not_found, forbidden, conflict.
         """
         now = self.clock.now()
 
@@ -9206,11 +9131,11 @@ class Admission(Part):
         return ended
 
     def retry(self, choice: Choice, caller: Caller, change: Mapping[str, Any] = {}) -> list[str]:
-        """Queue finished jobs again as new jobs, all or none; return the new ids.
+        """Queue finished jobs again as new ones, all or none, with a `change` by the keys of CHANGES; return their ids.
 
-        A new job depends on the latest retries of the old job's parents.  `change`: fields to change, by the keys of
-        CHANGES.  Without ids, retries the jobs that failed, were cancelled because a parent failed, or have the status
-        given; but none that was already retried.  Raises: usage, not_found, forbidden, conflict, queue_full.
+        A new job depends on the latest retries of the old job's parents.  Without ids, those are retried that failed,
+        or lost a parent, or have the status given, and were not retried yet.
+        Raises: usage, not_found, forbidden, conflict, queue_full.
         """
         now = self.clock.now()
 
@@ -9233,7 +9158,7 @@ class Admission(Part):
                 fields = {name: getattr(job, name) for name in KEPT}
                 again = Job(**{**fields, "after": after, "after_any": after_any, "priority": priority, **change},
                             id="", created_at=now, queue_key=())
-                new = yield from self.add_job(state, Draft(again, None, Asked({})), caller, now)
+                new = yield from self.add_job(state, again, caller, now)
                 yield change_job(job, retried_as=new.id)
                 new_ids.append(new.id)
             return new_ids
@@ -9246,10 +9171,7 @@ class Admission(Part):
         return new_ids
 
     def edit(self, told: str, caller: Caller, position: int | None = None, **change: Any) -> Job:
-        """Change a job that has not ended, or its position in the queue; return it.  `change`: by the keys of EDITS.
-
-        Raises: usage, not_found, forbidden, conflict.
-        """
+        """Change a job that has not ended, by the keys of EDITS.  Raises: usage, not_found, forbidden, conflict."""
         asked = {*change, *([] if position is None else ["position"])}
         statuses = (PENDING, RUNNING) if asked <= {*LIVE_CHANGES} else (PENDING,)
         done = "moved" if "position" in asked else "held" if "is_held" in asked else "changed so"
@@ -9496,10 +9418,7 @@ class Housekeeping(Part):
     """Keeps the disk in order: forgets finished jobs with their files, keeps sent scripts, writes state.json."""
 
     def clear(self, choice: Choice, caller: Caller) -> list[str]:
-        """Forget finished jobs, with their logs; return their ids.  Without `choice.ids`, skips unfinished jobs.
-
-        Raises: usage, not_found, forbidden, conflict, unavailable.
-        """
+        """Forget finished jobs, with their logs; return their ids.  Raises: usage; as choose_jobs(); unavailable."""
         if not set(choice.status or FINAL) <= set(FINAL):
             refuse(f"only finished jobs can be cleared: {', '.join(FINAL)}", "nexus cancel ends jobs that wait or run")
 
@@ -9948,10 +9867,9 @@ class Views(Part):
             self.service.gpu_watch.see_gpus(state), self.config, self.clock.now(), self.service.pool.view_nodes())
 
 class Overview(Part):
-    """GET /status?after=: the jobs and GPUs that one looks at all day, and what has changed of them.
+    """GET /status?after=: what has changed of the jobs and GPUs that one looks at all day.
 
-    What a caller sees is a document with the version at which it was made.  The latest ones are kept, so that an answer
-    is only the difference from the one that the caller has.
+    The latest documents are kept, with their versions: an answer is the difference from the one that the caller has.
     """
 
     def __init__(self, service: Service) -> None:
@@ -10314,10 +10232,7 @@ def check_group(state: State, name: str, caller: Caller | None = None) -> None:
 
 
 def choose_jobs(state: State, choice: Choice, caller: Caller, statuses: Sequence[str]) -> list[Job]:
-    """Return the jobs of the choice that the caller may see.  Raises: not_found; forbidden; conflict.
-
-    `statuses`: those in which jobs can be changed so.
-    """
+    """The jobs of a choice, for a change of jobs in these statuses.  Raises: not_found; forbidden; conflict."""
     if choice.ids:
         try:
             found = [find_own_job(state, told, caller, choice.status or statuses) for told in choice.ids]
@@ -10360,10 +10275,7 @@ def find_own_job(state: State, told: str, caller: Caller, statuses: Container[st
 
 
 def find_links(state: State, job: Job, caller: Caller) -> dict[str, tuple[str, ...]]:
-    """The fields of a job by which it comes after others, which it has by their ids or names.
-
-    Raises: not_found; forbidden.
-    """
+    """The fields of a job that is to start after others, by their ids or names.  Raises: not_found; forbidden."""
     parents, others = ([find_own_job(state, one, caller) for one in told] for told in (job.after, job.after_any))
     return {"after": tuple(parent.id for parent in parents), "after_any": tuple(parent.id for parent in others),
             "pending_dependencies": tuple(dict.fromkeys([

@@ -123,13 +123,6 @@ class FakeMachine:
         self.launched.append((job.id, job.attempt))
         self.children[job.id] = object()
 
-    def session_of(self, job):
-        return None
-
-    def forget(self, job_id):
-        if self.leases:
-            self.leases.close_own(job_id)
-
     def reap(self):
         gone, self.gone = self.gone, []
         for job_id in gone:
