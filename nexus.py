@@ -6776,7 +6776,6 @@ class SlurmBackend(Backend):
 
     def start(self, job: Job, variables: Mapping[str, str] | None) -> None:
         """Give the job to the thread."""
-        self.service.starter.make_room(job)
         self.live, self.submitting = (*self.live, job), job
         self.worker.wanted.set()
 
@@ -7487,19 +7486,10 @@ class Local(MachineBackend):
         self.host = JobHost(service.observer, service.layout, service.umask, service.run_guarded, os.getpid())
 
     def start(self, job: Job, variables: Mapping[str, str] | None) -> News | None:
-        self.service.starter.make_room(job)
-        news = self.host.start(self.service.starter.make_order(job, variables))
-        if news is None:
-            self.service.starter.tell_start(job)
-        return news
+        return self.host.start(self.service.starter.make_order(job, variables))
 
     def poll_jobs(self, jobs: Sequence[Job], runner_events: Sequence[RunnerEvent]) -> list[tuple[Job, Progress]]:
         return self.host.tick(jobs, runner_events)
-
-    def is_ending(self, job_id: str) -> bool:
-        """Whether a job's command has ended, and nothing goes on that has to be waited for."""
-        hosted = self.host.hosted.get(job_id)
-        return hosted is not None and hosted.result is not None and not hosted.processes_left
 
 
 # Nodes.  A job's runner needs no service beside it, so a node has none.  On it an agent, this file at the other end of
@@ -8145,7 +8135,6 @@ class Node(MachineBackend):
             threading.Thread(target=self.send, args=(job, variables), name="snapshot", daemon=True).start()
         else:
             self.send(job, variables)
-        self.service.starter.tell_start(job)
 
     def send(self, job: Job, variables: Mapping[str, str] | None) -> None:
         """Have an attempt started.  On any error the job must not wait for ever."""
@@ -8405,7 +8394,9 @@ class Starter(Part):
     def start(self, job: Job, variables: Mapping[str, str] | None) -> None:
         """Start a job whose intent is on disk.  After a crash before its claim, the next service requeues it."""
         try:
-            news = self.service.find_backend(job).start(job, variables)
+            self.make_room(job)
+            backend = next((one for one in self.service.backends if one.has(job)), self.service.local)
+            news = backend.start(job, variables)
         except (OSError, NexusError) as error:
             news = self.service.local.host.fail(job, error)
         except Exception as error:
@@ -8415,6 +8406,8 @@ class Starter(Part):
             raise
         if news:
             self.service.outcomes.take_news(job, news)
+        elif job.status == RUNNING:                         # Slurm starts the others
+            self.tell_start(job)
 
     def tell_start(self, job: Job) -> None:
         """Log a start."""
@@ -8443,7 +8436,6 @@ class Starter(Part):
 
     def make_node_order(self, node: Node, job: Job, variables: Mapping[str, str] | None) -> Order:
         """make_order() with places, GPUs and limits as they are on the node."""
-        self.make_room(job)
         order = self.make_order(job, variables)
         job = order.job
         cwd = "" if job.cwd == os.path.expanduser("~") else job.cwd
@@ -8559,27 +8551,23 @@ class NodePool(Part):
 
     def list_nodes(self) -> list[dict[str, Any]]:
         """GET /nodes: this machine, then the others."""
-        jobs, watch = [job.current.node for job in self.service.running_jobs()], self.service.gpu_watch
+        jobs = [job.current.node for job in self.service.running_jobs()]
 
-        def describe(name: str, gpus: Sequence[Gpu], node: Node | None, **facts: Any) -> dict[str, Any]:
-            address, hello = (node.address, node.hello) if node else (None, None)
-            keys = ("host", "user", "port", "jump", "identity_file")
+        def describe(node: Node | None) -> dict[str, Any]:
+            name, gpus = (node.name, node.gpus) if node else ("", self.service.gpu_watch.gpus)
+            address, hello, trouble = (node.address, node.hello, node.trouble) if node else (None,) * 3
+            why = trouble.message if trouble else self.service.observer.observation.error if node is None else (
+                node.gpu_error or node.start_backoff.find_why(self.clock.monotonic()))
             return {"name": name or self.service.node, "gpus": len(gpus),
                     "gpu_names": sorted({gpu.name for gpu in gpus}), "running_jobs": jobs.count(name),
-                    **{key: getattr(address, key, None) or None for key in keys},
-                    **{key: getattr(hello, key, None) for key in ("python", "path", "screen")}, **facts}
+                    **{key: getattr(address, key, None) or None for key in ("host", "port", "jump", "identity_file")},
+                    **{key: getattr(hello, key, None) for key in ("python", "path", "screen")},
+                    "user": node.address.user or None if node else self.service.user,
+                    "is_reachable": trouble is None, "is_leaving": bool(node and node.is_leaving),
+                    "trouble": why or None, "hint": trouble.hint if trouble else None,
+                    "unknown_since": node.since if node and trouble else None}
 
-        def describe_other(node: Node) -> dict[str, Any]:
-            trouble = node.trouble
-            why = trouble.message if trouble else node.gpu_error or node.start_backoff.find_why(self.clock.monotonic())
-            return describe(
-                node.name, node.gpus, node, is_reachable=trouble is None, is_leaving=node.is_leaving,
-                trouble=why or None, hint=trouble.hint if trouble else None,
-                unknown_since=node.since if trouble else None)
-
-        return [describe("", watch.gpus, None, user=self.service.user, is_reachable=True, is_leaving=False,
-                         trouble=self.service.observer.observation.error, hint=None, unknown_since=None),
-                *map(describe_other, self.nodes.values())]
+        return [describe(node) for node in (None, *self.nodes.values())]
 
     def take_stock(self) -> None:
         """Have each node told what is wanted there now; forget a leaving node when nothing runs there."""
@@ -8809,22 +8797,19 @@ class Choice(Value):
     name: str | None = None
     text: str | None = None                     # part of any text of the job; ignores case
 
-    def select(self, jobs: Iterable[Job]) -> list[Job]:
-        """Return the matching jobs; the caller has checked ids and status."""
-        def is_chosen(job: Job) -> bool:
-            last = job.current
-            texts = (job.id, job.name, job.command, job.user, job.group, job.cwd, last.node, last.slurm_node,
-                     last.cause, last.cause_line)
-            return (self.group in (None, job.group or "") and self.user in (None, job.user)
-                    and self.name in (None, job.name or "")
-                    and (not self.text or self.text.lower() in "\n".join(filter(None, texts)).lower()))
-
-        return [job for job in jobs if is_chosen(job)]
+    def fits(self, job: Job) -> bool:
+        """Whether a job matches; the caller has checked ids and status."""
+        last = job.current
+        texts = (job.id, job.name, job.command, job.user, job.group, job.cwd, last.node, last.slurm_node,
+                 last.cause, last.cause_line)
+        return (self.group in (None, job.group or "") and self.user in (None, job.user)
+                and self.name in (None, job.name or "")
+                and (not self.text or self.text.lower() in "\n".join(filter(None, texts)).lower()))
 
     def select_for(self, caller: Caller, jobs: Iterable[Job]) -> list[Job]:
-        """As select().  A choice by group, name or text would reveal what is private of others' jobs."""
+        """The jobs that match.  A choice by group, name or text would reveal what is private of others' jobs."""
         is_public = (self.group, self.name, self.text) == (None,) * 3
-        return self.select(jobs if is_public or caller.is_owner else [job for job in jobs if caller.may_see(job.user)])
+        return [job for job in jobs if (is_public or caller.may_see(job.user)) and self.fits(job)]
 
 
 # Every caller may read these fields, so every caller may sort by them.
@@ -9358,11 +9343,6 @@ class GpuWatch(Part):
         used, visible = sum(not is_left_out(gpu, self.config.gpu) for gpu in gpus), self.service.visible_devices or ""
         return f"{before}uses {used} of {len(gpus)} GPUs (CUDA_VISIBLE_DEVICES={format_line(visible, 60)})"
 
-    def describe_faults(self) -> str:
-        faults = [f"GPU {gpu.place}: {gpu.fault}" + " (if it was taken out: nexus restart)" * (gpu.fault == NOT_SHOWN)
-                  for gpu in self.gpus if gpu.fault and not is_left_out(gpu, self.config.gpu)]
-        return "; ".join(faults)
-
     def find_gpu_error(self) -> str | None:
         """Return why jobs get no GPU now, or None."""
         if self.service.cluster and self.service.is_slurm:
@@ -9380,22 +9360,19 @@ class GpuWatch(Part):
         return [replace(gpu, is_paused=True, pause_reason=reasons.get(gpu.uuid)) if gpu.uuid in paused else gpu
                 for gpu in self.all_gpus()]
 
-    def guard_gpus(self, ended: Sequence[Job]) -> None:
-        """Pause each GPU where jobs fail that run well elsewhere; never the last usable GPU."""
-        for uuid in dict.fromkeys(uuid for job in ended for uuid in job.current.gpu_uuids):
-            if reason := find_bad_gpu(tuple(self.ended), uuid, self.config.gpu):
-                self.pause_bad_gpu(uuid, reason)
+    def guard_gpu(self, uuid: str) -> None:
+        """Pause a GPU where jobs fail that run well elsewhere; never the last usable GPU."""
+        reason = find_bad_gpu(tuple(self.ended), uuid, self.config.gpu)
 
-    def pause_bad_gpu(self, uuid: str, reason: str) -> None:
         def pause(state: State) -> Changes:
             others = [find_gpu_reason(gpu, self.config.gpu) for gpu in self.see_gpus(state) if gpu.uuid != uuid]
             is_last = not any(why is None or why.code == "resources" for why in others)
             if is_last or uuid in state.paused_gpus:
                 return False
-            yield from pause_gpus(state, (*state.paused_gpus, uuid), (uuid, reason))
+            yield from pause_gpus(state, (*state.paused_gpus, uuid), (uuid, reason or ""))
             return True
 
-        if self.store.update(pause):
+        if reason and self.store.update(pause):
             place = next((gpu.place for gpu in self.all_gpus() if gpu.uuid == uuid), uuid)
             self.log.error("GPU %s is paused: %s; nexus resume %s clears it", place, reason, place)
             self.service.wake()
@@ -9621,7 +9598,10 @@ class Health(Part):
         is_past = not service.failure_count or now - service.failed_at > 300
         yield "failures", is_past, f"{service.failure_count} internal errors{last}", ""
         if not service.is_slurm:
-            fault, limit = service.observer.find_smi_error() or watch.describe_faults(), watch.describe_limit()
+            out = " (if it was taken out: nexus restart)"
+            faulty = [f"GPU {gpu.place}: {gpu.fault}{out if gpu.fault == NOT_SHOWN else ''}"
+                      for gpu in watch.gpus if gpu.fault and not is_left_out(gpu, self.config.gpu)]
+            fault, limit = service.observer.find_smi_error() or "; ".join(faulty), watch.describe_limit()
             is_slow = observation.took_s > SMI_SLOW_S
             hint = observation.hint if observation.error else SMI_SLOW_HINT if is_slow else ""
             asked = f"{format_count(len(watch.gpus), 'GPU')}, asked in {observation.took_s:.2f} s"
@@ -10071,7 +10051,8 @@ class Service:
 
         def end(state: State) -> Changes:
             for job in list(state.running.values()):
-                is_over = job.id in self.outcomes.unrecorded or self.local.is_ending(job.id)
+                hosted = self.local.host.hosted.get(job.id)
+                is_over = job.id in self.outcomes.unrecorded or (hosted and hosted.result and not hosted.processes_left)
                 if self.local.has(job) and not job.current.stop_cause and not is_over:
                     yield change_job(job, stop_cause="reboot", stop_line=MACHINE_DOWN)
 
@@ -10102,10 +10083,6 @@ class Service:
     @property
     def backends(self) -> Sequence[Backend]:
         return (self.local, *self.pool.nodes.values(), *([self.cluster] if self.cluster else []))
-
-    def find_backend(self, job: Job) -> Backend:
-        """Return the backend of the job's current attempt."""
-        return next((backend for backend in self.backends if backend.has(job)), self.local)
 
     def run_guarded(self, doing: str, act: Callable[..., object], *arguments: Any) -> None:
         """Call `act`; log an error instead of raising it."""
@@ -10178,7 +10155,8 @@ class Service:
             self.outcomes.report_end(before, after)
         for job, variables in starting:
             self.run_guarded(f"starting job {job.id}", self.starter.start, job, variables)
-        self.gpu_watch.guard_gpus([before for before, _ in ended])
+        for uuid in dict.fromkeys(uuid for before, _ in ended for uuid in before.current.gpu_uuids):
+            self.gpu_watch.guard_gpu(uuid)
 
     def tell(self, job: Job, message: str, *details: object) -> None:
         """Log a message about a running job; JSON logs get its fields too."""
@@ -10247,7 +10225,7 @@ def choose_jobs(state: State, choice: Choice, caller: Caller, statuses: Sequence
         return named
     if choice.group:
         check_group(state, choice.group, caller)
-    return [job for job in choice.select(list_jobs(state, choice.status or STATUSES)) if caller.may_see(job.user)]
+    return [job for job in list_jobs(state, choice.status or STATUSES) if caller.may_see(job.user) and choice.fits(job)]
 
 
 def find_own_job(state: State, told: str, caller: Caller, statuses: Container[str] = ()) -> Job:
