@@ -1578,9 +1578,6 @@ def read_state(text: str) -> tuple[int, dict[str, Any]]:
                  **{table: body[table] for table in ROWS if table in body}}
 
 
-SAMPLES = ("peak_rss_mib", "cpu_seconds", "peak_gpu_mem_mib", "mean_gpu_util")      # fields of Attempt
-
-
 # log.times, beside a job's logs, has lines `TENTHS STDOUT STDERR`: the logs' sizes at a time.
 
 if TYPE_CHECKING:
@@ -6692,13 +6689,10 @@ class SlurmBackend(Backend):
 
     def rest(self, words: str, hint: str, is_limit: bool) -> None:
         """Submit nothing for a while, or until one of our jobs has ended there."""
-        count = sum(job.current.slurm_id is not None for job in self.live) if is_limit else 0
-        message = f"Slurm takes no jobs: {words}"
-        if count:
-            message = f"Slurm has {format_count(count, 'job')} of nexus and takes no more now: {words}"
+        message = f"Slurm takes no {'more jobs now' if is_limit else 'jobs'}: {words}"
         if self.refused.why is None or self.refused.why.message != message:
             self.service.log.warning("%s", message)
-        error = NexusError("conflict" if count else "unavailable", message, hint)
+        error = NexusError("conflict" if is_limit else "unavailable", message, hint)
         self.refused.fail(self.service.clock.monotonic(), error)
 
     def run_squeue(self, live: Sequence[Job]) -> None:
@@ -6888,7 +6882,7 @@ class Observation(Value):
 
 class JobUsage(Value):
     """The resources that a running job uses, as of the last refresh."""
-    samples: Mapping[str, float | None] = {}            # SAMPLES, fields of its Attempt
+    samples: Mapping[str, float | None] = {}            # fields of its Attempt
     rss_mib: float | None = None
     cpu_percent: float | None = None
     cpu_read: tuple[float, float] | None = None         # (CPU seconds of its processes, monotonic time of the reading)
@@ -7502,7 +7496,6 @@ LOOK_WAIT_S = 10.0              # an agent replies when there is news, else afte
 SILENCE_S = 15.0                # a reply that is later than expected by this means that the connection is lost
 ANSWER_S = 120.0                # in which a whole reply must arrive, however slow the connection
 MAX_ANSWER_BYTES = 16 * 2**20
-MAX_LOGIN_LINES = 1000          # that a login may print before the agent begins
 LOG_BYTES = 2**20               # of all logs in one reply: a slow connection transfers it within ANSWER_S
 LOG_INTERVAL_S = (0.05, 0.5)    # how often logs are looked at: after new output, when silent
 HEAD_SILENCE_S = 180.0          # an agent without jobs ends when nobody has asked it for so long
@@ -7937,12 +7930,9 @@ class AgentLine:
 
     def read_word(self) -> str:
         """The next line `nexus-agent: WORD`.  A login may print other lines.  Raises: unavailable."""
-        for _ in range(MAX_LOGIN_LINES):
-            line = self.read_line(SSH_TIMEOUT_S)
-            if line.startswith(b"nexus-agent: "):
-                return line.decode("utf-8", "replace").split()[-1]
-        raise NexusError("unavailable", f"cannot use {self.name}: its login prints more than {MAX_LOGIN_LINES} lines",
-                         hint=f"see what its shell prints: {self.ssh.by_hand} true")
+        while not (line := self.read_line(SSH_TIMEOUT_S)).startswith(b"nexus-agent: "):
+            pass
+        return line.decode("utf-8", "replace").split()[-1]
 
     def read_line(self, silence_s: float) -> bytes:
         """Raises: unavailable."""
@@ -8320,13 +8310,6 @@ class Outcomes(Part):
                 trouble = f"its log folder is gone: {folder}"
         return Evidence(text, measure_logs(folder), trouble, self.service.observer.find_usage(job.id).samples)
 
-    def keep_samples(self) -> None:
-        """Record the usage of running jobs before a restart.  Raises: unavailable."""
-        def keep(state: State) -> Changes:
-            for job in [job for job in state.running.values() if not job.current.node]:
-                yield change_job(job, **self.service.observer.find_usage(job.id).samples)
-        self.store.update(keep)
-
     def find_runtime_s(self, job: Job, now: float) -> float:
         """Seconds that a job has run.  The wall clock, which may have been set, is the last resort."""
         runtime_s: float | None = self.service.local.host.find_runtime_s(job)
@@ -8359,8 +8342,6 @@ class Outcomes(Part):
 
     def adopt(self) -> None:
         """After a start of the service: find out what became of the jobs that are recorded as running."""
-        for job in [job for job in self.service.running_jobs() if not job.current.node]:
-            self.service.observer.usage[job.id] = JobUsage({name: getattr(job.current, name) for name in SAMPLES})
         self.service.take_in(self.service.local, ())
         for job in self.service.running_jobs():
             if job.id not in self.unrecorded and not job.current.node:
@@ -8508,9 +8489,6 @@ class NodePool(Part):
         with self.lock:
             former = self.nodes.get(config.name)
             is_configured = any(node.name == config.name for node in self.config.nodes)
-            if former and is_configured and former.address != config:
-                raise NexusError("conflict", f"{config.name} has another address in config.toml",
-                                 hint="nexus config edit, then nexus restart")
             if former and is_elsewhere_now(former.address, config) and any(
                     job.current.node == config.name for job in self.service.running_jobs()):
                 raise NexusError("conflict",
@@ -8954,8 +8932,7 @@ class Drafts(Part):
         if job.cuda_arg and not re.search(CUDA_OPTION, job.command) and re.search(SHELL_CHARACTERS, job.command):
             refuse("cuda_arg: cannot tell where --cuda belongs in this command",
                    hint="write it there: python train.py --cuda 0 | tee log")
-        if not self.service.scripts.find_script(job)[1]:
-            check_command(job.command)
+        self.service.scripts.find_script(job)
 
     def make_change(self, jobs: Iterable[Job], change: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
         """The fields of Job for a `change` (None: the default), checked for each job.  Raises: usage, forbidden."""
@@ -10040,7 +10017,6 @@ class Service:
         for node in self.pool.nodes.values():
             node.end()
         self.run_guarded("at the end", self.store.look_for_edit, self.housekeeping.apply_edit)
-        self.run_guarded("at the end", self.outcomes.keep_samples)
         self.run_guarded("at the end", self.log_watch.end)
 
     def end_for_reboot(self) -> None:
@@ -10189,16 +10165,6 @@ def find_retried(state: State, job_id: str) -> str:
     while state.jobs[job_id].retried_as in state.jobs:
         job_id = str(state.jobs[job_id].retried_as)
     return job_id
-
-
-def check_command(command: str) -> None:
-    """Raises: usage, for a command that is cut off in quotes."""
-    if command.count('"') % 2 or command.count("'") % 2:    # bash decides: it may be valid, for example in a comment
-        done = run(["bash", "-p", "-n", "-c", "--", command], 5)
-        if done.exit_code:
-            why = re.sub(r"^bash: (-c: )?(line [0-9]+: )?", "", done.output.strip().split("\n")[0])
-            refuse(f"bash cannot read the command: {format_line(why, 200)}",
-                   "close each quote; to try it: bash -n -c …")
 
 
 def check_group(state: State, name: str, caller: Caller | None = None) -> None:
@@ -12507,7 +12473,6 @@ def read_plain_commands(call: Call) -> list[str]:
     for number, command in commands:
         try:
             check(COMMAND, command, "the command")
-            check_command(command)
         except NexusError as error:
             refuse(f"line {number}, '{format_line(command, 100)}': {error.message}", error.hint)
     return [command for _, command in commands]

@@ -226,7 +226,7 @@ def test_add_a_file_of_commands(home, by):
     (b"# a\n\n", "no command"), (b"# a\n\necho \0\n", "line 3, 'echo "), (b"echo a\n" + b"x" * 200000, "line 2, 'xxx"),
     (b"echo a \\\n  b\necho \0\n", "line 3, 'echo "),
     (b"#!/bin/sh\necho a\n", "nexus add "),
-    (b"echo a\necho 'b\n", "line 2, 'echo 'b': bash cannot read the command"), ("echo a\r\n".encode("utf-16"), "line 1, ")])
+    ("echo a\r\n".encode("utf-16"), "line 1, ")])
 @pytest.mark.parametrize("by", ["file", "stdin"])
 def test_nothing_of_a_bad_file_is_added(home, content, says, by):
     home.main("status")
@@ -863,7 +863,8 @@ def test_a_file_that_is_piped_in_is_no_input(home):
 
 def test_a_guess_at_a_job_is_answered(own_home):
     own_home.main("pause")
-    first, second = add(own_home, "true", "--name", "Long-One", "--group", "g1"), add(own_home, "true")
+    first = add(own_home, "true", "--name", "Long-One", "--group", "g1")
+    add(own_home, "true")
     for line, says in (("cancel g1", "--group g1"), ("show long-one", "did you mean 'Long-One'?"), ("move Long-One top", "--first")):
         done = own_home.main(*line.split())
         assert done.code in (2, 3) and says in done.err, done
