@@ -573,7 +573,7 @@ class ServiceConfig(Value):
     log_backups: int = optional(5, integer_in(0, 1000), "rotated logs kept")
     tls_cert: str = optional("", TEXT, "a PEM file, and with tls_key another: https instead of http")
     tls_key: str = optional("", TEXT, "the certificate's private key")
-    node_lost_after_seconds: float = optional(0, SECONDS, "jobs on a node out of reach for so long fail; 0 = never")
+    node_lost_after_seconds: float = optional(0, SECONDS, "jobs fail on a node out of reach for so long; 0 = never")
 
 
 class StateConfig(Value):
@@ -588,33 +588,33 @@ class GpuConfig(Value):
     ids: tuple[int, ...] = optional((), list_of(integer_in(0, 9999)), "GPUs nexus may use, by index; [] = all")
     share_with_others: bool = optional(False, FLAG, "true: a GPU on which a foreign process computes may get a job too")
     ignore_processes: tuple[str, ...] = optional(
-        (), TEXTS, "programs that do not count there, like [\"Xorg\", \"ollama\"]; their memory still does")
+        (), TEXTS, "programs whose processes do not count, like [\"Xorg\", \"ollama\"]; their memory still does")
     min_free_mem_mib: int = optional(0, integer_in(0, 100000000), "a GPU with less free memory gets no job")
     max_unseen_mem_mib: int = optional(
-        2048, integer_in(0, 100000000), "nor one without jobs where more memory is used than the listed processes have")
+        2048, integer_in(0, 100000000), "nor one without jobs, with more in use that no listed process accounts for")
     mem_threshold: float = optional(0.8, number_in(0, 1), "nor one with this fraction of its memory in use by others")
     load_threshold: float = optional(0.8, number_in(0, 1), "nor, for a second job on it, one with this utilization")
     lease_dir: str = optional(
         "", TEXT, "where users' services agree on GPUs; \"\": nexus-leases in /run/lock, or else in /tmp")
     guard_failures: int = optional(
         3, integer_in(0, 1000),
-        "a GPU is paused after so many quick failures in a row of jobs that run elsewhere; 0 = off")
-    guard_seconds: float = optional(10, number_in(0, 86400), "what is quick")
+        "a GPU is paused after so many quick failures in a row, while jobs do well on another; 0 = off")
+    guard_seconds: float = optional(10, number_in(0, 86400), "quick: within so long of the start")
 
 
 class JobsConfig(Value):
     launcher: str = optional(
         "screen", one_of("screen", "direct", "slurm"),
         "or \"direct\": no session, no attach; or \"slurm\": see [slurm]")
-    default_gpus: int = optional(1, integer_in(0, 1024), "GPUs of a job that does not say")
+    default_gpus: int = optional(1, integer_in(0, 1024), "GPUs of a job without --gpus")
     cpu_slots: int = optional(4, integer_in(0, 100000), "how many --gpus 0 jobs run at once")
-    max_running: int = optional(0, integer_in(0, 100000), "0 = as many as fit")
+    max_running: int = optional(0, integer_in(0, 100000), "how many jobs run at once; 0 = as many as fit")
     queue_limit: int = optional(10000, integer_in(1, 10000000), "more pending jobs are refused")
-    timeout_seconds: float = optional(0, SECONDS, "time limit of a job that has none of its own; 0 = none")
+    timeout_seconds: float = optional(0, SECONDS, "time limit of a job without --timeout; 0 = none")
     timeout_multiplier: float = optional(
-        2, number_in(1, 1000), "a job is stopped at this multiple of its expected time")
+        2, number_in(1, 1000), "a job with --expect is stopped at this multiple of that time")
     kill_grace_seconds: float = optional(10, number_in(0, 86400), "from SIGTERM to SIGKILL")
-    retries: int = optional(0, integer_in(0, 1000), "further attempts of a job that fails, if it does not say itself")
+    retries: int = optional(0, integer_in(0, 1000), "further attempts of a failed job that has no --retries")
     retry_backoff_seconds: float = optional(
         5, number_in(0, 86400), "before the first; doubles each time, up to an hour")
     launch_attempts: int = optional(5, integer_in(1, 100), "how often a job is tried that cannot even be launched")
@@ -630,7 +630,7 @@ class JobsConfig(Value):
     llm_config: str = optional(
         "", TEXT, "JSON: the GPUs of a job with `--llm NAME` in its command, {\"models\": {\"qwen2.5-7b-inst\": 0.5}}")
     cuda_arg: str = optional(
-        "replace", one_of("replace", "add"), "--cuda in a row of jobs_file gets the GPU's number; \"add\": in any row")
+        "replace", one_of("replace", "add"), "--cuda in a row of jobs_file gets the GPUs; \"add\": also where it lacks")
     allowed_script_paths: tuple[str, ...] = optional(
         (), TEXTS,
         "[] = any; else only `[interpreter] SCRIPT ARGS`, SCRIPT below one of these, where only you or root may write")
@@ -642,7 +642,7 @@ class JobsConfig(Value):
 
 class HooksConfig(Value):
     on_unhealthy: str = optional("", TEXT, "a command, run when `nexus health` turns bad, and again when it is well")
-    on_idle: str = optional("", TEXT, "once for a job that is idle (idle_minutes): NEXUS_JOB_ID, _COMMAND, _GPU")
+    on_idle: str = optional("", TEXT, "run once for a job that is idle for idle_minutes: NEXUS_JOB_ID, _COMMAND, _GPU")
     on_finish: str = optional(
         "", TEXT, "run at least once for each finished job: NEXUS_JOB_ID, _STATUS, _CAUSE, _EXIT_CODE, _COMMAND, _GPU")
 
