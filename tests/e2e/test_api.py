@@ -7,7 +7,6 @@ import re
 import subprocess
 
 import live
-import network
 import pytest
 
 import nexus
@@ -168,13 +167,6 @@ def test_a_path_for_a_file_name(box):
     assert not list(box.folder.rglob("canary*")) and os.listdir(f"{box.home}/logs/job_{job_id}/work") == ["main.py"]
 
 
-def test_twice_the_expected_time(box):
-    job_id = submit(box, "import time\ntime.sleep(600)", CONFIG.replace("10", "0.5"))
-    job = box.wait(job_id, "failed")
-    assert job["cause"] == "timeout" and 0.9 < job["runtime_seconds"] < 60 and "timeout_multiplier" in job["cause_line"]
-    assert shell(box, RESULTS, job_id)["cause_line"] == job["cause_line"]
-
-
 def test_restart_retry_and_the_end_of_the_history():
     with make_box(history_limit=1) as box:
         job_id = submit(box, "open('model.pt', 'w').write('a week of work')")
@@ -199,42 +191,3 @@ def test_restart_retry_and_the_end_of_the_history():
         box.wait(added["id"], "completed")      # of the same user: another's jobs end none of his
         live.until(lambda: list_code(box) == [], "the end of all scripts")
         assert box.call("GET", f"/api/status/{again}")[0] == 404
-
-
-def test_node_statistics():
-    """Machines by number: what runs on each, and what waits; the queue that is for any is that of number 0."""
-    with network.Net(nodes=2, gpus=1, head_gpus=1) as net:
-        head = net.head
-        for name in ("n1", "n2"):
-            assert head.nexus("node", "add", name).returncode == 0
-
-        def nodes(*keys):
-            return [tuple(node[key] for key in keys) for node in head.ask("GET", "/api/nodes")]
-        keys = ("node_id", "name", "gpus", "free_gpus", "running_jobs", "pending_jobs", "queue_seconds", "is_healthy")
-        live.until(lambda: nodes(*keys) == [
-            (0, "head", 1, 1, 0, 0, 0, True), (1, "n1", 1, 1, 0, 0, 0, True), (2, "n2", 1, 1, 0, 0, 0, True)], lambda: nodes(*keys))
-        ids = [head.add("sleep 600", expected_time=1000, node=name) for name in ("n1", "n2", "head")]
-        for job_id in ids:
-            head.wait_started(job_id)
-        pinned, free = head.add("sleep 600", expected_time=300, node="n2"), head.add("true", expected_time=100)
-        assert nodes("free_gpus", "running_jobs", "pending_jobs") == [(0, 1, 1), (0, 1, 0), (0, 1, 1)]
-        seconds = [node["queue_seconds"] for node in head.ask("GET", "/api/nodes")]
-        assert 900 < seconds[1] <= 1000 < seconds[0] <= 1100 < seconds[2] <= 1300
-        told = {job["job_id"]: job["node_id"] for job in head.ask("GET", "/api/jobs")}
-        assert told == {ids[0]: 1, ids[1]: 2, ids[2]: 0, pinned: 2, free: None}
-        head.add("true", node="n1")
-        assert nodes("pending_jobs", "queue_seconds")[1] == (1, None), "nobody knows how long that takes"
-        form = head.folder / "form"
-        form.write_bytes(b"".join(
-            f'--x\r\nContent-Disposition: form-data; name="{name}"; filename="f"\r\n\r\n{content}\r\n'.encode()
-            for name, content in (("code", "print(1)"), ("config_file", "expected_time: 5\n"))) + b"--x--\r\n")
-        form.chmod(0o644)
-        kind = "Content-Type: multipart/form-data; boundary=x"
-        done = subprocess.run([*head.machine.become(), "curl", "-sS", "-H", kind, "--data-binary",
-                               f"@{form}", f"http://localhost:{head.port}/api/submit"], stdout=subprocess.PIPE, text=True)
-        submitted = nexus.parse_json(done.stdout, "submit")
-        assert (submitted["node_id"], submitted["status"]) == (None, "pending"), "it has no place yet"
-        net.nodes[0].cut()
-        net.nodes[0].close_sessions()
-        live.until(lambda: nodes("is_healthy") == [(True,), (False,), (True,)], "n1 to be missed")
-        assert nodes("gpus", "free_gpus", "running_jobs")[1] == (1, 0, 1), "as far as is known"

@@ -70,6 +70,29 @@ def test_the_snapshot_and_lists(net):
     assert net.head.job(job_id)["cause"] == "killed"
 
 
+def test_statistics_by_number(net):
+    """GET /api/nodes: what runs on each machine, and what waits; the queue that is for any is that of number 0."""
+    head = net.head
+
+    def nodes(*keys):
+        return [tuple(node[key] for key in keys) for node in head.ask("GET", "/api/nodes")]
+
+    keys = ("node_id", "name", "gpus", "free_gpus", "running_jobs", "pending_jobs", "queue_seconds", "is_healthy")
+    live.until(lambda: nodes(*keys) == [
+        (0, "head", 1, 1, 0, 0, 0, True), (1, "n1", 2, 2, 0, 0, 0, True), (2, "n2", 2, 2, 0, 0, 0, True)], lambda: nodes(*keys))
+    ids = [head.add("sleep 600", expected_time=1000, node=name, gpus=gpus) for name, gpus in (("n1", 2), ("n2", 2), ("head", 1))]
+    for job_id in ids:
+        head.wait_started(job_id)
+    pinned, free = head.add("sleep 600", expected_time=300, node="n2", gpus=2), head.add("true", expected_time=100)
+    assert nodes("free_gpus", "running_jobs", "pending_jobs") == [(0, 1, 1), (0, 1, 0), (0, 1, 1)]
+    told = {job["job_id"]: job["node_id"] for job in head.ask("GET", "/api/jobs")}
+    assert [told[job_id] for job_id in (*ids, pinned, free)] == [1, 2, 0, 2, None], "one that may run anywhere has no place yet"
+    seconds = [node["queue_seconds"] for node in head.ask("GET", "/api/nodes")]
+    assert 900 < seconds[1] <= 1000 < seconds[0] <= 1100 < seconds[2] <= 1300, seconds
+    head.add("true", node="n1")
+    assert nodes("pending_jobs", "queue_seconds")[1] == (1, None), "nobody knows how long that takes"
+
+
 def test_a_gpu_of_a_node_is_paused(net):
     show(net, "pause", "n1:1")
     assert "GPU n1:1 (Mock GPU, 24GB): Paused\n" in show(net)
@@ -98,6 +121,8 @@ def test_a_node_that_is_not_heard(net):
         assert done.stdout == "before\n" and "n1 has not been heard since" in done.stderr
         gpus = [gpu for gpu in head.status()["gpu_status"] if gpu["node"] == "n1"]
         assert {(gpu["memory_used_mib"], gpu["utilization"], gpu["is_available"]) for gpu in gpus} == {(None, None, False)}
+        [node] = [node for node in head.ask("GET", "/api/nodes") if node["name"] == "n1"]
+        assert [node[key] for key in ("is_healthy", "gpus", "free_gpus", "running_jobs")] == [False, 2, 0, 1], "as far as is known"
         [check] = [check for check in head.health()["checks"] if check["name"] == "node n1"]
         assert check["reading"].startswith("not heard for ")
         families = check_rules(head.call("GET", "/metrics")[1])
