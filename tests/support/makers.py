@@ -135,10 +135,6 @@ numbers = st.integers(-(2**53), 2**53)
 queue_keys = st.tuples(st.integers(-5, 5), st.integers(-5, 50), st.integers(0, 50) | st.floats(0, 50))
 
 
-def maybe(strategy):
-    return st.none() | strategy
-
-
 def tuples(strategy):
     return st.lists(strategy, max_size=4).map(tuple)
 
@@ -154,48 +150,40 @@ def make_whole(job):
     return made
 
 
-ATTEMPT_FIELDS = {
-    "number": st.integers(0, 9), "node": texts, "gpu_indices": tuples(st.integers(0, 99)),
-    "gpu_uuids": tuples(texts), "slurm_key": maybe(texts), "slurm_id": maybe(texts), "slurm_node": maybe(texts),
-    "is_idle_told": st.booleans(), "nonce": maybe(passed_on), "boot_id": maybe(texts), "session": maybe(passed_on), "pid": maybe(numbers),
-    "pid_started": maybe(numbers), "notes": tuples(texts), "started_at": maybe(times), "stop_cause": maybe(texts),
-    "stop_by": maybe(texts), "stop_line": maybe(texts), "finished_at": maybe(times), "runtime_seconds": maybe(times),
-    "exit_code": maybe(st.integers(0, 255)), "signal": maybe(st.integers(1, 64)), "cause": maybe(texts),
-    "cause_line": maybe(texts), "peak_rss_mib": maybe(times), "cpu_seconds": maybe(times),
-    "peak_gpu_mem_mib": maybe(times), "mean_gpu_util": maybe(times)}
-attempts = st.fixed_dictionaries({}, optional=ATTEMPT_FIELDS).map(lambda fields: nexus.Attempt(**fields))
-JOB_FIELDS = {
-    "id": ids, "command": passed_on, "cwd": passed_on, "user": passed_on, "created_at": times, "queue_key": queue_keys,
-    "environment": texts, "number": st.integers(0, 10**9),
-    "gpus": st.integers(0, 16) | st.integers(1, 800).map(lambda cents: cents / 100),
-    "gpu_ids": maybe(tuples(st.integers(0, 99) | st.sampled_from(["0.1", "1.6"]))), "gpu_mem_mib": maybe(st.integers(1, 10**6)),
-    "gpu_type": maybe(texts), "group": maybe(texts),
-    "after": tuples(ids), "after_any": tuples(ids), "begin_at": maybe(times), "is_held": st.booleans(),
-    "pending_dependencies": tuples(ids).map(lambda found: tuple(dict.fromkeys(found))),
-    "env_digest": maybe(texts), "conda": maybe(passed_on),
-    "snapshot": maybe(passed_on), "snapshot_repo": maybe(passed_on), "code": maybe(passed_on), "labels": tuples(st.tuples(texts, texts)),
-    "cuda_arg": st.booleans(), "retries": st.integers(0, 9),
-    "timeout_seconds": maybe(times), "expected_time": maybe(times), "retry_at": maybe(times),
-    "attempts": tuples(attempts),
-    "retried_as": maybe(ids), "is_hook_due": st.booleans(),
-    "only_node": maybe(texts), "excluded_nodes": tuples(st.tuples(texts, texts)),
-    "log_base": st.tuples(st.integers(0, 10**12), st.integers(0, 10**12)),
-    "exclusive": st.booleans(),
-    "priority": numbers, "name": maybe(texts), "key": maybe(texts), "tty": st.booleans(), "preemptible": st.booleans(),
-    "after_process": maybe(st.tuples(st.integers(1, 99), st.integers(1, 10**9), texts)),
-    "umask": maybe(st.integers(0, 0o777)), "warn": maybe(st.sampled_from(["USR1@2m", "INT@90s"])),
-    "status": st.sampled_from(nexus.STATUSES),
-    "status_history": tuples(st.tuples(st.sampled_from(nexus.STATUSES), times)),
-    "log_dir": maybe(passed_on)}
-jobs = st.fixed_dictionaries(
-    {name: made for name, made in JOB_FIELDS.items() if name in nexus.Job.REQUIRED},
-    optional={name: made for name, made in JOB_FIELDS.items() if name not in nexus.Job.REQUIRED},
-).map(lambda fields: nexus.Job(**fields)).map(make_whole)
+KINDS = {"str": passed_on, "int": numbers, "float": times, "bool": st.booleans()}
+
+
+def of_kind(kind):
+    """What a field may hold whose annotation says so: `tuple[int, ...] | None`."""
+    if kind.endswith(" | None"):
+        return st.none() | of_kind(kind[:-len(" | None")])
+    outer, _, inner = kind.partition("[")
+    if outer == "tuple":
+        inner = inner[:-1]
+        return tuples(of_kind(inner[:-len(", ...")])) if inner.endswith(", ...") else st.tuples(*map(of_kind, inner.split(", ")))
+    return KINDS[outer] if outer in KINDS else values(getattr(nexus, outer))
+
+
+def values(cls, **chosen):
+    """Values of a class: of some fields what is chosen for them, of the others whatever they may hold."""
+    made = {name: chosen[name] if name in chosen else of_kind(kind) for name, kind in cls.__annotations__.items()}
+    required = {name: made.pop(name) for name in sorted(cls.REQUIRED)}
+    return st.fixed_dictionaries(required, optional=made).map(lambda fields: cls(**fields))
+
+
+jobs = values(
+    nexus.Job, id=ids, queue_key=queue_keys, gpus=st.integers(0, 16) | st.integers(1, 800).map(lambda cents: cents / 100),
+    gpu_ids=st.none() | tuples(st.integers(0, 99) | st.sampled_from(["0.1", "1.6"])), retried_as=st.none() | ids,
+    pending_dependencies=tuples(ids).map(lambda found: tuple(dict.fromkeys(found))),
+    warn=st.none() | st.sampled_from(["USR1@2m", "INT@90s"]), status=st.sampled_from(nexus.STATUSES),
+    status_history=tuples(st.tuples(st.sampled_from(nexus.STATUSES), times)),
+    attempts=tuples(values(nexus.Attempt, number=st.integers(0, 9), gpu_indices=tuples(st.integers(0, 99)),
+                           exit_code=st.none() | st.integers(0, 255), signal=st.none() | st.integers(1, 64)))).map(make_whole)
 environments = st.dictionaries(texts, texts, max_size=4)
 state_facts = {
     "paused": st.booleans(), "paused_gpus": tuples(texts), "pause_reasons": tuples(st.tuples(texts, texts)), "has_hook": st.booleans(),
     "next_number": st.integers(1, 2**53)}
-groups = st.builds(nexus.Group, texts, st.integers(0, 99), maybe(texts))
+groups = st.builds(nexus.Group, texts, st.integers(0, 99), st.none() | texts)
 nodes = st.builds(nexus.KnownNode, st.builds(nexus.NodeConfig, texts, texts, texts, st.integers(0, 65535)), st.booleans(), st.booleans())
 changes = st.one_of(
     jobs.map(lambda one: nexus.Put("jobs", one.id, one)), st.builds(nexus.Put, st.just("jobs"), ids, st.none()),

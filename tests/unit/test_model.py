@@ -2,14 +2,9 @@
 
 
 import pytest
-from makers import JOB_FIELDS, NOW, finished, job, put, running, state
+from makers import NOW, finished, job, put, running, state
 
 import nexus
-
-
-def test_the_properties_try_every_field_of_a_job():
-    assert set(JOB_FIELDS) == set(nexus.Job.__annotations__)
-
 
 # What may become of a job
 
