@@ -64,9 +64,8 @@ def start_nasty(box, mark):
     return sleeps
 
 
-@pytest.mark.parametrize("launcher", ["screen", "direct"])
-def test_kill_leaves_nothing_and_touches_nothing_else(launcher):
-    with live.Box(gpus=0, launcher=launcher, cpu_slots=40, kill_grace_seconds=1) as box:
+def test_kill_leaves_nothing_and_touches_nothing_else():
+    with live.Box(gpus=0, launcher="screen", cpu_slots=40, kill_grace_seconds=1) as box:
         sleeps = start_nasty(box, "Z")
         members = {job_id: find_steady(sleep) for job_id, sleep in sleeps.items()}
         for job_id, sleep in sleeps.items():
@@ -83,7 +82,7 @@ def test_kill_leaves_nothing_and_touches_nothing_else(launcher):
 
 def test_all_at_once():
     """Killed together, they do not get in each other's way."""
-    with live.Box(gpus=0, launcher="screen", cpu_slots=40, kill_grace_seconds=0.5) as box:
+    with live.Box(gpus=0, launcher="direct", cpu_slots=40, kill_grace_seconds=0.5) as box:
         sleeps = start_nasty(box, "Y")
         for job_id in sleeps:
             box.ask("DELETE", f"/jobs/{job_id}")
@@ -175,7 +174,7 @@ def test_grace_is_respected():
 
 
 def test_kill_twice_is_one_kill():
-    with live.Box(gpus=1, kill_grace_seconds=6) as box:
+    with live.Box(gpus=1, kill_grace_seconds=2) as box:
         job_id = box.add(f"trap '' TERM; touch {box.path('deaf')}; while :; do sleep 0.1; done")
         live.until(box.path("deaf").exists, "its trap")
         for _ in range(3):
