@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 
@@ -146,16 +145,6 @@ def test_time_limits():
         assert statuses(box, none) == ["running"]
 
 
-def test_host_memory():
-    with live.Box(gpus=2, max_memory_gb=0.2, kill_grace_seconds=1) as box:
-        small = box.add(held(box, "small"))
-        big = box.add(f"{sys.executable} -c 'import time; x = bytearray(300 << 20); time.sleep(600)'")
-        job = box.wait(big, "failed")
-        assert job["cause"] == "host-memory" and "max_memory_gb is 0.2" in job["cause_line"] and job["peak_rss_mib"] > 204, job
-        release(box, "small")
-        box.wait(small, "completed")
-
-
 SHARING = """
 import os, time
 block = bytearray(os.urandom(1 << 20) * 100)
@@ -181,7 +170,7 @@ def test_host_memory_that_is_shared_is_no_reason_to_stop_a_job():
         live.until(lambda: 90 < (box.job(shares)["rss_mib"] or 0) < 250, "its processes, what they share counted once")
         does_not = add("does-not", 100)
         job = box.wait(does_not, "failed")
-        assert job["cause"] == "host-memory" and "max_memory_gb is 0.25" in job["cause_line"]
+        assert job["cause"] == "host-memory" and "max_memory_gb is 0.25" in job["cause_line"] and job["peak_rss_mib"] > 256
         assert box.job(shares)["status"] == "running", "it was looked at just as closely, and earlier"
 
 
@@ -610,23 +599,6 @@ def test_a_job_for_two_gpus_is_not_starved():
         assert sorted(box.wait_started(both)["gpu_indices"]) == [0, 1]
         release(box, "both")
         box.wait(late, "completed")
-
-
-# From Python
-
-
-def test_service_ends_with_sigterm_and_goes_on():
-    """What waits is where it was, after an end that was meant."""
-    with live.Box(gpus=1) as box:
-        running = box.wait_started(box.add(held(box, "a"), expected_time=100))
-        waiting = [box.add(f"echo {priority}", priority=priority) for priority in ("low", "normal", "high")]
-        os.kill(box.pid(), signal.SIGTERM)
-        live.until(lambda: not box.pid(), "its end")
-        box.start()
-        assert [job["id"] for job in box.ask("GET", "/queue")] == waiting[::-1] and box.job(running["id"])["expected_time"] == 100
-        release(box, "a")
-        for job_id in waiting:
-            box.wait(job_id, "completed")
 
 
 def test_an_upgrade_under_a_running_service_is_told():

@@ -120,10 +120,9 @@ def test_the_supervisor_keeps_out_of_the_way():
         assert box.pid() == pid
 
 
-@pytest.mark.parametrize("launcher", ["screen", "direct"])
-def test_stopped_while_the_supervisor_is_about_to_start_it(launcher):
+def test_stopped_while_the_supervisor_is_about_to_start_it():
     """`stop` means stop, also in the second between a crash and the next start."""
-    with live.Box(gpus=1, launcher=launcher) as box:
+    with live.Box(gpus=1, launcher="screen") as box:
         box.kill_service()
         assert box.nexus("stop").returncode == 0
         live.until(lambda: not box.supervisors(), "the supervisor to give up")
@@ -133,9 +132,8 @@ def test_stopped_while_the_supervisor_is_about_to_start_it(launcher):
         box.await_service()
 
 
-@pytest.mark.parametrize("launcher", ["screen", "direct"])
-def test_job_that_ends_while_the_service_is_down(launcher):
-    with live.Box(gpus=1, launcher=launcher) as box:
+def test_job_that_ends_while_the_service_is_down():
+    with live.Box(gpus=1, launcher="direct") as box:
         job = box.wait_started(box.add(f"echo begun; while [ ! -e {box.path('go')} ]; do sleep 0.05; done; echo ended; exit 7"))
         box.kill_all_of_service()
         box.path("go").touch()
@@ -305,25 +303,22 @@ def newest(box):
     return [path for path in (box.home / "journal.jsonl.prev", box.home / "journal.jsonl") if path.exists() and path.stat().st_size]
 
 
-def cut(path, share):
-    content = path.read_bytes()
-    path.write_bytes(content[: int(len(content) * share)])
+def damage_all_but_the_last(box):
+    """What is lost can be made good from what is left."""
+    for name in ("state.json", "service.json"):
+        (box.home / name).write_bytes(os.urandom(5000))
+    (box.home / "token").write_bytes(b"")
+    (box.home / "events").unlink()
+    (box.home / "events").write_text("x")
 
 
-DAMAGE = [  # reason, what happens to the files, whether nothing is lost
-    ("state.json is garbage", lambda box: (box.home / "state.json").write_bytes(os.urandom(5000)), True),
-    ("state.json is gone", lambda box: (box.home / "state.json").unlink(), True),
-    ("the last line is torn", lambda box: cut(newest(box)[-1], 0.97), False),
-    ("all of it is garbage", lambda box: [path.write_bytes(os.urandom(500)) for path in [
-        *box.home.glob("state.json*"), *newest(box)]], False),
-    ("service.json is garbage", lambda box: (box.home / "service.json").write_bytes(os.urandom(100)), True),
-    ("the token is empty", lambda box: (box.home / "token").write_bytes(b""), True),
-    ("the FIFO is a file", lambda box: ((box.home / "events").unlink(), (box.home / "events").write_text("x")), True),
-]
+def damage_all(box):
+    for path in [*box.home.glob("state.json*"), *newest(box)]:
+        path.write_bytes(os.urandom(500))
 
 
-@pytest.mark.parametrize("reason, damage, is_whole", DAMAGE, ids=[case[0] for case in DAMAGE])
-def test_damaged_files(reason, damage, is_whole):
+@pytest.mark.parametrize("damage, is_whole", [(damage_all_but_the_last, True), (damage_all, False)])
+def test_damaged_files(damage, is_whole):
     with live.Box(gpus=1) as box:
         ended = box.add("exit 3")
         box.wait(ended, "failed")
@@ -506,10 +501,9 @@ def test_another_program_on_the_port(uid):
         assert heard() == "listens\n"
 
 
-@pytest.mark.parametrize("launcher", ["screen", "direct"])
-def test_the_socket_was_deleted(launcher):
+def test_the_socket_was_deleted():
     """A command says so at once, and what it says to type helps."""
-    with live.Box(gpus=1, launcher=launcher) as box:
+    with live.Box(gpus=1, launcher="screen") as box:
         job, pid = box.wait_started(box.add("sleep 300")), box.pid()
         box.home.joinpath("api.sock").unlink()
         began = time.monotonic()
@@ -565,18 +559,19 @@ def test_sockets_of_dead_sessions_are_removed():
         assert job["session"] not in left()
 
 
-@pytest.mark.parametrize("command, wanted", [
+SIGNALS = [  # a command that signals its group, what is said of its end
     ("trap 'kill 0' EXIT; sleep 600 & exit 3", ("signal", 143)),       # many scripts end so
-    ("kill 0; sleep 9", ("signal", 143)),
-    ("kill $PPID; exit 3", ("exit", 3)),
-    ("kill -INT 0; sleep 9", ("signal", 130)),
-    ("kill -HUP 0; sleep 9", ("signal", 129)),
-])
+    ("kill 0; sleep 9", ("signal", 143)), ("kill $PPID; exit 3", ("exit", 3)),
+    ("kill -INT 0; sleep 9", ("signal", 130)), ("kill -HUP 0; sleep 9", ("signal", 129)),
+]
+
+
 @pytest.mark.parametrize("launcher", ["screen", "direct"])
-def test_jobs_that_signal_their_group(launcher, command, wanted):
+def test_jobs_that_signal_their_group(launcher):
     with live.Box(gpus=1, launcher=launcher) as box:
-        job = box.wait(box.add(command), "failed")
-        assert (job["cause"], job["exit_code"]) == wanted
+        for job_id, (_, wanted) in zip([box.add(command) for command, _ in SIGNALS], SIGNALS):
+            job = box.wait(job_id, "failed")
+            assert (job["cause"], job["exit_code"]) == wanted
         box.wait(box.add("true"), "completed")
 
 
