@@ -259,25 +259,14 @@ def make_huge(repo):
         file.truncate(600 * 2**20)
 
 
-def fail_to_clean(repo):
-    repo.write(".git/info/attributes", "*.py filter=odd\n")
-    repo.git("config", "--global", "filter.odd.clean", "false")
-    repo.git("config", "--global", "filter.odd.required", "true")
-    repo.write("train.py", "two\n")
-
-
 REFUSED = [  # reason, what the user did, variables, kind, words of the message, words of the hint
     ("no work tree", lambda repo: shutil.rmtree(repo.top / ".git"), {}, "usage", "{top} is not in a git work tree", "git -C {top} init"),
     ("a bare repository", make_bare, {}, "usage", "{top} is not in a git work tree", "checkout"),
     ("too much", make_huge, {}, "usage", "2 files that git neither tracks nor ignores, 600MB together; a snapshot takes 500MB",
      "data.bin (600MB): add it to .gitignore"),
     ("no git", lambda repo: None, {"PATH": "/nowhere"}, "unavailable", "git was not found on PATH", "install git"),
-    ("a broken index", lambda repo: repo.write(".git/index", "x" * 100), {}, "unavailable", "git ls-files says: ", "git -C {top}"),
     ("a tracked file that is a FIFO now", lambda repo: put_fifo(repo.top / "train.py"), {}, "unavailable",
      "train.py: can only add regular files", "git -C {top}"),
-    ("a filter that fails", fail_to_clean, {}, "unavailable", "says: ", "git -C {top}"),
-    ("a repository of a later git", lambda repo: repo.git("config", "core.repositoryformatversion", "99"), {}, "unavailable",
-     "the snapshot of {top} failed: git rev-parse says: ", "status"),
 ]
 
 
@@ -414,11 +403,6 @@ def remove_repository(repo, made):
     shutil.rmtree(repo.top)
 
 
-def forget_commit(repo, made):
-    nexus.release_snapshot(made.repository, made.commit, BIN)
-    repo.git("gc", "-q", "--prune=now")
-
-
 def break_filter(repo, made):
     repo.write(".git/info/attributes", "*.py filter=odd\n")
     repo.git("config", "filter.odd.smudge", "echo 'no \"such\" \\ file' >&2; false")
@@ -427,7 +411,6 @@ def break_filter(repo, made):
 
 NOT_MADE = [  # reason, what happens between submit and start, words of the cause
     ("the repository is gone", remove_repository, "No such file or directory"),
-    ("its commit is gone", forget_commit, "fatal: "),
     ("a filter fails", break_filter, "smudge filter odd failed"),
 ]
 
