@@ -568,7 +568,7 @@ class ServiceConfig(Value):
     refresh_rate_seconds: float = optional(
         5, number_in(0.1, 3600), "GPU polling interval; job exits are noticed at once")
     log_format: str = optional("text", one_of("text", "json"), "or \"json\": one object a line")
-    log_level: str = optional("INFO", one_of("DEBUG", "INFO", "WARNING", "ERROR"), "least level kept in service.log")
+    log_level: str = optional("INFO", one_of("DEBUG", "INFO", "WARNING", "ERROR"), "lowest level kept in service.log")
     log_max_mb: float = optional(100, number_in(0.1, 100000), "service.log is rotated at this size")
     log_backups: int = optional(5, integer_in(0, 1000), "rotated logs kept")
     tls_cert: str = optional("", TEXT, "a PEM file, and with tls_key another: https instead of http")
@@ -880,7 +880,7 @@ class Job(Value):
         "memory that must be free on each of its GPUs", "asked kept public",
         flag="--gpu-mem SIZE", like="10G", text=SIZE_TEXT, parse=parse_memory)
     gpu_type: str | None = optional(
-        None, LINE, "only GPUs with this in their name, as nexus shows it; full: no MIG slices", "asked kept public",
+        None, LINE, "full: no MIG slices; else only GPUs with this in their name", "asked kept public",
         flag="--gpu-type NAME", like="A100 or 1g.10gb")
     priority: int = optional(
         1, PRIORITY, "high, normal, low or a number; lower runs first (default: normal = 1)", "asked public",
@@ -5583,7 +5583,7 @@ def find_work_tree(cwd: str, environ: Mapping[str, str]) -> str:
     except NexusError as error:
         if not re.search("not a git repository|must be run in a work tree", error.message):
             raise
-        raise NexusError("usage", f"{cwd} is not in a git work tree, and --snapshot keeps one", hint="make it one: "
+        raise NexusError("usage", f"{cwd} is not in a git work tree, and --snapshot needs one", hint="make it one: "
                          f"git -C {cwd} init; or cd to a checkout; or add the job without --snapshot") from None
 
 
@@ -6498,6 +6498,7 @@ def keep_previous(path: str) -> None:
     except OSError:                         # a file system may have no hard links
         shutil.copyfile(path, aside)
     os.replace(aside, f"{path}.prev")
+    remove_file(aside)                      # where PATH.prev was the same file already, nothing was renamed
 
 
 def describe_other_machine(host: str, why: str, otherwise: str) -> NexusError:
@@ -10209,7 +10210,7 @@ def find_own_job(state: State, told: str, caller: Caller, statuses: Container[st
         if not named:
             seen = [each for each in state.jobs.values() if caller.may_see(each.user)]
             raise NexusError("not_found", f"no job '{format_line(told, 40)}'", hint=(
-                f"it is a group: --group {quote(told)}" if told in [each.group for each in seen] else
+                f"it is a group; its jobs: nexus jobs --group {quote(told)}" if told in [each.group for each in seen] else
                 suggest(told, [*state.jobs, *(each.name or "" for each in seen)]) or "nexus jobs lists them"))
         job = max(fitting or named, key=lambda each: each.number)
     if not caller.may_see(job.user):
@@ -12442,7 +12443,7 @@ def read_plain_commands(call: Call) -> list[str]:
             refuse("there is no command", hint=f'nexus {call.options.subcommand} "python train.py"')
         unread = script or rest.partition(" ")[0]               # as in `bash job.sh`
         if parse_directives(read_script_text(unread)):
-            how = " over NEXUS_URL" if call.is_remote else f"; they are with: nexus {call.options.subcommand} {rest}"
+            how = " over NEXUS_URL" if call.is_remote else f"; they are with: nexus {call.options.subcommand} {quote(rest)}"
             call.say(f"the options in {unread} are not read{how}")
         if "/" in first and not call.is_remote and not call.options.node and os.path.isdir(
                 os.path.join(call.options.cwd or "", first)):
@@ -13127,7 +13128,7 @@ def cmd_serve(call: Call) -> None:
         if call.options.log_level:
             config = replace(config, service=replace(config.service, log_level=call.options.log_level))
         layout = make_layout(layout.home, config)
-        if call.out.isatty():
+        if call.out.isatty() and not find_service(layout):
             call.say(f"serving; the log is in {layout.service_log}; Ctrl-C ends the service, jobs go on")
         serve(layout, config, call.environ, DASHBOARD_PAGE, path)
     except RunsAlready:
@@ -13186,7 +13187,7 @@ def cmd_usage(call: Call) -> None:
         Column("JOBS", lambda row: str(row["jobs"])),
         Column("GPU-HOURS", lambda row: f"{row['gpu_hours']:.1f}"),
         Column("FAILED", lambda row: f"{row['failed']} of {row['ended']} ended"))), "no job ran in that time")
-    call.say(f"since {local_time(format_time(since), '%Y-%m-%d %H:%M')}; --since 24h counts another time")
+    call.say(f"since {local_time(format_time(since), '%Y-%m-%d %H:%M')}; --since 24h: the last 24 hours")
 
 
 def cmd_config_edit(call: Call) -> int:
@@ -13448,7 +13449,7 @@ def install_boot(call: Call, home: str, program: str) -> None:
 JSON_OPTION = argument("--json", action="store_true", help="print JSON")
 SERVICE_OPTIONS = (
     argument("--config", metavar="FILE", help="another config.toml"),
-    argument("--log-level", choices=("DEBUG", "INFO", "WARNING", "ERROR"), help="least level kept in service.log"),
+    argument("--log-level", choices=("DEBUG", "INFO", "WARNING", "ERROR"), help="lowest level kept in service.log"),
 )
 ENV = argument("--env", metavar="NAME=VALUE", action="append", default=[], row=Field(
     matching("^[^=]+=", "NAME=VALUE", examples=["WANDB_MODE=disabled"]), convert=lambda text: text.split("=", 1)),
@@ -13460,7 +13461,7 @@ JOB_OPTIONS = (
       # --cwd may be relative here; its row in the API takes absolute paths alone
       argument(row.flag, *OTHER_FLAGS.get(name, ()), dest=name, metavar=row.metavar or None,
                row=row if name != "cwd" else None,
-               help=row.help + (f", like {row.like}" if row.like else ""))
+               help=row.help + (f" (like {row.like})" if row.like else ""))
       for name, row in ASKED.items() if row.flag),
     argument("--snapshot", action="store_true", help="run the git work tree as it is now, whatever is edited later"),
     argument("--sweep", metavar="NAME=A,B", action="append", default=[], type=parse_sweep,
@@ -13474,7 +13475,7 @@ GROUP = argument("--group", metavar="G", help="the jobs of this group")
 CHANGE_OPTIONS, LINK_OPTIONS = (tuple(
     argument(row.flag or "--command", *OTHER_FLAGS.get(name, ()), dest=name, metavar=row.metavar or "CMD",
              type=functools.partial(parse_change if name in CLEARED else parse_option, row, row.flag or "--command"),
-             help=row.help.partition(" (default")[0] + (f", like {row.like}" if row.like else ""))
+             help=row.help.partition(" (default")[0] + (f" (like {row.like})" if row.like else ""))
     for name, row in EDITS.items() if (name in CHANGES) == is_change) for is_change in (True, False))
 NAME = argument("--name", help="the jobs of this name")
 STATUS_OPTION = argument("--status", metavar="S,S", row=Field(

@@ -106,7 +106,8 @@ def test_what_is_a_script_and_how_it_runs(home, folder, monkeypatch):
         assert (job["command"], job["gpus"], said) == (command, gpus, ""), words
     assert home.main("add", "bytes").code == 2
     assert f"{folder} is a directory, and no command" in home.main("add", str(folder)).err
-    assert "nexus add able.sh" in add(home, "bash able.sh")[1], "its options are not read"
+    for line, better in (("bash able.sh", "nexus add able.sh"), ("bash able.sh --lr 1", "nexus add 'able.sh --lr 1'")):
+        assert better in add(home, line)[1], "its options are not read"
     there = {"NEXUS_URL": f"http://127.0.0.1:{home.port}", "NEXUS_TOKEN": home.file("token").read_text().strip()}
     done = home.main("add", "./able.sh", **there)
     assert "options in ./able.sh are not read over" in done.err and home.job(done.id)["command"] == "./able.sh", done

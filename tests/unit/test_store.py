@@ -283,6 +283,14 @@ HARMLESS = [  # reason, what happens to the files: nothing of what was acknowled
 ]
 
 
+def test_the_previous_file_leaves_nothing_aside(tmp_path):
+    """Also when it is the same file already: then rename(2) does nothing."""
+    (tmp_path / "state.json").touch()
+    for _ in range(2):
+        nexus.keep_previous(str(tmp_path / "state.json"))
+    assert sorted(os.listdir(tmp_path)) == ["state.json", "state.json.prev"]
+
+
 @pytest.fixture(scope="module")
 def history(tmp_path_factory):
     return make_history(tmp_path_factory.mktemp("history") / "home")
