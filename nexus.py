@@ -10210,7 +10210,7 @@ def find_own_job(state: State, told: str, caller: Caller, statuses: Container[st
         if not named:
             seen = [each for each in state.jobs.values() if caller.may_see(each.user)]
             raise NexusError("not_found", f"no job '{format_line(told, 40)}'", hint=(
-                f"it is a group; its jobs: nexus jobs --group {quote(told)}" if told in [each.group for each in seen] else
+                f"it is a group, see nexus jobs --group {quote(told)}" if told in [each.group for each in seen] else
                 suggest(told, [*state.jobs, *(each.name or "" for each in seen)]) or "nexus jobs lists them"))
         job = max(fitting or named, key=lambda each: each.number)
     if not caller.may_see(job.user):
@@ -12443,7 +12443,7 @@ def read_plain_commands(call: Call) -> list[str]:
             refuse("there is no command", hint=f'nexus {call.options.subcommand} "python train.py"')
         unread = script or rest.partition(" ")[0]               # as in `bash job.sh`
         if parse_directives(read_script_text(unread)):
-            how = " over NEXUS_URL" if call.is_remote else f"; they are with: nexus {call.options.subcommand} {quote(rest)}"
+            how = " over NEXUS_URL" if call.is_remote else f"; type: nexus {call.options.subcommand} {quote(rest)}"
             call.say(f"the options in {unread} are not read{how}")
         if "/" in first and not call.is_remote and not call.options.node and os.path.isdir(
                 os.path.join(call.options.cwd or "", first)):
