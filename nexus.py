@@ -554,11 +554,7 @@ NODE_WORD = "[A-Za-z0-9_]"
 GPU_PLACE = rf"([\w.-]+:)?([0-9]{{1,4}}|{SLICE_PLACE})"
 NODE_NAME = matching(
     f"^{NODE_WORD}[A-Za-z0-9_.-]{{0,62}}$", "a name of letters, digits, `_`, `.` and `-`", examples=["n1"])
-HOST = matching(
-    f"^{NODE_WORD}[A-Za-z0-9_.:%-]{{0,252}}$", "an address, or a Host of ~/.ssh/config", examples=["10.0.0.5"])
-SSH_USER = f"{NODE_WORD}[A-Za-z0-9_.@+-]{{0,63}}"
-JUMP = matching(f"^(({SSH_USER}@)?{NODE_WORD}[A-Za-z0-9_.%-]{{0,252}}(:[0-9]{{1,5}})?)?$", "[user@]host[:port]")
-KEY_FILE = matching(r"^([~/][^\x00-\x1f\x7f%]{0,4000})?$", "an absolute path, or one below ~")
+SSH_WORD = f"{NODE_WORD}[^\\s{CONTROL[1:-1]}]{{0,252}}"      # no option
 
 
 class ServiceConfig(Value):
@@ -660,11 +656,13 @@ class SlurmConfig(Value):
 class NodeConfig(Value):
     """Another machine, as the ssh command gets it: no word may begin with -.  "" and 0: ssh_config decides."""
     name: str = field(NODE_NAME, "what it is called here; its host if not said")
-    host: str = field(HOST, "an address, or a Host of ~/.ssh/config")
-    user: str = optional("", matching(f"^({SSH_USER})?$", "a user's name"), "whose nexus runs there")
+    host: str = field(matching(f"^{SSH_WORD}$", "an address, or a Host of ~/.ssh/config", examples=["10.0.0.5"]),
+                      "an address, or a Host of ~/.ssh/config")
+    user: str = optional("", matching(f"^({SSH_WORD})?$", "a user's name"), "whose nexus runs there")
     port: int = optional(0, integer_in(0, 65535), "of its sshd")
-    jump: str = optional("", JUMP, "through which it is reached")
-    identity_file: str = optional("", KEY_FILE, "the private key")
+    jump: str = optional("", matching(f"^({SSH_WORD})?$", "[user@]host[:port]"), "through which it is reached")
+    identity_file: str = optional(
+        "", matching(f"^([~/]{NO_NUL}*)?$", "an absolute path, or one below ~"), "the private key")
 
     @property
     def destination(self) -> str:
@@ -789,7 +787,6 @@ AMOUNT = "[0-9]{1,9}(\\.[0-9]{1,9})?"
 DURATION = f"( *{AMOUNT} ?[smhdw])+ *|([0-9]{{1,4}}-)?[0-9]{{1,6}}:[0-5][0-9]:[0-5][0-9]"
 DURATION_TEXT = matching(f"^({DURATION}|0)$", "a time with its unit", examples=["90s", "2h", "1h30m", "1:30:00"])
 DAY, CLOCK = "[12][0-9]{3}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])", "([01]?[0-9]|2[0-3])(:[0-5][0-9]){1,2}"
-WARN_SIGNALS = ("USR1", "USR2", "INT", "TERM", "HUP", "QUIT")
 BEGIN_TEXT = matching(f"^(now|\\+({DURATION})|({DAY}[ T])?{CLOCK}{ZONE}?)$",
                      "a time", examples=["22:00", "+2h", "2024-10-24 22:00", "2024-10-24T15:30:15Z"])
 SIZE_TEXT = matching(f"^{AMOUNT} ?[MGTmgt](i?[Bb])?$", "an amount of memory with its unit", examples=["10G", "500M"])
@@ -927,7 +924,7 @@ class Job(Value):
         "stopped at twice that", "asked kept public",
         flag="--expect TIME", like="30m", text=DURATION_TEXT, parse=parse_duration)
     warn: str | None = optional(
-        None, matching(f"^({'|'.join(WARN_SIGNALS)})@({DURATION})$", "a signal and a time, like USR1@2m"),
+        None, matching(f"^(USR1|USR2|INT|TERM|HUP|QUIT)@({DURATION})$", "a signal and a time, like USR1@2m"),
         "a signal for its programs that handle it, so long before its time limit", "asked kept",
         flag="--warn SIGNAL@TIME", like="USR1@2m")
     preemptible: bool = optional(
@@ -1430,7 +1427,6 @@ def parse_submission(data: Any, where: str = "") -> list[Asked]:
 
 def check_submission(fields: Mapping[str, Any]) -> None:
     """Check that the fields of a submission go together.  Raises: usage."""
-    cwd, repository = fields.get("cwd", ""), fields.get("snapshot_repo", "")
     if "commands" in fields and "command" in fields:
         refuse("commands comes instead of command")
     if "command" not in fields and "commands" not in fields:
@@ -1439,11 +1435,8 @@ def check_submission(fields: Mapping[str, Any]) -> None:
         refuse("names has a name for each of commands")
     if "max_concurrent" in fields and "group" not in fields:
         refuse("max_concurrent is for a group, and this job has none", hint="name one: --group NAME")
-    if ("snapshot" in fields) != bool(repository):
+    if ("snapshot" in fields) != ("snapshot_repo" in fields):
         refuse("snapshot and snapshot_repo come together")
-    is_inside = (cwd + "/").startswith(repository.rstrip("/") + "/")
-    if repository and (not is_inside or ".." in f"{cwd}/{repository}".split("/")):
-        refuse("snapshot_repo must be a folder that cwd is in, and neither may have ..")
 
 
 def check_gpus(job: Job) -> None:
@@ -2618,11 +2611,6 @@ def format_jobs_there(ids: Sequence[str]) -> str:
     return f"job {ids[0]}" if len(ids) == 1 else f"jobs {join_some(ids, 8)}"
 
 
-def slice_size(gpu: Gpu) -> float:
-    """Sorts MIG slices by their memory, before cards."""
-    return float("inf") if gpu.slice is None else gpu.memory_total_mib or 0.0
-
-
 def choose_gpus(job: Job, capacities: Sequence[GpuCapacity], config: GpuConfig,
                 now: float) -> list[GpuCapacity] | None:
     """The GPUs of one machine for a job, in the order of its shares; None if it does not fit.
@@ -2633,7 +2621,8 @@ def choose_gpus(job: Job, capacities: Sequence[GpuCapacity], config: GpuConfig,
     """
     def list_fitting(share: int) -> list[GpuCapacity]:
         fitting = [one for one, why in list_verdicts(job, capacities, config, now, share) if not why]
-        return sorted(fitting, key=lambda one: slice_size(one.gpu))
+        return sorted(fitting, key=lambda one: (
+            float("inf") if one.gpu.slice is None else one.gpu.memory_total_mib or 0.0))
 
     shares = list_shares(job)
     chosen: list[GpuCapacity] = []
@@ -3716,7 +3705,7 @@ class Column(Value):
     spare: int = 0              # on a narrow terminal, the columns with the highest are left out first; 0: never
 
 
-LAST_COLUMNS, MOST_COLUMNS = 24, 24     # on a terminal: least width of the last column, most width of the others
+LAST_WIDTH, MOST_WIDTH = 24, 24         # on a terminal: least width of the last column, most width of the others
 
 
 def format_table(columns: Iterable[Column], rows: Sequence[Any], paint: Paint, below: Sequence[str] = ()) -> str:
@@ -3729,10 +3718,10 @@ def format_table(columns: Iterable[Column], rows: Sequence[Any], paint: Paint, b
     shown = [column for column in columns if column.shown_if is None or column.shown_if(rows)]
     cells_of = {}
     for column in shown:
-        most = min(MOST_COLUMNS, max(16, width // 5)) if width and column is not shown[-1] else 0
+        most = min(MOST_WIDTH, max(16, width // 5)) if width and column is not shown[-1] else 0
         cells_of[column.heading] = [column.heading, *(format_line(column.show(row), most) for row in rows)]
     sizes = {heading: max(map(count_columns, cells)) for heading, cells in cells_of.items()}
-    least = min(LAST_COLUMNS, sizes[shown[-1].heading])
+    least = min(LAST_WIDTH, sizes[shown[-1].heading])
     for column in sorted(shown[:-1], key=lambda column: -column.spare):
         if column.spare and width and width - sum(sizes[other.heading] + 2 for other in shown[:-1]) < least:
             shown.remove(column)
@@ -3761,54 +3750,38 @@ def format_priority(priority: int) -> str:
     return next((name for name, number in PRIORITIES.items() if number == priority), str(priority))
 
 
-def time_column(heading: str, key: str, spare: int = 0) -> Column:
-    return Column(heading, lambda row: local_time(row[key], "%m-%d %H:%M"), "cyan", spare=spare)
-
-
-def text_column(heading: str, key: str, spare: int, colour: str = "") -> Column:
+def field_column(heading: str, key: str, spare: int = 0, colour: str = "", show: Callable[[Any], str] = str) -> Column:
     """A column that is shown when a row has a value for it."""
-    return Column(heading, lambda job: job[key] or "-", colour, lambda jobs: any(job[key] for job in jobs), spare)
+    return Column(heading, lambda row: "-" if row[key] is None else show(row[key]), colour,
+                  lambda rows: any(row[key] is not None for row in rows), spare)
+
+
+def time_column(heading: str, key: str, spare: int) -> Column:
+    return field_column(heading, key, spare, "cyan", lambda stamp: local_time(stamp, "%m-%d %H:%M"))
 
 
 ID_COLUMN = Column("ID", lambda job: job["id"], "magenta")
-USER_COLUMN = Column(
-    "USER", lambda job: job["user"], shown_if=lambda jobs: len({job["user"] for job in jobs}) > 1, spare=2)
-COMMAND_COLUMN = Column(
-    "COMMAND", lambda job: f"({job['user']}'s)" if job["command"] is None else job["command"], "bright")
 RESULT_COLUMN = Column("RESULT", lambda job: "unknown" if job["unknown_since"] else job["outcome"] or "-")
-RUNTIME_COLUMN = Column(
-    "RUNTIME", lambda job: "-" if job["runtime_seconds"] is None else format_duration(job["runtime_seconds"]), "cyan",
-    spare=1)
-NAME_COLUMN, GROUP_COLUMN = text_column("NAME", "name", 0, "bright"), text_column("GROUP", "group", 4)
+RUNTIME_COLUMN = field_column("RUNTIME", "runtime_seconds", 1, "cyan", format_duration)
+LAST_COLUMNS = (
+    Column("USER", lambda job: job["user"], shown_if=lambda jobs: len({job["user"] for job in jobs}) > 1, spare=2),
+    field_column("GROUP", "group", 4), field_column("NAME", "name", 0, "bright"),
+    Column("COMMAND", lambda job: f"({job['user']}'s)" if job["command"] is None else job["command"], "bright"))
 QUEUE_COLUMNS = (
     ID_COLUMN,
     Column("PRIORITY", lambda job: format_priority(job["priority"]),
            shown_if=lambda jobs: any(job["priority"] != 1 for job in jobs)),
     Column("NODE", lambda job: job["only_node"] or "any", shown_if=lambda jobs: any(job["only_node"] for job in jobs)),
     Column("GPUS", lambda job: format_known(job["gpus"], "", 2)),
-    time_column("ADDED", "created_at", 5),
-    time_column("STARTS", "estimated_start", 1),
-    USER_COLUMN,
-    GROUP_COLUMN,
-    NAME_COLUMN,
-    COMMAND_COLUMN,
-)
+    time_column("ADDED", "created_at", 5), time_column("STARTS", "estimated_start", 1), *LAST_COLUMNS)
 JOB_COLUMNS = (
     ID_COLUMN,
     Column("STATUS", lambda job: job["status"]),
     Column("NODE", lambda job: job["node"] or "-", shown_if=lambda jobs: (      # when several machines are involved
         len({job["node"] for job in jobs}) > 1 or any(job["only_node"] for job in jobs))),
     Column("GPU", lambda job: format_indices(job["gpu_places"]) or "-"),
-    RESULT_COLUMN,
-    RUNTIME_COLUMN,
-    time_column("STARTED", "started_at", 5),
-    Column("FINISHED", lambda job: local_time(job["finished_at"], "%m-%d %H:%M"), "cyan",
-           lambda jobs: any(job["finished_at"] for job in jobs), spare=6),
-    USER_COLUMN,
-    GROUP_COLUMN,
-    NAME_COLUMN,
-    COMMAND_COLUMN,
-)
+    RESULT_COLUMN, RUNTIME_COLUMN,
+    time_column("STARTED", "started_at", 5), time_column("FINISHED", "finished_at", 6), *LAST_COLUMNS)
 
 
 def format_queue(jobs: Sequence[Json], paint: Paint) -> str:
@@ -4066,8 +4039,7 @@ groups), the last that ended, failures, counts.  `?after=STATE_VERSION` replies 
 the latest after 15 seconds, with the changes as a JSON merge patch (RFC 7396: null is what has gone), or with all of
 it when it says `is_whole`.  A choice by text, status, user or group restricts the lists, `limit` their length.
 
-The machines under /api have numbers: 0 is this one, then come the nodes in the order of GET /nodes; null is none yet,
-or one that is no node any more.  Jobs for any machine wait in the queue of number 0, others in their node's."""
+The machines under /api have numbers: 0 is this one, then come the nodes in the order of GET /nodes."""
 
 
 FORM = {

@@ -544,7 +544,7 @@ def test_queue_history_jobs_and_show(own_home):
     own_home.main("pause")
     waiting = add(own_home, "python train.py", "--priority", "low", "--name", "try")
     queue = own_home.main("queue").out.splitlines()
-    assert queue[0].split() == ["ID", "PRIORITY", "GPUS", "ADDED", "STARTS", "NAME", "COMMAND", "WAITING", "FOR"]
+    assert queue[0].split() == ["ID", "PRIORITY", "GPUS", "ADDED", "NAME", "COMMAND", "WAITING", "FOR"]
     assert queue[1].startswith(f"{waiting}  low") and "try   python train.py" in queue[1]
     assert queue[1].endswith("the queue is paused (nexus resume)")
     history = own_home.main("history").out.splitlines()

@@ -274,7 +274,6 @@ REFUSED = [  # reason, submission, what the message names
     ("an option for conda", {"command": "ls", "conda": "--help"}, "conda"),
     ("a snapshot that is no commit", {"command": "ls", "snapshot": "HEAD", "snapshot_repo": "/x", "cwd": "/x"}, "snapshot"),
     ("a snapshot of nothing", {"command": "ls", "snapshot": "a" * 40}, "snapshot_repo"),
-    ("a work tree elsewhere", {"command": "ls", "snapshot": "a" * 40, "snapshot_repo": "/x", "cwd": "/xy"}, "cwd"),
 ]
 
 

@@ -422,10 +422,10 @@ def test_lists_tell_the_machine_where_there_are_several():
     here, there, waits = job("abd", only_node="", number=2), job("abe", only_node="n1", number=3), job("abc")
     made = [nexus.job_json(one, NOW, where) for one, where in ((waits, None), (here, "gpu1"), (there, "n1"))]
     assert nexus.format_queue(made, PLAIN) == """\
-ID   NODE  GPUS  ADDED        STARTS  COMMAND          WAITING FOR
-abc  any   1     10-24 15:29  -       python train.py
-abd  gpu1  1     10-24 15:29  -       python train.py
-abe  n1    1     10-24 15:29  -       python train.py
+ID   NODE  GPUS  ADDED        COMMAND          WAITING FOR
+abc  any   1     10-24 15:29  python train.py
+abd  gpu1  1     10-24 15:29  python train.py
+abe  n1    1     10-24 15:29  python train.py
 """
     ran = [nexus.job_json(finished("abf", node="n1"), NOW, "n1"),
            nexus.job_json(finished("abg", status="failed", exit_code=3, cause="exit"), NOW, "gpu1"),
