@@ -129,7 +129,6 @@ class Value:
 
 
 def replace(old: T, **changes: Any) -> T:
-    """Return a copy of a value with some of its fields changed."""
     return type(old)(**{**vars(old), **changes})
 
 
@@ -353,7 +352,7 @@ def suggest(word: str, known: Iterable[str]) -> str:
     name, names = word.lower().lstrip("-")[:100], {other.lower().lstrip("-"): other for other in known}
     near = difflib.get_close_matches(name, names, 1, 0.8) or [
         other for other in difflib.get_close_matches(name, names)
-        if other.startswith(name[:3]) or sorted(other) == sorted(name)]
+        if other.startswith(name[:3]) or name.startswith(other[:3]) or sorted(other) == sorted(name)]
     return f"did you mean '{names[near[0]]}'?" if near else ""
 
 
@@ -401,7 +400,6 @@ def list_of(items: Schema, least: int = 0, most: int | None = None) -> Schema:
 
 
 def or_null(schema: Schema) -> Schema:
-    """A value of `schema`, or null."""
     options = schema.get("anyOf", [schema])
     return schema if NOTHING in options else {"anyOf": [*options, NOTHING]}
 
@@ -969,7 +967,6 @@ def begin_attempt(job: Job, **facts: Any) -> Job:
 
 
 class Group(Value):
-    """What is known of the jobs of one group."""
     name: str
     limit: int = 0                  # how many of them run at once; 0 = as many as fit
     hold: str | None = None         # why none of them starts; None: they may
@@ -1121,7 +1118,6 @@ FACTS: Mapping[str, Any] = {name: getattr(State, name) for name in State.__annot
 
 
 def is_in_slurm(job: Job) -> bool:
-    """Whether it is pending in Slurm's queue."""
     return job.status == PENDING and bool(job.attempts) and job.current.slurm_key is not None
 
 
@@ -1537,7 +1533,6 @@ def decode_row(table: str, key: str, given: Any) -> Any:
 
 
 def encode_transaction(seq: int, changes: Iterable[Put]) -> str:
-    """The journal's line, with its newline."""
     tables: dict[str, dict[str, Any]] = {}
     for change in changes:
         tables.setdefault(change.table, {})[change.key] = change.value
@@ -1545,7 +1540,6 @@ def encode_transaction(seq: int, changes: Iterable[Put]) -> str:
 
 
 def encode_state(state: State) -> Iterator[str]:
-    """The pieces of state.json."""
     head = {"version": STATE_VERSION, "seq": state.seq, **{name: getattr(state, name) for name in FACTS}}
     yield "{" + ",\n".join(f"{json.dumps(key)}: {json.dumps(fact)}" for key, fact in head.items())
     for table in ROWS:
@@ -1960,7 +1954,6 @@ LLM_CONFIG: Schema = {"type": "object", "title": "this file", "additionalPropert
 
 
 class JobsRow(Value):
-    """A line of the jobs file."""
     line: int                           # its number, from 1
     priority: int
     script: str
@@ -2105,7 +2098,6 @@ def find_oom_line(text: str) -> str | None:
 
 
 def remove_escapes(text: str) -> str:
-    """The text without what colours it or moves the cursor."""
     return re.sub(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\))", "", text)
 
 
@@ -2767,7 +2759,6 @@ class Quotas:
         return self.closed_groups.get(group) or self.closed_users.get(user) or self.closed_users.get(None)
 
     def count(self, job: Job) -> None:
-        """Count a job that runs or starts now."""
         group, config = self.groups.get(job.group or ""), self.config
         most = group.limit if group else 0
         for closed, name, limit, of, key in (
@@ -3684,7 +3675,6 @@ def format_detailed(status: Json, health: Json, paint: Paint) -> str:
 
 
 def describe_gpu_use(gpu: Json, paint: Paint) -> str:
-    """A GPU's readings, on one line."""
     allocated = f"{gpu['allocated'] * 100:.0f}% allocated"
     if gpu["is_paused"]:
         allocated = paint("yellow", "PAUSED") + (f", {allocated}" if gpu["job_ids"] else "")
@@ -3697,7 +3687,6 @@ def describe_gpu_use(gpu: Json, paint: Paint) -> str:
 
 
 class Column(Value):
-    """A column of a table for people."""
     heading: str
     show: Callable[[Any], str]                              # row -> cell
     colour: str = ""
@@ -4077,7 +4066,6 @@ OBJECTS = {                                     # {name: schema} of replies; tho
 
 
 def make_openapi(routes: Sequence[Any], version: str) -> dict[str, Any]:
-    """The OpenAPI document of these routes."""
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         if route.summary:
@@ -4161,7 +4149,6 @@ def list_metrics(status: Json, health: Json,
 
 
 def format_prometheus(metrics: Iterable[tuple[str, str, Samples]]) -> str:
-    """The text of GET /metrics."""
     lines, escapes = [], str.maketrans({"\\": r"\\", "\n": r"\n", '"': r'\"'})
     for name, help, samples in metrics:
         lines += [f"# HELP {name} {help}", f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}"]

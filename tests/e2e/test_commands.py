@@ -179,7 +179,7 @@ BAD_ADDS = [  # reason, words, what it says
     ("an unknown option", ["--gpu", "1", "true"], "--gpu"),
     ("three decimals", ["--gpus", "0.125", "true"], "two decimals"),
     ("no size", ["--gpu-mem", "much", "true"], "--gpu-mem"),
-    ("more memory than there is", ["--gpu-mem", "9999G", "true"], "wants 9999GB"),
+    ("more memory than there is", ["--gpu-mem", "9999G", "true"], "with 9999GB"),
     ("a group of two lines", ["--group", "a\nb", "true"], "--group"),
     ("a limit of no group", ["--max-concurrent", "2", "true"], "--group NAME"),
     ("after no id", ["--after", ",", "true"], "--after"),
