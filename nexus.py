@@ -12154,20 +12154,17 @@ def cmd_top(call: Call) -> None:
         return call.write("".join(f"{line}\n" for line, _ in draw_top(call, Paint(""))))
     import signal
     import termios
-    import tty
     stdin, top = sys.stdin.fileno(), Top(call)
-    before = termios.tcgetattr(stdin)
+    before, modes = termios.tcgetattr(stdin), termios.tcgetattr(stdin)
+    modes[3] &= ~(termios.ICANON | termios.ECHO | termios.ISIG)     # keys come at once, Ctrl-C and Ctrl-Z too
 
     def end(number: int, _: object) -> None:
         raise SystemExit(128 + number)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)
-    call.write("\x1b[?1049h\x1b[?25l\x1b[?7l")
+    call.write(OWN_SCREEN)
     try:
-        tty.setcbreak(stdin)                                        # keys come without Enter and are not echoed
-        modes = termios.tcgetattr(stdin)
-        modes[6][termios.VSUSP] = modes[6][termios.VQUIT] = b"\0"   # Ctrl-Z and Ctrl-\ would leave the terminal so
         termios.tcsetattr(stdin, termios.TCSADRAIN, modes)
         while not top.has_ended:
             top.draw()
@@ -12181,18 +12178,18 @@ def cmd_top(call: Call) -> None:
     finally:
         with contextlib.suppress(OSError, termios.error):           # the terminal is gone
             termios.tcsetattr(stdin, termios.TCSADRAIN, before)
-            call.write("\x1b[?7h\x1b[?25h\x1b[?1049l")
+            call.write(SHELL_SCREEN)
 
 
 def read_keys(timeout_s: float) -> str:
-    """What was typed; empty when that is nothing for so long.  Raises: KeyboardInterrupt, when the terminal is gone."""
+    """What was typed; empty when that is nothing for so long.  Raises: KeyboardInterrupt, also without a terminal."""
     import select
     stdin, typed = sys.stdin.fileno(), b""
     if not select.select([stdin], [], [], timeout_s)[0]:
         return ""
     with contextlib.suppress(OSError):
         typed = os.read(stdin, 64)
-    if not typed:
+    if not typed or b"\3" in typed:
         raise KeyboardInterrupt
     return typed.decode("utf-8", "ignore")
 
@@ -12219,15 +12216,7 @@ def draw_top(call: Call, paint: Paint, text: str = "") -> list[tuple[str, str]]:
 
 
 TOP_KEYS = {"\x1b[A": "up", "\x1bOA": "up", "k": "up", "\x1b[B": "down", "\x1bOB": "down", "j": "down", "\r": "\n"}
-TOP_HELP = """\
-up, down   choose a job
-Enter      show it
-l          follow its log
-x          stop it, or take it out of the queue
-p          hold a pending job, or release it
-r          run a finished job again
-/          only jobs with a text; Enter keeps it, Esc ends it
-q          end"""
+OWN_SCREEN, SHELL_SCREEN = "\x1b[?1049h\x1b[?25l\x1b[?7l", "\x1b[?7h\x1b[?25h\x1b[?1049l"
 
 
 class Top:
@@ -12239,34 +12228,26 @@ class Top:
         self.chosen, self.position = "", 0          # of these; the position serves when the job is no more shown
         self.text = self.message = self.question = ""       # `text`: the filter.  `question`: the job to be stopped
         self.is_typing = False                      # the filter
-        self.page, self.offset = list[str](), 0     # what is shown instead of the rows, and its first line on screen
 
     def draw(self) -> None:
-        import textwrap
         paint = make_paint(self.call.out, self.call.environ)        # the window may have been resized
         width, room = paint.width, paint.height - 1
-        if self.page:
-            wrap = functools.partial(textwrap.wrap, width=max(20, width - 2), subsequent_indent="    ")
-            rows = [(part, "") for line in self.page for part in wrap(line) or [""]]
-            self.offset = min(self.offset, max(0, len(rows) - room))
-        else:
-            rows = draw_top(self.call, Paint(paint.mark, max(1, width - 2), paint.height), self.text)
-            self.order = list(dict.fromkeys(job_id for _, job_id in rows if job_id))
-            if self.order and self.chosen not in self.order:
-                self.chosen = self.order[min(self.position, len(self.order) - 1)]
-            self.position = self.order.index(self.chosen) if self.order else 0
-            at = next((number for number, (_, job_id) in enumerate(rows) if job_id and job_id == self.chosen), 0)
-            self.offset = max(0, at + 1 - room)
+        rows = draw_top(self.call, Paint(paint.mark, max(1, width - 2), paint.height), self.text)
+        self.order = list(dict.fromkeys(job_id for _, job_id in rows if job_id))
+        if self.order and self.chosen not in self.order:
+            self.chosen = self.order[min(self.position, len(self.order) - 1)]
+        self.position = self.order.index(self.chosen) if self.order else 0
+        at = next((number for number, (_, job_id) in enumerate(rows) if job_id and job_id == self.chosen), 0)
+        offset = max(0, at + 1 - room)
         lines = [f"> {line}" if job_id and job_id == self.chosen else f"  {line}" for line, job_id in rows]
         if paint.mark:                              # the chosen one in reverse, without colours of its own
             lines = ["\x1b[7m" + re.sub(r"\x1b\[\d*m", "", line).ljust(width) + "\x1b[0m" if line[0] == ">" else line
                      for line in lines]
-        hidden = len(lines) - room - self.offset
-        keys = "up, down; any other key goes back" if self.page else "? shows the keys, q ends"
-        last = (f"{time.strftime('%H:%M:%S')}  {keys}" + (f"  /{self.text}" if self.text else "")
+        hidden = len(lines) - room - offset
+        last = (f"{time.strftime('%H:%M:%S')}  ? shows the keys, q ends" + (f"  /{self.text}" if self.text else "")
                 + (f"  … {format_count(hidden, 'more line')}" if hidden > 0 else ""))
         last = f"/{self.text}" if self.is_typing else f"stop job {self.question}? y or n" if self.question else last
-        lines = lines[self.offset:self.offset + room] + [""] * -hidden + [format_line(self.message or last)[:width]]
+        lines = lines[offset:offset + room] + [""] * -hidden + [format_line(self.message or last)[:width]]
         self.call.write("\x1b[H" + "\n".join(f"\x1b[2K{line}" for line in lines) + "\x1b[J")
 
     def press(self, key: str) -> None:
@@ -12278,14 +12259,12 @@ class Top:
         key = TOP_KEYS.get(key, key)
         step = {"up": -1, "down": 1}.get(key, 0)
         stopped, self.question, self.message = self.question, "", ""
-        if self.page:
-            self.page, self.offset = self.page if step else [], max(0, self.offset + step)
-        elif stopped:
+        if stopped:
             self.act("yes" if key == "y" else "no", stopped)
         elif key == "q":
             self.has_ended = True
         elif key == "?":
-            self.page, self.offset = TOP_HELP.split("\n"), 0
+            self.visit("help", "top")
         elif key == "/":
             self.is_typing = True
         elif self.order:
@@ -12296,10 +12275,9 @@ class Top:
         try:
             client = Client.find(self.call.environ, is_starting=False)
             if key == "\n":
-                job = client.job(job_id)
-                self.page, self.offset = format_job(job, Paint(""), read_last_lines(client, job)).split("\n")[:-1], 0
+                self.visit("show", job_id)
             elif key == "l":
-                self.follow(job_id)
+                self.visit("logs", "-f", "-n", "100", job_id)
             elif key == "x":
                 self.question = job_id
             elif key == "yes":
@@ -12313,14 +12291,13 @@ class Top:
         except NexusError as error:
             self.message = error.message
 
-    def follow(self, job_id: str) -> None:
-        """`nexus logs -f` until q or Ctrl-C."""
+    def visit(self, *words: str) -> None:
+        """Run another nexus command on the shell's screen, until q or Ctrl-C."""
         import subprocess
-        height = make_paint(self.call.out, self.call.environ).height
-        self.call.write("\x1b[?7h\x1b[H\x1b[J")
-        self.call.say(f"the log of job {job_id}; q goes back")
-        words = [sys.executable, os.path.abspath(__file__), "logs", "-f", "-n", str(max(1, height - 2)), job_id]
-        child, is_over = subprocess.Popen(words, stdin=subprocess.DEVNULL, env=dict(self.call.environ)), False
+        self.call.write(SHELL_SCREEN)
+        self.call.say(f"nexus {' '.join(words)}; q goes back")
+        argv = [sys.executable, os.path.abspath(__file__), *words]
+        child, is_over = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=dict(self.call.environ)), False
         try:
             while "q" not in read_keys(0.2):
                 if child.poll() is not None and not is_over:
@@ -12331,7 +12308,7 @@ class Top:
         finally:
             child.terminate()
             child.wait()
-            self.call.write("\x1b[?7l")
+            self.call.write(OWN_SCREEN)
 
 
 def make_options(call: Call) -> dict[str, Any]:
@@ -12605,10 +12582,7 @@ def pass_on_logs(call: Call, job_id: str, follow: bool = True, stream: str = "bo
     """
     targets, attempt = {"stdout": call.out, "stderr": call.err}, 1
     last = {"stdout": b"\n", "stderr": b"\n"}               # the last byte of each
-    entries = call.client.follow(job_id, stream, tail, follow)
-    if not follow and (tail is not None or not call.out.isatty()):
-        entries = settle_lines(entries)
-    for entry in entries:
+    for entry in call.client.follow(job_id, stream, tail, follow):
         name, at = entry["stream"], entry["at"]
         content = entry["text"].encode("utf-8", "surrogateescape")
         if entry["attempt"] != attempt and entry["has_earlier"]:
@@ -12622,27 +12596,6 @@ def pass_on_logs(call: Call, job_id: str, follow: bool = True, stream: str = "bo
             content = stamp_lines(content, f"{stamp:21} ", former in b"\r\n")
         write_to(targets[name], content)
     return last["stderr"] == b"\n" and (last["stdout"] == b"\n" or not call.out.isatty())
-
-
-def settle_lines(entries: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Log entries in which a progress bar, which begins its line anew with \\r, stands only as it was last."""
-    def settle(text: str) -> str:
-        whole = text.rstrip("\r")
-        return whole.rpartition("\r")[2] + text[len(whole):]
-
-    begun: dict[str, dict[str, Any]] = {}                   # {stream: an entry whose line may go on}
-    for entry in entries:
-        before = begun.pop(entry["stream"], None)
-        if before and before["attempt"] == entry["attempt"]:
-            entry = {**entry, "text": before["text"] + entry["text"]}
-        elif before:
-            yield before
-        *lines, rest = map(settle, entry["text"].split("\n"))
-        if lines:
-            yield {**entry, "text": "".join(line + "\n" for line in lines)}
-        if rest:
-            begun[entry["stream"]] = {**entry, "text": rest}
-    yield from ({**entry, "text": entry["text"].rstrip("\r")} for entry in begun.values())
 
 
 def exit_code_of(job: Json) -> int:
@@ -13456,7 +13409,9 @@ COMMANDS = (
         argument("--watch", action="store_true", help="nexus top"), JSON_OPTION,
         argument("--detailed", action="store_true", help="queue by priority, readings of GPUs and host, health"))),
     Command("top", "a live table: GPUs with their jobs, and what waits (q ends it; also status --watch)", cmd_top, (),
-            "Its keys show, stop, hold and retry jobs; ? lists them. Without a terminal it is printed once."),
+            "Up and down choose a job; Enter shows it, l follows its log, x stops it or takes it out of the queue, p "
+            "holds or releases it, r runs it again; / shows only jobs with a text, until Esc. Without a terminal it is "
+            "printed once."),
     Command("add", "queue a job; prints its id", cmd_add, (*JOB_OPTIONS, JSON_OPTION),
             "The job runs on the next GPU that is truly free, with this directory, environment and umask. A script may "
             "begin with lines like: #NEXUS --gpus 2 --timeout 2h; #SBATCH lines are read too.",

@@ -597,16 +597,6 @@ def test_logs(home):
     assert log.code == 0 and len(log.out.splitlines()) == 2 and re.match(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] ", log.out)
 
 
-PROGRESS = [  # words, what is left of 1%\r2%\r\nend\r\nlast 1\rlast 2\r
-    ([], "2%\r\nend\r\nlast 2"), (["-n", "1"], "last 2"), (["-n", "2"], "end\r\nlast 2"), (["-f"], "1%\r2%\r\nend\r\nlast 1\rlast 2\r")]
-
-
-def test_of_a_progress_bar_the_logs_have_its_last_state(home):
-    job_id = add_and_wait(home, r"printf '1%%\r2%%\r\nend\r\nlast 1\r'; sleep 0.1; printf 'last 2\r'", "--gpus", "0")
-    for words, shown in PROGRESS:
-        assert home.run("logs", job_id, *words).bytes == shown.encode(), words
-
-
 def test_logs_come_in_order_with_their_times_attempt_by_attempt(own_home):
     turns = "for i in 1 2; do echo out $i; sleep 0.3; echo err $i >&2; sleep 0.3; done; [ -e done ] || { touch done; exit 3; }"
     job_id = own_home.main("add", turns, "--retries", "1", "--cwd", own_home.top).id

@@ -61,11 +61,11 @@ def test_what_the_keys_do_with_a_job(home):
 
 
 def test_a_job_and_its_log_are_shown(home):
-    press(home, "\r", f"Job {home.running}: running", "  command: echo hello; sleep 600", "goes back")
+    press(home, "\r", f"Job {home.running}: running", "  command: echo hello; sleep 600", "that is all; q goes back")
     press(home, "q")
     wait_for_choice(home, home.running)
     for back in ("q", "\x03"):
-        press(home, "l", f"the log of job {home.running}; q goes back", "hello")
+        press(home, "l", f"-n 100 {home.running}; q goes back", "hello")
         press(home, back)
         wait_for_choice(home, home.running)
     press(home, DOWN * 3)
@@ -75,8 +75,8 @@ def test_a_job_and_its_log_are_shown(home):
     wait_for_choice(home, home.ended)
     press(home, UP * 9)
     wait_for_choice(home, home.running)
-    press(home, "?", "follow its log", "any other key goes back")
-    press(home, "\n")
+    press(home, "?", "follows its log", "that is all; q goes back")
+    press(home, "q")
     wait_for_choice(home, home.running)
     home.top.type("\x03")
     assert home.top.end()[0] == 0
@@ -93,8 +93,10 @@ def test_it_leaves_the_terminal_as_it_was(home):
         terminal.wait_for("q ends")
         terminal.type("\x1a\x1c")                           # Ctrl-Z, Ctrl-\\
         terminal.type("?")
-        terminal.wait_for("any other key goes back")
-        terminal.type("qq")
+        terminal.wait_for("that is all; q goes back")
+        terminal.type("q")
+        terminal.wait_for("q ends")
+        terminal.type("q")
         assert terminal.end()[0] == 0 and termios.tcgetattr(terminal.side)[3] & termios.ICANON
 
 
