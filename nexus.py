@@ -5475,7 +5475,6 @@ class TreeSnapshot(Value):
     """A git work tree, kept as a commit."""
     commit: str
     repository: str                     # the work tree's top, without symbolic links
-    empty: tuple[str, ...] = ()         # folders that are repositories themselves: they are empty in a checkout
 
 
 def run_git(folder: str, environ: Mapping[str, str], *arguments: str, **variables: str) -> str:
@@ -5518,8 +5517,6 @@ def take_snapshot(cwd: str, environ: Mapping[str, str]) -> TreeSnapshot:
         nested = [path[:-1] for path in untracked if path.endswith("/")]
         check_sizes(top, [path for path in untracked if not path.endswith("/")])
         git("add", "-A", "--", ".", *(f":(exclude,literal){path}" for path in nested))
-        rows = [row.partition("\t") for row in git("ls-files", "-z", "--stage").split("\0")]   # MODE OBJECT 0, the path
-        repositories = [path for entry, _, path in rows if entry.startswith("160000")] + nested
         tree = git("write-tree", "--missing-ok").strip()        # a partial clone lacks objects
         head, head_tree, date = "", "", "0"
         with contextlib.suppress(NexusError):                   # no commit yet
@@ -5531,8 +5528,7 @@ def take_snapshot(cwd: str, environ: Mapping[str, str]) -> TreeSnapshot:
             commit = git("commit-tree", tree, *(["-p", head] if head else []), "-m",
                          "nexus: the work tree as it was at submit", **who).strip()
         git("update-ref", f"refs/nexus/{commit}", commit)
-    empty = [path for path in repositories if os.path.lexists(os.path.join(top, path, ".git"))]
-    return TreeSnapshot(commit, top, tuple(empty))
+    return TreeSnapshot(commit, top)
 
 
 def find_work_tree(cwd: str, environ: Mapping[str, str]) -> str:
@@ -11995,26 +11991,19 @@ ALIASES: Mapping[str, Sequence[str]] = {
 ALL_END = "all that wait or run: nexus cancel --status pending,running"
 # {our commands, and what is typed there by who knows Slurm or ts (status: nothing but an option): what to type}
 FOREIGN = {f"{command} {word}": hint for key, hint in {
-    "add --test-only": "--dry-run", "add -W --wait": "nexus run, or nexus wait ID", "remove -f": "nexus cancel ID",
     "add -p -A -q -N -c --partition --account --qos --nodes --ntasks --cpus-per-task --mem --exclusive": "leave it out",
-    "add --wrap": "the command itself, in quotes", "jobs -u --me": "--user NAME", "jobs -j --jobs": "nexus show ID",
-    "jobs -t --state --states running pending failed --running --pending --failed": "--status running,failed",
-    "jobs -S --starttime": "--since 24h", "jobs -o -O --format --Format --noheader": "--json", "logs --tail": "-n 5",
-    "jobs --start": "nexus queue", "jobs -l -a -w -X --all": "leave it out", "cancel -t --state": "--status pending",
-    "kill -9": "--signal KILL", "cancel all": ALL_END, "cancel --all -u --me": ALL_END, "stop --all": ALL_END,
-    "status -l": "nexus jobs", "status -t": "nexus logs -f ID", "status -c": "nexus logs ID", "nexus killall": ALL_END,
+    "add --wrap": "the command itself, in quotes", "add -W --wait": "nexus run, or nexus wait ID",
+    "add -e": "--env NAME=VALUE", "jobs -u --me": "--user NAME", "jobs -j --jobs": "nexus show ID",
+    "jobs -t --state --states running pending failed": "--status running,failed", "jobs -o -O --format": "--json",
+    "kill -9": "--signal KILL", "cancel all --all -u --me": ALL_END, "stop --all": ALL_END, "logs --tail": "-n 5",
+    "status -l": "nexus jobs", "status -t": "nexus logs -f ID", "status -c": "nexus logs ID",
     "status -k": "nexus kill ID", "status -w": "nexus wait ID", "status -r": "nexus remove ID",
-    "status -C": "nexus clear --all", "status -K": "nexus stop", "nexus shutdown quit exit": "nexus stop",
-    "status -u": "nexus move ID --first", "status -i": "nexus show ID", "status -S": "[jobs] cpu_slots in config.toml",
-    "nexus swap": "nexus move ID --first", "nexus priority": "nexus edit ID --priority high",
-    "nexus drain": "nexus pause 0 (a GPU), nexus pause (all), or nexus node remove NAME",
-    "status -G -N -L -f -d -D -g": 'nexus add --gpus 1 "python train.py"', "nexus salloc exec": "nexus attach ID",
-    "pause all": "nexus pause or resume, alone", "retry all": "nexus retry --failed", "add -e": "--env NAME=VALUE",
-    "nexus scontrol": "nexus show ID, edit ID --time 2h, hold ID, release ID, or node list", "top -n": "leave it out",
+    "status -C": "nexus clear --all", "status -K": "nexus stop", "status -u": "nexus move ID --first",
+    "status -i": "nexus show ID",
+    "nexus scontrol": "nexus show ID, edit ID --time 2h, hold ID, release ID, or node list",
     "nexus upgrade update": "run the new nexus.py: python3 nexus.py install, then nexus restart (jobs go on)",
-    "nexus uninstall": "nexus stop, then remove ~/.nexus, ~/.local/bin/nexus and ~/.local/share/nexus",
 }.items() for command, *words in [key.split()] for word in words}
-SAME = {"run": "add", "history": "jobs", "queue": "jobs", "resume": "pause", "kill": "cancel"}     # in FOREIGN
+SAME = {"run": "add", "history": "jobs", "queue": "jobs", "kill": "cancel"}      # in FOREIGN
 OTHER_FLAGS = {"gpus": ["-g"], "name": ["-n"], "timeout_seconds": ["--time"]}       # {field of a job: further flags}
 
 
@@ -12356,10 +12345,6 @@ def read_commands(call: Call) -> list[tuple[str, str]]:
     """
     plain = read_plain_commands(call)               # also takes over a script's options
     sweeps, name = call.options.sweep, call.options.name
-    for key, values in sweeps:
-        if len(values) == 1 and re.search(r"\d-\d|\s", values[0]):
-            counted = re.sub(r"(\d)-(\d)", r"\1..\2", values[0]).replace(" ", ",")
-            call.say(f"--sweep {key}={values[0]} is one value; several are like {key}={counted}")
     if not sweeps:
         return [(command, "") for command in plain]
     return [(made, format_line(f"{name} {values}" if name else values, 60))
@@ -12374,9 +12359,12 @@ def read_plain_commands(call: Call) -> list[str]:
         script = find_script(first, call.options.cwd)
         if script and not call.is_remote:
             return [read_script(call, script, first, rest)]
-        check_input(call, words)
-        if not words:
-            refuse("there is no command", hint=f'nexus {call.options.subcommand} "python train.py"')
+        if words in ([], ["-"]):
+            refuse("there is no command", hint=f'nexus {call.options.subcommand} "python train.py"; '
+                   "a list of commands, one a line: nexus add --file -")
+        if os.path.isfile("/dev/stdin") and os.lseek(0, 0, os.SEEK_CUR) == 0 < os.fstat(0).st_size:
+            call.say("what is piped in here does not reach the job: name the file in the command, like "
+                     "'python train.py < data'")
         unread = script or rest.partition(" ")[0]               # as in `bash job.sh`
         if parse_directives(read_script_text(unread)):
             how = " over NEXUS_URL" if call.is_remote else f"; type: nexus {call.options.subcommand} {quote(rest)}"
@@ -12392,18 +12380,14 @@ def read_plain_commands(call: Call) -> list[str]:
     if words:
         refuse("give a command or --file, not both")
     try:
-        if path == "-":
-            text = sys.stdin.buffer.read().decode("utf-8", "surrogateescape")
-        else:
-            with open(path, encoding="utf-8", errors="surrogateescape") as file:
-                text = file.read()
+        with open(0 if path == "-" else path, encoding="utf-8", errors="surrogateescape", closefd=path != "-") as file:
+            text = file.read()
     except OSError as error:
         refuse(f"cannot read {path}: {error.strerror}",
                hint="--file takes a file with one command a line, or - for standard input")
     if text.startswith("#!") or path.endswith(".py"):
-        what, how, saved = ("standard input", "save it as job.sh; then ", "job.sh") if path == "-" else (path, "", path)
-        run = quote(saved) if text.startswith("#!") else quote(f"python {quote(saved)}")
-        refuse(f"{what} is a script, and --file takes a list of commands, one a line", hint=f"{how}nexus add {run}")
+        refuse(f"{path} is a script, and --file takes a list of commands, one a line",
+               hint='nexus add job.sh, or nexus add "python train.py"')
     commands = parse_commands(text)
     if not commands:
         refuse(f"{path} holds no command", hint="one a line; empty lines and those that begin with # are left out")
@@ -12413,21 +12397,6 @@ def read_plain_commands(call: Call) -> list[str]:
         except NexusError as error:
             refuse(f"line {number}, '{format_line(command, 100)}': {error.message}", error.hint)
     return [command for _, command in commands]
-
-
-def check_input(call: Call, words: Sequence[str]) -> None:
-    """Say that a job does not read what is piped in here.  Raises: usage, for a command that is made to read it."""
-    import fcntl
-    import stat
-    import termios
-    mode, verb, what = os.fstat(0).st_mode, call.options.subcommand, "what is piped in here does not reach the job"
-    is_pipe = stat.S_ISFIFO(mode) and fcntl.ioctl(0, termios.FIONREAD, bytes(4)) != bytes(4)
-    is_file = stat.S_ISREG(mode) and os.lseek(0, 0, os.SEEK_CUR) == 0 < os.fstat(0).st_size     # no loop reads it
-    if words == ["-"] or ((is_file or is_pipe) and " " not in " ".join(words)):
-        refuse(f"{what}: {verb} takes a command",
-               hint=f"a script: nexus {verb} job.sh; a list of commands: nexus add --file -")
-    if is_file or (is_pipe and verb == "run"):              # a loop over a pipe is left alone
-        call.say(f"{what}: name the file in the command, like 'python train.py < data'")
 
 
 def read_script_text(path: str) -> str:
@@ -12469,8 +12438,6 @@ def read_script(call: Call, path: str, first: str, rest: str) -> str:
             setattr(options, name, [one for one in value if one[0] not in dict(ours)] + ours)
         elif ours == default:
             setattr(options, name, value)
-    if re.search(r"(?m)^\s*srun\s", text) and not find_program("srun"):
-        call.say(f"{path} calls srun, which is not there: take that word out")
     if ignored:
         call.say(f"{path}: nexus does without {', '.join(dict.fromkeys(ignored))}")
     is_array = "task" in dict(options.sweep)
@@ -12480,9 +12447,6 @@ def read_script(call: Call, path: str, first: str, rest: str) -> str:
     program = re.match("#!(?:/usr/bin/env (?:-S )?)?(.*)", text)
     if not (program and "/" in run and os.access(path, os.X_OK)):
         run = f"{program[1].strip() if program else 'bash'} {run}"
-    if "\r\n" in text and not re.match(r"\S*python", run):
-        refuse(f"{path} has the line ends of Windows, with which it does not run",
-               hint=f"sed -i 's/\\r$//' {quote(path)}")
     return " ".join(filter(None, ["SLURM_ARRAY_TASK_ID={task}" if is_array else "", run, rest]))
 
 
@@ -12504,19 +12468,12 @@ def submit(call: Call, work: Json) -> dict[str, Any]:
         else:
             snapshot = take_snapshot(body["cwd"], call.environ)
             body.update(snapshot=snapshot.commit, snapshot_repo=snapshot.repository)
-            if snapshot.empty:
-                call.say("the snapshot leaves these directories empty, as they are git repositories themselves: "
-                         + ", ".join(snapshot.empty))
     answer = call.client.submit(body)
     for job_id in answer.get("known", ()):
         call.say(f"job {job_id} is the same and is there already: nothing was added for it")
     if any("CUDA_VISIBLE_DEVICES=" in one for one in work.get("commands", [work.get("command", "")])):
         call.say("the command sets CUDA_VISIBLE_DEVICES, by which nexus gives a job its GPUs: without it, the job uses "
                  "those; --gpu-ids 3 asks for GPU 3")
-    if (options.priority or 0) > PRIORITIES["low"]:
-        call.say(f"priority {options.priority} starts after all that are low ({PRIORITIES['low']}): lower goes first")
-    if call.is_remote and options.after_pid:
-        call.say(f"it waits for process {options.after_pid} of {call.client.host}, not of this machine")
     if call.is_remote and not options.cwd:
         call.say(f"it runs in the home directory at {call.client.host}, with the environment there; "
                  "--cwd DIR names another")
@@ -12528,9 +12485,7 @@ def show_added(call: Call, answer: Json) -> None:
         call.say(answer["warning"])
     if call.options.dry_run:
         call.show(answer["jobs"], lambda jobs, paint: paint.join([job["command"] for job in jobs]))
-        asked = describe_changes(read_fields(call, [name for name, row in ASKED.items() if row.flag]))
-        call.say(f"{format_count(len(answer['jobs']), 'job')} would be added{asked and ', with '}{asked}; "
-                 "this was a dry run")
+        call.say(f"{format_count(len(answer['jobs']), 'job')} would be added; this was a dry run")
     else:
         call.show(answer, lambda answer, paint: paint.join(answer.get("ids") or [answer["id"]]))
 
@@ -12547,7 +12502,9 @@ def cmd_run(call: Call) -> int:
     job_id = answer["id"]
     try:
         call.say(f"job {job_id}")
-        announce_wait(call, job_id)
+        wait_until(lambda: call.client.job(job_id)["status"] != PENDING, 1.0, 0.05)
+        if reason := call.client.job(job_id)["waiting_for"]:
+            call.say(f"it waits: {reason}")
         if not pass_on_logs(call, job_id):
             write_to(call.err, b"\n")
         job = call.client.wait([job_id])[0]
@@ -12561,17 +12518,6 @@ def cmd_run(call: Call) -> int:
                      f"job {job_id} {'still waits' if job['status'] == PENDING else 'goes on'}; follow it: "
                      f"nexus logs -f {job_id}; stop it: nexus cancel {job_id}")
         return 130 if isinstance(end, KeyboardInterrupt) else 141           # 128 + SIGINT, SIGPIPE
-
-
-def announce_wait(call: Call, job_id: str) -> None:
-    """Wait until a job has started; say why it waits, at most once a minute when the reason changes."""
-    reason, said_at, began = "", float("-inf"), time.monotonic()
-    while (job := call.client.job(job_id))["status"] == PENDING:
-        now = time.monotonic()
-        if job["waiting_for"] != reason and now - began > 0.5 and now - said_at > 60:
-            reason, said_at = job["waiting_for"], now
-            call.say(f"it waits: {reason}")
-        time.sleep(0.05 if now - began < 2 else 0.5)
 
 
 def pass_on_logs(call: Call, job_id: str, follow: bool = True, stream: str = "both", tail: int | None = None,
@@ -12791,17 +12737,7 @@ def cmd_edit(call: Call) -> None:
     if not change:
         refuse("there is nothing to change", hint="name what, like --gpus 2; nexus help edit lists the options")
     job = call.client.edit(call.options.id, **change)
-    call.say(f"job {job['id']} is changed: {describe_changes(change)}")
-
-
-def describe_changes(change: Json) -> str:
-    """`GPUs 2, after abc`; of variables, the names."""
-    told = []
-    for name, value in change.items():
-        line, show = SHOW_LINES["Asked for"].get(name, (f"{name}: {{}}", show_fact))
-        told.append(line.replace(":", "", 1).format("none" if value in (None, [], ()) else show(
-            list(value) if isinstance(value, dict) else value)))
-    return ", ".join(told)
+    call.say(f"job {job['id']} is changed")
 
 
 def cmd_retry(call: Call) -> None:
@@ -12822,11 +12758,9 @@ def cmd_retry(call: Call) -> None:
     jobs = [call.client.job(job_id) for job_id in ids]
     for job in jobs:
         if job["status"] not in FINAL:
-            raise NexusError("conflict", f"job {job['id']} is {job['status']}; only a finished one can be run again",
-                             hint=f"nexus show {job['id']}")
+            raise NexusError("conflict", f"job {job['id']} is {job['status']}; only a finished one can be run again")
     call.print(*(f"{job['id']}: {job['command']}" for job in jobs))
-    added = f", with {describe_changes(change)}" if change else ""
-    call.say(f"{format_count(len(jobs), 'job')} would be run again{added}; this was a dry run")
+    call.say(f"{format_count(len(jobs), 'job')} would be run again; this was a dry run")
 
 
 def cmd_metrics(call: Call) -> None:
@@ -13006,21 +12940,20 @@ def stop_service(call: Call) -> int | None:
         if running is None:
             return None
     client = Client.find(call.environ, is_starting=False)
-    pid = client.ask("GET", "/").get("pid")         # who may not stop it is not told
 
     def has_ended() -> bool:
         if running:
             return not is_alive(running)
         try:                                    # a tunnel accepts connections although nothing listens behind it
-            return bool(Client.find(call.environ).ask("GET", "/").get("pid") != pid)
+            Client.find(call.environ).ask("GET", "/")
         except NexusError:
             return True
+        return False
 
     _, waiting = client.ask_list("/jobs" + encode_query({"status": PENDING, "limit": 1, "fields": "id"}))
     client.stop()
     if not wait_until(has_ended, 60.0):
-        raise NexusError("unavailable", f"the service (pid {pid}) does not end",
-                         hint="see nexus logs service; kill -9 it: jobs go on")
+        raise NexusError("unavailable", "the service does not end", hint="nexus logs service says why")
     return waiting
 
 
@@ -13109,19 +13042,11 @@ def cmd_config_edit(call: Call) -> int:
     make_folder(os.path.dirname(path))
     if not os.path.exists(path):
         write_atomic(path, [format_sample_config()])
-    while True:
-        try:
-            code = subprocess.call([*shlex.split(editor), path])
-        except (OSError, ValueError) as error:
-            refuse(f"the editor '{editor}' cannot be run: {error}", hint="EDITOR=nano nexus config edit")
-        try:
-            load_config(path, call.environ)
-            break
-        except NexusError as error:
-            if not sys.stdin.isatty():
-                raise
-            call.say(f"{error.message}; Enter edits it again, Ctrl-C leaves it so")
-            input()
+    try:
+        code = subprocess.call([*shlex.split(editor), path])
+    except (OSError, ValueError) as error:
+        refuse(f"the editor '{editor}' cannot be run: {error}", hint="EDITOR=nano nexus config edit")
+    load_config(path, call.environ)
     if code == 0 and find_service(call.layout):
         call.say("the running service takes it over at its next start: nexus restart (jobs go on)")
     return code
@@ -13429,24 +13354,20 @@ COMMANDS = (
     Command("queue", "pending jobs in the order they would start, and why they wait", cmd_queue, (
         NUMBER_OPTION, *CHOICE_OPTIONS, JSON_OPTION)),
     Command("history", "finished jobs", cmd_history, (
-        NUMBER_OPTION, SINCE, STATUS_OPTION, *CHOICE_OPTIONS, JSON_OPTION),
-            examples=("history --since 24h", "history --status failed")),
-    Command("jobs", "all jobs kept", cmd_jobs, (NUMBER_OPTION, SINCE, STATUS_OPTION, *CHOICE_OPTIONS, JSON_OPTION),
-            examples=("jobs --status running,pending", "jobs --name baseline --json")),
+        NUMBER_OPTION, SINCE, STATUS_OPTION, *CHOICE_OPTIONS, JSON_OPTION)),
+    Command("jobs", "all jobs kept", cmd_jobs, (NUMBER_OPTION, SINCE, STATUS_OPTION, *CHOICE_OPTIONS, JSON_OPTION)),
     Command("show", "all that is known of a job", cmd_show, (ID, JSON_OPTION)),
     Command("why", "why a job waits, GPU by GPU",
             lambda call: call.show(call.client.why(call.options.id), format_why), (ID, JSON_OPTION)),
     Command("wait", "wait for jobs to finish; exit with the first exit code that is not 0", cmd_wait, (
         ANY_IDS, GROUP,
-        argument("--any", action="store_true", help="return when the first of them has finished, with its exit code")),
-            examples=("wait --group exp1", "wait --any abc abd")),
+        argument("--any", action="store_true", help="return when the first of them has finished, with its exit code"))),
     Command("logs", "what a job printed, or the service's log", cmd_logs, (
         argument("ids", nargs="*", metavar="ID|GPU|service", help="jobs (default: the last started), or the service"),
         argument("-f", "--follow", action="store_true", help="follow the output until the job ends"),
         argument("-n", "--number", row=LINES, metavar="N", help="the last N lines"),
         argument("--stream", choices=STREAMS, default="both", help="stdout goes to stdout, stderr to stderr"),
-        argument("--timestamps", action="store_true", help="begin each line with the time at which it came")),
-            examples=("logs", "logs -f abc", "logs abc abd", "logs service -n 50")),
+        argument("--timestamps", action="store_true", help="begin each line with the time at which it came"))),
     Command("kill", "stop running jobs and all they started; returns when they are gone", cmd_end, (
         argument("ids", nargs="*", metavar="ID|GPU"),
         argument("--all", action="store_true", help="with a GPU: all jobs that share it"),
@@ -13454,10 +13375,8 @@ COMMANDS = (
         STATUS_OPTION,
         argument("--signal", metavar="NAME", row=CANCEL_KEYS["signal"],
                  help="the first signal, like INT (default: TERM); KILL follows in "
-                 f"{JobsConfig.kill_grace_seconds:g} s, or what kill_grace_seconds says")),
-            examples=("kill abc", "kill 0", "kill --signal INT abc", "kill --group exp1")),
-    Command("cancel", "stop jobs, pending or running", cmd_end, (ANY_IDS, GROUP, STATUS_OPTION),
-            examples=("cancel abc abd", "cancel --group exp1", "cancel --status pending")),
+                 f"{JobsConfig.kill_grace_seconds:g} s, or what kill_grace_seconds says"))),
+    Command("cancel", "stop jobs, pending or running", cmd_end, (ANY_IDS, GROUP, STATUS_OPTION)),
     Command("remove", "take pending jobs out of the queue", cmd_end, (IDS,)),
     Command("retry", "run finished jobs again, as new ones; prints their ids", cmd_retry, (
         ANY_IDS, argument("--failed", action="store_true", help="all jobs that failed and were not retried yet"),
@@ -13473,12 +13392,11 @@ COMMANDS = (
                       'edit abc --command "python train.py --lr 0.01"')),
     Command("clear", "forget finished jobs, with their logs", cmd_clear, (
         ANY_IDS, GROUP, STATUS_OPTION, argument("--all", action="store_true", help="all finished jobs")),
-            "Pending and running jobs stay.", examples=("clear abc", "clear --status failed,cancelled")),
+            "Pending and running jobs stay."),
     Command("move", "change a pending job's place", cmd_move, (
         ID, argument("--first", action="store_true", help="before all others, whatever their priority"),
         argument("--last", action="store_true", help="behind all that wait now"),
-        argument("--priority", metavar="P", row=JOB_FIELDS["priority"])),
-            examples=("move abc --first", "move abc --priority low")),
+        argument("--priority", metavar="P", row=JOB_FIELDS["priority"]))),
     Command("attach", "attach to a running job's screen session (Ctrl-A D leaves)", cmd_attach, (
         argument("id", metavar="ID|GPU"),), local="attach works"),
     Command("screens", "the screen sessions of nexus", cmd_screens, local="screens are listed"),
