@@ -1015,6 +1015,9 @@ def test_start_stop_restart(own_home):
     assert (done.code, done.out) == (0, "") and f"http://127.0.0.1:{own_home.port}" in done.err, done
     pid = own_home.service["pid"]
     assert "runs already" in own_home.main("start").err and own_home.service["pid"] == pid
+    with own_home.terminal("serve") as terminal:
+        code, shown = terminal.end()
+    assert code == 4 and "runs already" in shown and "serving" not in shown
     job_id = add(own_home, "sleep 60")
     own_home.wait_for_start(job_id)
     waits = add(own_home, "true", "--begin", "+1h")
