@@ -21,6 +21,7 @@ sections; each uses only those above it.  As a library: `import nexus; nexus.Cli
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import json
@@ -1055,6 +1056,9 @@ if TYPE_CHECKING:
     Changes = Generator[Put, None, Any]         # Store.update() makes each change as it is yielded
 
 
+QueueItem = tuple[tuple[float, ...], str]           # (queue_key, id) of a pending job
+JobClass = tuple[object, ...]                       # of find_class()
+
 
 class State:
     """All that state.json holds, tables and facts, plus indexes of the jobs.  Only a copy is changed, by put()."""
@@ -1078,15 +1082,16 @@ class State:
         self.running: dict[str, Job] = {}
         self.pending: dict[str, Job] = {}
         self.in_slurm: dict[str, Job] = {}                  # the pending jobs in Slurm's queue
-        self.ready: dict[str, Job] = {}                     # the pending jobs that need nothing but resources
-        self.dependents: dict[str, Job] = {}                # the pending jobs that come after others
+        self.ready: dict[JobClass, list[QueueItem]] = {}    # pending jobs by find_class(), each ascending
+        self.dependents: list[tuple[str, str]] = []         # ascending: (id, id of a pending job that depends on it)
         self.last_starts: dict[str, float] = {}             # {user: when a job of theirs was last started}
 
     def copy(self) -> State:
         """Another State, whose changes do not show in this one."""
         other = State()
         for name, fact in vars(self).items():
-            setattr(other, name, fact.copy() if isinstance(fact, dict) else fact)
+            setattr(other, name, fact.copy() if isinstance(fact, (dict, list)) else fact)
+        other.ready = {one: items.copy() for one, items in self.ready.items()}
         return other
 
     def put(self, change: Put) -> None:
@@ -1103,15 +1108,33 @@ class State:
     def update_indexes(self, old: Job | None, new: Job | None) -> None:
         indexes: Sequence[tuple[dict[str, Job], Callable[[Job], bool]]] = (
             (self.running, lambda job: job.status == RUNNING), (self.pending, lambda job: job.status == PENDING),
-            (self.in_slurm, is_in_slurm), (self.ready, is_ready),
-            (self.dependents, lambda job: job.status == PENDING and bool(job.pending_dependencies)))
+            (self.in_slurm, is_in_slurm))
         for index, belongs in indexes:
             if new and belongs(new):
                 index[new.id] = new
             elif old:
                 index.pop(old.id, None)
+        if old and old.status == PENDING:
+            for parent in old.pending_dependencies:
+                del self.dependents[bisect.bisect_left(self.dependents, (parent, old.id))]
+        if new and new.status == PENDING:
+            for parent in new.pending_dependencies:
+                bisect.insort(self.dependents, (parent, new.id))
+        if old and (one := find_class(old)):
+            items = self.ready[one]
+            del items[bisect.bisect_left(items, (old.queue_key, old.id))]
+            if not items:
+                del self.ready[one]
+        if new and (one := find_class(new)):
+            bisect.insort(self.ready.setdefault(one, []), (new.queue_key, new.id))
         if new and new.attempts:
             self.last_starts[new.user] = max(self.last_starts.get(new.user, 0.0), new.current.started_at or 0.0)
+
+    def list_dependents(self, job_id: str) -> list[Job]:
+        """The pending jobs that depend on a job."""
+        start = bisect.bisect_left(self.dependents, (job_id, ""))
+        end = bisect.bisect_left(self.dependents, (job_id + " ", ""))
+        return [self.jobs[child_id] for _, child_id in self.dependents[start:end]]
 
 
 FACTS: Mapping[str, Any] = {name: getattr(State, name) for name in State.__annotations__}       # and their defaults
@@ -1133,10 +1156,11 @@ def request_class(job: Job) -> tuple[Any, ...]:
             job.excluded_nodes, job.cwd if needs_folder(job) else None)
 
 
-def is_ready(job: Job) -> bool:
-    """Whether a job waits for nothing but resources, and perhaps its time."""
-    return job.status == PENDING and not (
-        job.is_held or job.pending_dependencies or job.after_process or is_in_slurm(job))
+def find_class(job: Job) -> JobClass | None:
+    """Where one job of a class cannot start, those behind it cannot.  None: it waits for something else."""
+    if job.status != PENDING or job.is_held or job.pending_dependencies or job.after_process or is_in_slurm(job):
+        return None
+    return job.user, job.group, job.preemptible, request_class(job)
 
 
 def list_shares(job: Job) -> list[int]:
@@ -1174,16 +1198,10 @@ def change_status(job: Job, status: str, now: float, **facts: Any) -> Put:
 def end_job(state: State, job: Job, status: str, now: float, **facts: Any) -> Changes:
     """The changes that end a job, and that release or cancel the jobs that depend on it.  Raises: conflict."""
     yield end_one(job, status, now, is_hook_due=state.has_hook, **facts)
-    children: dict[str, list[str]] = {}
-    for child in state.dependents.values():
-        for parent_id in child.pending_dependencies:
-            children.setdefault(parent_id, []).append(child.id)
     ended = [job.id]
     while ended:
         parent = state.jobs[ended.pop()]
-        for child in [state.jobs[child_id] for child_id in children.get(parent.id, ())]:
-            if child.status != PENDING:         # it came after another one, too
-                continue
+        for child in state.list_dependents(parent.id):
             if parent.status == COMPLETED or parent.id not in child.after:
                 others = tuple(other for other in child.pending_dependencies if other != parent.id)
                 yield change_job(child, pending_dependencies=others)
@@ -1275,27 +1293,42 @@ def add_use(used: dict[str, float], job: Job) -> None:
     used[job.user] = used.get(job.user, 0.0) + (job.gpus or 0.01)       # users take turns on CPU slots too
 
 
-def walk_queue(state: State, jobs: Iterable[Job], used: Mapping[str, float]) -> Iterator[Job]:
-    """These pending jobs in the queue's order.  Preemptible ones come last.
+def walk_queue(state: State, classes: dict[Any, list[QueueItem]],
+               used: Mapping[str, float]) -> Iterator[tuple[Any, Job]]:
+    """The jobs of the classes, each of one user, in the queue's order: (class, job).  Preemptible ones come last.
 
-    Before the caller takes the next, it adds a job that starts to `used`.
+    Before the caller takes the next it adds a job that starts to `used`, and takes out a class that it is done with.
     """
-    bands: dict[tuple[float, ...], dict[str, list[Job]]] = {}       # {(..., rank, priority): {user: jobs, last first}}
-    for job in sorted(jobs, key=lambda job: (job.queue_key, job.id), reverse=True):
-        bands.setdefault((job.preemptible, *job.queue_key[:2]), {}).setdefault(job.user, []).append(job)
-    for _, users in sorted(bands.items()):
-        while users:
-            user = min(users, key=lambda user: (
-                used.get(user, 0.0), state.last_starts.get(user, 0.0), users[user][-1].queue_key))
-            yield users[user].pop()
-            if not users[user]:
-                del users[user]
+    import heapq
+    # {user: a heap of (is it preemptible, *queue_key, id, place in its class, class)}
+    heads: dict[str, list[tuple[Any, ...]]] = {}
+    for one, ((key, job_id), *_) in classes.items():
+        job = state.jobs[job_id]
+        heads.setdefault(job.user, []).append((job.preemptible, *key, job_id, 0, one))
+    for heap in heads.values():
+        heapq.heapify(heap)
+    while heads:
+        user = next(iter(heads)) if len(heads) == 1 else min(heads, key=lambda user: (
+            heads[user][0][:3], used.get(user, 0.0), state.last_starts.get(user, 0.0), heads[user][0]))
+        preemptible, *_, job_id, at, one = heads[user][0]
+        yield one, state.jobs[job_id]
+        items = classes.get(one, [])
+        if at + 1 < len(items):
+            key, job_id = items[at + 1]
+            heapq.heapreplace(heads[user], (preemptible, *key, job_id, at + 1, one))
+        else:
+            heapq.heappop(heads[user])
+            if not heads[user]:
+                del heads[user]
 
 
 def list_pending(state: State) -> list[Job]:
     """The pending jobs in the order in which they would start if all of them fit."""
-    used, ordered = count_use(state), list[Job]()
-    for job in walk_queue(state, state.pending.values(), used):
+    used, ordered, classes = count_use(state), list[Job](), dict[tuple[str, bool], list[QueueItem]]()
+    for item in sorted((job.queue_key, job.id) for job in state.pending.values()):
+        job = state.jobs[item[1]]
+        classes.setdefault((job.user, job.preemptible), []).append(item)
+    for _, job in walk_queue(state, classes, used):
         ordered.append(job)
         add_use(used, job)
     return ordered
@@ -2320,7 +2353,7 @@ def describe_submitted(job: Job, seen: SlurmJob | None, trouble: str | None = No
 
 # ==== 6. SCHEDULER ==== what to do next, decided from values alone
 # Jobs start in the queue's order.  A job that cannot start lets later jobs pass.  Jobs of one request class ask for the
-# same resources: if one of them cannot start, plan() skips those after it.  A job that waits for
+# same resources: if the first job of a class cannot start, plan() skips the rest of the class.  A job that waits for
 # GPUs longer than reserve_after_seconds is starving: plan() reserves GPUs for the first such jobs.
 # Another job may use reserved GPUs only if it is expected to end before they are needed.  Shares of GPUs are
 # counted in hundredths.  They are accounting: nothing forces a job to keep to its share.
@@ -2871,12 +2904,14 @@ def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, n
     blocked: dict[tuple[Any, ...], Reason] = {}
     delays: list[float] = []
     used = count_use(state)
-    for job in walk_queue(state, state.ready.values(), used):
+    classes = state.ready.copy()
+    for one, job in walk_queue(state, classes, used):
         if (job.begin_at or job.retry_at) and (delay_s := find_delay_s(job, now)):
             delays.append(delay_s)
             continue
         request = request_class(job)
         if quotas.check(job.group, job.user) or request in blocked:
+            del classes[one]
             continue
         open_to = [one for name, one in machines.items()
                    if is_slurm or (may_run_on(job, name) and not lacks_folder(job, folders[name]))]
@@ -2892,6 +2927,7 @@ def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, n
                 add_use(used, job)
                 continue
             blocked[request] = placed
+            del classes[one]
             since = job.status_history[-1][1] if job.status_history else job.created_at
             if now - since >= config.jobs.reserve_after_seconds:
                 reserve(job, capacities)

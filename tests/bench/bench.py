@@ -344,7 +344,7 @@ def measure_plan() -> None:
     full = [nexus.replace(gpu, processes=(nexus.GpuProcess(1, 5000.0),)) for gpu in gpus]
     for is_mixed, limit in ((False, 10), (True, 100)):
         state = make_waiting(is_mixed)
-        what = f"plan(), 10,000 waiting{', mixed' if is_mixed else ''}, 64 GPUs"
+        what = f"plan(), 10,000 waiting in {len(state.ready):,} classes, 64 GPUs"
         for now, seen, text in ((1.0, gpus, "32 GPUs free"), (400.0, gpus, "GPUs kept for who waits"),
                                 (400.0, full, "somebody is on each GPU"), (400.0, busy, "all GPUs lost")):
             made = nexus.plan(state, seen, None, config, now)
