@@ -13283,7 +13283,7 @@ def cmd_install(call: Call) -> None:
     install_file(os.path.join(base, "bash-completion", "completions", "nexus"), BASH_COMPLETION)
     call.say(f"installed {program}, with completion for bash")
     if find_service(call.layout) and (read_json(call.layout.service_file) or {}).get("hash") != file_hash():
-        call.say("the service that runs is another nexus: nexus restart brings it to this one (jobs go on)")
+        call.say("the service that runs is of another nexus.py; nexus restart starts this one (jobs go on)")
     if binaries not in call.environ.get("PATH", "").split(":"):
         line = f'export PATH="{binaries}:$PATH"'
         call.say(f"{binaries} is not on PATH yet: add  {line}  to ~/.profile and log in again")
@@ -13358,7 +13358,7 @@ STATUS_OPTION = argument("--status", metavar="S,S", row=Field(
 LINES = Field(integer_in(0, 10**9), like="20")
 NUMBER_OPTION = argument("-n", "--number", row=LINES, metavar="N",
                          help="show N rows; 0: all (default: what fits on the terminal; all if it is none)")
-SINCE = argument("--since", metavar="TIME", row=Field(DURATION_TEXT, like="24h"), help="only the last hours or days")
+SINCE = argument("--since", metavar="TIME", row=Field(DURATION_TEXT, like="24h"), help="at most so old, like 24h or 7d")
 CHOICE_OPTIONS = (argument("--user", help="the jobs of this user"), GROUP, NAME)
 IDS = argument("ids", nargs="+", metavar="ID", help="ids or names")
 ANY_IDS = argument("ids", nargs="*", metavar="ID", help="ids or names")
