@@ -1598,6 +1598,9 @@ def read_state(text: str) -> tuple[int, dict[str, Any]]:
                  **{table: body[table] for table in ROWS if table in body}}
 
 
+SAMPLES = ("peak_rss_mib", "cpu_seconds", "peak_gpu_mem_mib", "mean_gpu_util")      # fields of Attempt
+
+
 # log.times, beside a job's logs, has lines `TENTHS STDOUT STDERR`: the logs' sizes at a time.
 
 if TYPE_CHECKING:
@@ -8302,6 +8305,13 @@ class Outcomes(Part):
                 trouble = f"its log folder is gone: {folder}"
         return Evidence(text, measure_logs(folder), trouble, self.service.observer.find_usage(job.id).samples)
 
+    def keep_samples(self) -> None:
+        """Record the usage of running jobs before a restart.  Raises: unavailable."""
+        def keep(state: State) -> Changes:
+            for job in [job for job in state.running.values() if not job.current.node]:
+                yield change_job(job, **self.service.observer.find_usage(job.id).samples)
+        self.store.update(keep)
+
     def find_runtime_s(self, job: Job, now: float) -> float:
         """Seconds that a job has run.  The wall clock, which may have been set, is the last resort."""
         runtime_s: float | None = self.service.local.host.find_runtime_s(job)
@@ -8334,6 +8344,8 @@ class Outcomes(Part):
 
     def adopt(self) -> None:
         """After a start of the service: find out what became of the jobs that are recorded as running."""
+        for job in [job for job in self.service.running_jobs() if not job.current.node]:
+            self.service.observer.usage[job.id] = JobUsage({name: getattr(job.current, name) for name in SAMPLES})
         self.service.take_in(self.service.local, ())
         for job in self.service.running_jobs():
             if job.id not in self.unrecorded and not job.current.node:
@@ -8481,6 +8493,9 @@ class NodePool(Part):
         with self.lock:
             former = self.nodes.get(config.name)
             is_configured = any(node.name == config.name for node in self.config.nodes)
+            if former and is_configured and former.address != config:
+                raise NexusError("conflict", f"{config.name} has another address in config.toml",
+                                 hint="nexus config edit, then nexus restart")
             if former and is_elsewhere_now(former.address, config) and any(
                     job.current.node == config.name for job in self.service.running_jobs()):
                 raise NexusError("conflict",
@@ -8924,7 +8939,8 @@ class Drafts(Part):
         if job.cuda_arg and not re.search(CUDA_OPTION, job.command) and re.search(SHELL_CHARACTERS, job.command):
             refuse("cuda_arg: cannot tell where --cuda belongs in this command",
                    hint="write it there: python train.py --cuda 0 | tee log")
-        self.service.scripts.find_script(job)
+        if not self.service.scripts.find_script(job)[1]:
+            check_command(job.command)
 
     def make_change(self, jobs: Iterable[Job], change: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
         """The fields of Job for a `change` (None: the default), checked for each job.  Raises: usage, forbidden."""
@@ -10009,6 +10025,7 @@ class Service:
         for node in self.pool.nodes.values():
             node.end()
         self.run_guarded("at the end", self.store.look_for_edit, self.housekeeping.apply_edit)
+        self.run_guarded("at the end", self.outcomes.keep_samples)
         self.run_guarded("at the end", self.log_watch.end)
 
     def end_for_reboot(self) -> None:
@@ -10157,6 +10174,16 @@ def find_retried(state: State, job_id: str) -> str:
     while state.jobs[job_id].retried_as in state.jobs:
         job_id = str(state.jobs[job_id].retried_as)
     return job_id
+
+
+def check_command(command: str) -> None:
+    """Raises: usage, for a command that is cut off in quotes."""
+    if command.count('"') % 2 or command.count("'") % 2:    # bash decides: it may be valid, for example in a comment
+        done = run(["bash", "-p", "-n", "-c", "--", command], 5)
+        if done.exit_code:
+            why = re.sub(r"^bash: (-c: )?(line [0-9]+: )?", "", done.output.strip().split("\n")[0])
+            refuse(f"bash cannot read the command: {format_line(why, 200)}",
+                   "close each quote; to try it: bash -n -c …")
 
 
 def check_group(state: State, name: str, caller: Caller | None = None) -> None:
@@ -12430,6 +12457,7 @@ def read_plain_commands(call: Call) -> list[str]:
     for number, command in commands:
         try:
             check(COMMAND, command, "the command")
+            check_command(command)
         except NexusError as error:
             refuse(f"line {number}, '{format_line(command, 100)}': {error.message}", error.hint)
     return [command for _, command in commands]

