@@ -6794,7 +6794,9 @@ class SlurmBackend(Backend):
                 if stop:
                     yield job, Facts({"stop_cause": stop[0], "stop_line": stop[1]})
         self.live = self.list_live()
-        if any(job.current.stop_cause for job in self.live):
+        states = [self.seen[job.current.slurm_key].state for job in self.live
+                  if job.current.stop_cause and job.current.slurm_key in self.seen]
+        if any(state != "COMPLETING" for state in states):
             self.hurry()                                    # after squeue, the thread cancels them
         if found and not self.store.last_error:             # after a disk error, poll() returns them again
             self.found = ()
@@ -8355,6 +8357,8 @@ class Outcomes(Part):
 class Starter(Part):
     """Starts jobs through their backends."""
 
+    looked_at = float("-inf")                   # monotonic: when the processes of --after-pid were looked at
+
     def intend(self, job: Job, start: Start, now: float) -> Put:
         where: dict[str, Any] = {"nonce": self.clock.new_token()[:16]}
         cwd = self.layout.work_folder(job.id) if job.code else job.cwd
@@ -8370,6 +8374,9 @@ class Starter(Part):
 
     def release_waiting(self) -> None:
         """Record which processes of --after-pid have ended."""
+        if self.clock.monotonic() - self.looked_at < WATCH_INTERVAL_S:
+            return
+        self.looked_at = self.clock.monotonic()
         for job in list(self.store.state.pending.values()):
             pid, started, boot_id = job.after_process or (0, 0, "")
             if pid and not (boot_id == self.machine.boot_id and self.machine.processes.is_alive(pid, started)):
@@ -10910,7 +10917,11 @@ class Api(Calls):
             raise NexusError("too_large",
                              f"the form has {request.body_length} bytes; at most {MAX_FORM_BYTES} are taken",
                              hint="let the script read what is large from a file")
-        with self.forms:
+        try:
+            place: Any = contextlib.nullcontext(self.identify(request))
+        except NexusError:                      # the form must say who it is: strangers wait for each other
+            place = self.forms
+        with place:
             code, config = parse_submit_form(request.read_body(), request.headers.get("content-type", ""))
         caller = self.find_bearer(config["token"], request) if "token" in config else self.identify(request)
         user = config.get("user_id", caller.user)
