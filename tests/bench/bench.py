@@ -15,6 +15,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -453,6 +454,60 @@ def measure_load() -> None:
             print("   ", failure)
 
 
+class Tap:
+    """Counts what goes through a port of its own to the service and back."""
+
+    def __init__(self, port: int) -> None:
+        self.count = 0
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        threading.Thread(target=self.accept, args=(port,), daemon=True).start()
+
+    def accept(self, port: int) -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                ends = self.listener.accept()[0], socket.create_connection(("127.0.0.1", port))
+                for here, there in (ends, ends[::-1]):
+                    threading.Thread(target=self.pass_on, args=(here, there), daemon=True).start()
+
+    def pass_on(self, here: socket.socket, there: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while piece := here.recv(65536):
+                self.count += len(piece)
+                there.sendall(piece)
+            there.shutdown(socket.SHUT_WR)
+
+
+def measure_page() -> None:
+    """What a tab that shows the page sends and receives, by 8 GPUs whose readings change each time."""
+    from playwright.sync_api import sync_playwright
+    with bench(gpus=8) as it, sync_playwright() as playwright:
+        smi = it.folder / "bin" / "nvidia-smi"
+        smi.write_text(smi.read_text().replace(" 0, 0, 30, 70.00", " $(($(date +%s) % 97 * 100 + i)), $(date +%S), 6$i, 2$(date +%S).$i"))
+        tap = Tap(it.port)
+        for number in range(8):
+            it.client.add(f"sleep {1000 + number}")
+        it.post(2000)
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        page = browser.new_page()
+        page.goto(f"http://127.0.0.1:{tap.port}/")
+        page.wait_for_selector("#waiting li")
+
+        def count_kb(act: Callable[[], object] = lambda: None) -> float:
+            before, cpu, give_up_at = tap.count, it.cpu_s(), time.monotonic() + 60
+            while time.monotonic() < give_up_at:
+                act()
+                page.wait_for_timeout(2000)
+            report("a tab: CPU of the service meanwhile", f"{(it.cpu_s() - cpu) / 60 * 100:.1f} % of one core")
+            return (tap.count - before) / 1e3
+
+        page.wait_for_timeout(10000)
+        report("a tab, 2,000 waiting, 8 running: idle for a minute", f"{count_kb():.0f} KB", "<= 10 KB")
+        kb = count_kb(lambda: it.client.add("true", gpus=0))
+        report("a tab, 2,000 waiting: a job every 2 s for a minute", f"{kb:.0f} KB", "<= 100 KB")
+        browser.close()
+
+
 def measure_starts(it: Bench, count: int) -> float:
     """The median of the gaps between so many short jobs on one GPU, in ms."""
     stamps = it.folder / f"stamps-{time.perf_counter()}"
@@ -465,7 +520,7 @@ def measure_starts(it: Bench, count: int) -> float:
 
 
 MEASURES = {"plan": measure_plan, "gap": measure_gap, "crowd": measure_crowd, "add": measure_add, "bulk": measure_bulk,
-            "idle": measure_idle, "load": measure_load}
+            "idle": measure_idle, "load": measure_load, "page": measure_page}
 
 
 def main() -> None:
