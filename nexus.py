@@ -647,7 +647,8 @@ class SlurmConfig(Value):
     account: str = optional("", TEXT, "who is charged for them")
     qos: str = optional("", TEXT, "their quality of service")
     extra_args: tuple[str, ...] = optional(
-        (), TEXTS, "further options of sbatch, like [\"--constraint=a100\"]; what a job asks for counts more")
+        (), list_of(matching("^(?!-[aMW]|--(ar|cl|wr|wait$))", "no --array, --clusters, --wait or --wrap of sbatch")),
+        "further options of sbatch, like [\"--constraint=a100\"]; what a job asks for counts more")
     max_submitted: int = optional(
         100, integer_in(1, 100000), "jobs in Slurm's queue at once; the others wait in nexus's")
 
@@ -2209,9 +2210,9 @@ def build_sbatch(job: Job, service_id: str, folder: str, limit_s: float | None, 
                "time": f"{-(-limit_s // 60):.0f}" if limit_s else "",
                "mem": f"{memory_gb * 1024:.0f}M" if memory_gb else ""}
     return ["sbatch", "--parsable", "--export=ALL", "--no-requeue", "--open-mode=append", "--chdir=/",
+            *own.extra_args, *(f"--{name}={text}" for name, text in options.items() if text),   # the last of two counts
             f"--job-name=nexus_{job.id}", f"--comment=nexus:{service_id}:{job.current.slurm_key}",
             f"--output={folder.replace('%', '%%')}/slurm-{job.attempt}.log",
-            *own.extra_args, *(f"--{name}={text}" for name, text in options.items() if text),   # the last of two counts
             "--wrap", f"exec bash {quote(folder)}/job.sh {job.attempt}"]
 
 

@@ -67,9 +67,10 @@ def test_what_the_service_has_in_its_environment_stays_there():
 
 def test_time_limit_memory_and_the_rest_are_said_to_slurm():
     with slurm.Cluster(partitions=PARTITIONS) as cluster, cluster.box(
-            max_memory_gb=0.5, partition="short", extra_args=["--cpus-per-task=3", "--nice=7"]) as box:
+            max_memory_gb=0.5, partition="short", extra_args=["--cpus-per-task=3", "--nice=7", "--comment=lab", "--job-name=train"]) as box:
         job = box.wait(box.add("true", timeout_seconds=61, gpus=2), "completed")
-        wanted = {"TimeLimit": "00:02:00", "MinMemoryNode": "512M", "Partition": "short", "NumCPUs": "3", "Nice": "7"}
+        wanted = {"TimeLimit": "00:02:00", "MinMemoryNode": "512M", "Partition": "short", "NumCPUs": "3", "Nice": "7",
+                  "JobName": f"nexus_{job['id']}"}
         assert {name: cluster.fact(job["slurm_id"], name) for name in wanted} == wanted
 
 

@@ -60,6 +60,8 @@ BAD = [  # reason, TOML, what the message says
      ["nodes[0].host", "nodes[0].user", "nodes[0].port", "'pasword'"]),
     ("faults in all sections", '[service]\nport = 0\nprot = 1\n[gpu]\nids = 1\n[jobs]\nlauncher = "x"\n[job]\n',
      ["service.port", "'prot'", "gpu.ids must be a list", "jobs.launcher", "'job'"]),
+    ("options of sbatch by which nexus would lose its jobs", '[slurm]\nextra_args = ["--nice", "--array=1-2"]',
+     ["slurm.extra_args[1] must be no --array, --clusters"]),
     ("a node beside Slurm", '[jobs]\nlauncher = "slurm"\n[[nodes]]\nhost = "n1"', ["Slurm chooses where jobs run"]),
     ("half of what https needs", '[service]\ntls_cert = "c.pem"', ["belong together"]),
 ]
