@@ -145,6 +145,7 @@ COMMANDS = [  # reason, command, exit code, stdout, what its stderr matches
      "setsid sleep 600 & until grep -q ^sleep /proc/$!/cmdline; do :; done; echo left", 0, "left\n", ""),
     ("piped into tee", "cd / && (echo out; exit 3) 2>&1 | tee /dev/null", 3, "out\n", ""),
     ("the last that failed counts", "set -eu; (exit 3) | (cat; exit 4) | cat | tee; # x\n", 4, "", ""),
+    ("unless it is expected to", "(exit 3) | tee /dev/null || true", 0, "", ""),
     ("tee itself failed", "(exit 3) | tee /nowhere/log", 1, "", "nowhere"),
     ("in a loop the last time counts", "for code in 3 4; do (exit $code) | tee /dev/null; done", 4, "", ""),
     ("a condition is none", "if (exit 3) | tee /dev/null; then echo out; fi", 0, "out\n", ""),
@@ -170,14 +171,6 @@ def test_a_command_runs_to_its_end(box, reason, command, code, out, err):
     assert sorted(os.listdir(box.layout.job_folder("abc"))) == ["attempt-1", "job.sh", "result-1.json", "stderr.log",
                                                                 "stdout.log"], "no litter"
 
-
-@needs_screen
-@pytest.mark.parametrize("reason, command, code, out, err", [case for case in COMMANDS if case[0].startswith(("SIG", "two", "bytes"))])
-def test_a_command_runs_to_its_end_under_screen(box, reason, command, code, out, err):
-    box.use_screen()
-    assert box.run(command).exit_code == code
-    assert box.text("stdout.log") == out and re.search(err, box.text("stderr.log"))
-    assert [saying.verb for saying in box.hear("end")] == ["start", "end"]
 
 
 # Claims
@@ -298,15 +291,6 @@ def test_a_large_environment_and_command(box):
     environment = {"PATH": os.environ["PATH"], "LARGE": "x" * 100000, **{f"N{n}": "y" * 1000 for n in range(300)}}
     box.run("cat /proc/$$/environ > environ; echo " + "z" * 100000, environment=environment)
     assert len(seen_environment(box)) == len(environment) and len(box.text("stdout.log")) == 100001
-
-
-def test_the_path_of_the_job_finds_its_bash(box):
-    os.mkdir(f"{box.home}/bin")
-    with open(f"{box.home}/bin/bash", "w") as file:
-        file.write("#!/bin/sh\necho my own bash: $*\n")
-    os.chmod(f"{box.home}/bin/bash", 0o755)
-    box.run("hello", environment={"PATH": f"{box.home}/bin:/usr/bin:/bin"})
-    assert box.text("stdout.log") == "my own bash: -c hello\n"
 
 
 def test_no_descriptor_but_the_three_in_its_directory(box):

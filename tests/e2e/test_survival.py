@@ -110,16 +110,6 @@ def test_supervisor_starts_it_again(launcher):
         box.wait(waits, "completed")
 
 
-def test_the_supervisor_keeps_out_of_the_way():
-    """Started again by a command, and by the supervisor: there is one service, and nothing else is left waiting."""
-    with live.Box(gpus=1, launcher="screen") as box:
-        box.kill_service()
-        box.nexus("start")
-        pid = box.await_service()
-        live.until(lambda: len(box.supervisors()) <= 2, "the first supervisor to see that it is not needed")    # a shell and its screen
-        assert box.pid() == pid
-
-
 def test_stopped_while_the_supervisor_is_about_to_start_it():
     """`stop` means stop, also in the second between a crash and the next start."""
     with live.Box(gpus=1, launcher="screen") as box:
@@ -541,22 +531,6 @@ def read_link(path):
     with contextlib.suppress(OSError):
         return os.readlink(path)
     return ""
-
-
-def test_sockets_of_dead_sessions_are_removed():
-    with live.Box(gpus=1, launcher="screen") as box:
-        job = box.wait_started(box.add("sleep 600"))
-        live.kill(int(job["session"].partition(".")[0]))
-        box.ask("DELETE", f"/jobs/{job['id']}")
-        box.wait(job["id"], "cancelled")
-        other = box.wait_started(box.add("sleep 600"))
-        box.kill_all_of_service()
-        box.start()
-        def left():
-            return {path.name for path in (box.folder / "screen").iterdir()}
-
-        live.until(lambda: len(left()) == 2 and other["session"] in left(), lambda: f"the service's and {other['session']} alone: {left()}")
-        assert job["session"] not in left()
 
 
 SIGNALS = [  # a command that signals its group, what is said of its end
