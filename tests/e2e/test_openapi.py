@@ -199,7 +199,7 @@ def test_answers_have_the_keys_that_are_described(fleet):
         for gpu in get("/status")["gpu_status"]:
             conforms(gpu, "Gpu")
         for job in get("/status")["running_jobs"]:
-            assert set(job) < set(DOCUMENT["components"]["schemas"]["Job"]["properties"]), "each key is one of a job's"
+            assert set(job) <= set(DOCUMENT["components"]["schemas"]["Job"]["properties"]), "each key is one of a job's"
     box.add("true")
     hidden = [job for job in box.call("GET", "/jobs", Authorization=f"Bearer {fleet.token}")[1] if job["user"] != "ann"]
     assert hidden and all(job["command"] is None and job["log_dir"] is None for job in hidden)
