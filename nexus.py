@@ -6086,10 +6086,10 @@ def read_result(folder: str, attempt: int) -> Result | None:
     return None
 
 
-def read_tail(path: str, start: int, most: int) -> tuple[str, int]:
-    """(the end of a log from byte `start` on, at most `most` bytes; the size of the whole file)."""
+def read_tail(path: str, start: int, most: int) -> str:
+    """The end of a log from byte `start` on, at most `most` bytes."""
     size = measure(path)
-    return read_part(path, max(0, min(start, size), size - most), most).decode("utf-8", "replace"), size
+    return read_part(path, max(0, min(start, size), size - most), most).decode("utf-8", "replace")
 
 
 SUPERVISOR_SCRIPT = r'''
@@ -6747,7 +6747,7 @@ class SlurmBackend(Backend):
         if seen and seen.state in SLURM_WAITING:
             seen = replace(seen, state=REQUEUED_BY_SLURM, reason=f"queued again: {seen.reason}", started_at=None)
         claim, result = read_claim(folder, job.attempt), read_result(folder, job.attempt)
-        text, _ = read_tail(os.path.join(folder, f"slurm-{job.attempt}.log"), 0, TAIL_BYTES)
+        text = read_tail(os.path.join(folder, f"slurm-{job.attempt}.log"), 0, TAIL_BYTES)
         news = decide(seen, claim, result, over_s, find_slurm_line(text), folder)
         if isinstance(news, Requeue) or (news and news.cause == "killed" and claim is None):
             if is_withdrawn(job, folder):
@@ -8304,7 +8304,7 @@ class Outcomes(Part):
         """What tells why an attempt failed, and what its processes used."""
         folder, trouble = self.layout.folder_of(job), None
         most = TAIL_BYTES if result.exit_code else 0
-        text, _ = read_tail(os.path.join(folder, "stderr.log"), job.log_base[1], most)
+        text = read_tail(os.path.join(folder, "stderr.log"), job.log_base[1], most)
         if result.exit_code and not job.current.node:
             try:
                 if os.statvfs(folder).f_bavail == 0:
@@ -10673,8 +10673,7 @@ class Calls(Gate):
 
     def find_job(self, id: str, caller: Caller) -> Job:
         """Raises: not_found."""
-        job = find_own_job(self.service.store.state, id, caller)
-        return job
+        return find_own_job(self.service.store.state, id, caller)
 
     def find_now(self, job: Job) -> Job | None:
         """The job as it is now; None when it is forgotten, though a new one may have its id."""
@@ -10787,7 +10786,6 @@ class Calls(Gate):
     @route("GET /jobs/{id}", "user", "one job", "Job")
     def get_job(self, caller: Caller, id: str, wait: int = 0) -> Response | dict[str, Any]:
         job = self.find_job(id, caller)
-
         if not wait or job.status in FINAL:
             return self.describe(job)
         return self.reply_when_over(job, wait, lambda now: self.describe(now or job))
@@ -10951,17 +10949,10 @@ class Api(Calls):
     @route("GET /api/results/{id}", "user", "what it printed, and its exit code", "Results")
     def get_api_results(self, caller: Caller, id: str) -> dict[str, Any]:
         job = self.find_job(id, caller)
-        results: dict[str, Any] = {"job_id": job.id, "status": job.status}
-        notes = []
-        for name in STREAMS[:2]:
-            results[name], size = "", 0
-            if job.log_dir:
-                results[name], size = read_tail(os.path.join(job.log_dir, f"{name}.log"), 0, MAX_RESULT_BYTES)
-            if size > MAX_RESULT_BYTES:
-                notes.append(f"{name} was cut to the last {MAX_RESULT_BYTES} of its {size} bytes; all: "
-                             f"GET /jobs/{job.id}/logs?stream={name}")
-        results.update(exit_code=job.current.exit_code, cause=job.current.cause, cause_line=job.current.cause_line)
-        return {**results, "note": "; ".join(notes)} if notes else results
+        printed = {name: read_tail(os.path.join(job.log_dir, f"{name}.log"), 0, MAX_RESULT_BYTES) if job.log_dir else ""
+                   for name in STREAMS[:2]}
+        return {"job_id": job.id, "status": job.status, **printed, "exit_code": job.current.exit_code,
+                "cause": job.current.cause, "cause_line": job.current.cause_line}
 
     @route("POST /api/cancel/{id}", "user", "take it out of the queue, or stop it", "Cancelled")
     def post_api_cancel(self, caller: Caller, id: str) -> Response:
@@ -10980,8 +10971,8 @@ class Api(Calls):
         gpus = service.views.list_gpus(service.store.state)
         running = service.running_jobs()
         waiting = list_pending(service.store.state)
-        bad = {check["name"] for check in service.health.check()["checks"] if not check["is_ok"]}
-        heard = [node.name for node in service.pool.nodes.values() if node.trouble is None]
+        bad = [check for check in service.health.check()["checks"]
+               if not check["is_ok"] and not check["name"].startswith("node ")]
 
         def describe(number: int, name: str) -> dict[str, Any]:
             own = [gpu for gpu in gpus if gpu["node"] == name]
@@ -10991,9 +10982,7 @@ class Api(Calls):
             times = [None if job.expected_time is None else
                      max(0.0, job.expected_time - service.outcomes.find_runtime_s(job, now)) for job in run]
             times += [job.expected_time for job in wait]
-            is_well = all(check.startswith("node ") for check in bad)
-            if number:
-                is_well = name in heard and f"node {name}" not in bad
+            is_well = not bad if number == 0 else service.pool.nodes[name].trouble is None
             return {"node_id": number, "name": name, "gpus": len(own),
                     "free_gpus": sum(gpu["is_available"] for gpu in own),
                     "running_jobs": len(run), "pending_jobs": len(wait),
@@ -12745,22 +12734,10 @@ def cmd_end(call: Call) -> None:
             call.say(describe_end(job))
     call.client.wait([job["id"] for job in jobs if job["status"] not in FINAL],
                      lambda job: call.say(describe_end(job)))
-    say_dragged(call, [job["id"] for job in jobs])
 
 
 def say_unheard(call: Call, job: Json, what: str) -> None:
     call.say(f"{job['node']} has not been heard since {local_time(job['unknown_since'], '%m-%d %H:%M')}: {what}")
-
-
-def say_dragged(call: Call, ended: Sequence[str]) -> None:
-    """Name the jobs that were cancelled because they were to come after these."""
-    gone, children = list(ended), [job for job in call.client.jobs(status=CANCELLED, fields="id,after,cause,retried_as")
-                                   if job["cause"] == "dependency" and not job["retried_as"]]       # none of others
-    for parent in gone:                         # it grows
-        gone += [job["id"] for job in children if parent in job["after"] and job["id"] not in gone]
-    if dragged := gone[len(ended):]:
-        call.say(f"with it {format_count(len(dragged), 'job')} that came after: {join_some(dragged, 10)}; to run all "
-                 f"again: nexus retry {' '.join(gone) if len(gone) <= 10 else 'ID...'}")
 
 
 def find_job(call: Call) -> dict[str, Any]:
@@ -12953,10 +12930,8 @@ def cmd_clear(call: Call) -> None:
     status = options.status or (None if options.ids else list(FINAL))
     choice = {"ids": options.ids or None, "group": options.group, "status": status}
     if not options.ids and sys.stdin.isatty() and call.err.isatty():
-        jobs = call.client.jobs(group=options.group, status=status, fields="log_dir")
-        size = format_memory(sum(sum(measure_logs(job["log_dir"])) for job in jobs) / 2**20)
-        call.say(f"forget {format_count(len(jobs), 'finished job')}, also in nexus usage, and delete {size} of logs? "
-                 "(y: yes)")
+        jobs = call.client.jobs(group=options.group, status=status, fields="id")
+        call.say(f"forget {format_count(len(jobs), 'finished job')}, also in nexus usage, with all logs? (y: yes)")
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             return call.say("nothing was forgotten")
     ids = call.client.clear(**{name: fact for name, fact in choice.items() if fact is not None})
@@ -13185,9 +13160,6 @@ def cmd_node_add(call: Call) -> None:
     if not node["is_reachable"]:
         remove_node(call, config.name, is_forced=True)
         hint = re.sub("(, or give it up)?: nexus node remove .*", "", node["hint"] or "nexus node list")
-        if "Permission denied" in node["trouble"]:
-            hint += ("; or the service has another ssh agent than this shell: nexus restart from here, "
-                     "or --identity FILE without a passphrase")
         raise NexusError("unavailable", node["trouble"], hint)
     models = f" ({', '.join(map(format_line, node['gpu_names']))})" if node["gpu_names"] else ""
     call.print(f"{config.name}: {format_count(node['gpus'], 'GPU')}{models}, Python {node['python']}")
@@ -13199,9 +13171,6 @@ def read_node(call: Call) -> NodeConfig:
     """The node to add.  Raises: usage."""
     options = call.options
     identity = options.identity and os.path.abspath(os.path.expanduser(options.identity))
-    if identity and not os.path.isfile(identity):
-        refuse(f"there is no file {identity} (--identity)",
-               hint="name the private key's file, like ~/.ssh/id_ed25519")
     user, _, host = options.host.rpartition("@")
     facts = {"name": options.name, "host": host, "user": user, "jump": options.jump, "port": options.port,
              "identity_file": identity}
@@ -13327,8 +13296,6 @@ def cmd_install(call: Call) -> None:
     install_file(program, launcher, 0o755)
     install_file(os.path.join(base, "bash-completion", "completions", "nexus"), BASH_COMPLETION)
     call.say(f"installed {program}, with completion for bash")
-    if find_service(call.layout) and (read_json(call.layout.service_file) or {}).get("hash") != file_hash():
-        call.say("the service that runs is of another nexus.py; nexus restart starts this one (jobs go on)")
     if binaries not in call.environ.get("PATH", "").split(":"):
         line = f'export PATH="{binaries}:$PATH"'
         call.say(f"{binaries} is not on PATH yet: add  {line}  to ~/.profile and log in again")
