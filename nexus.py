@@ -2435,10 +2435,8 @@ def find_gpu_reason(gpu: Gpu, config: GpuConfig, jobs: Sequence[Job] = ()) -> Re
     unseen, why = find_unseen(gpu, jobs, config), ""
     if gpu.lease_holder:
         why = f"is held by the nexus of {gpu.lease_holder}"
-    elif foreign and not config.share_with_others:
-        why = f"is in use by {describe_processes(foreign)}"
-    elif unseen:
-        why = f"is in use: {format_memory(unseen)} held by processes that cannot be seen"
+    elif (foreign and not config.share_with_others) or unseen:
+        why = f"is in use by {describe_users(foreign, unseen)}"
     elif room is None:
         why = "does not tell its memory, and min_free_mem_mib is set" if config.min_free_mem_mib else ""
     elif room < config.min_free_mem_mib:
@@ -2446,6 +2444,10 @@ def find_gpu_reason(gpu: Gpu, config: GpuConfig, jobs: Sequence[Job] = ()) -> Re
     elif others > 0 and others >= config.mem_threshold * (gpu.memory_total_mib or 0):
         why = f"has {format_memory(others)} of its memory in use by others"
     return Reason("resources", gpu.place, why) if why else None
+
+
+def describe_users(foreign: Sequence[GpuProcess], unseen_mib: float) -> str:
+    return describe_processes(foreign) if foreign else f"processes that cannot be seen ({format_memory(unseen_mib)})"
 
 
 def find_foreign(gpu: Gpu, config: GpuConfig) -> list[GpuProcess]:
@@ -3521,11 +3523,11 @@ def gpu_json(gpu: Gpu, state: State, config: GpuConfig, trouble: str | None, nod
     """
     held = [(job, share) for job in state.running.values()
             for uuid, share in zip(job.current.gpu_uuids, list_shares(job)) if uuid == gpu.uuid]
-    jobs, job_ids, foreign = [job for job, _ in held], [job.id for job, _ in held], find_foreign(gpu, config)
-    why = find_gpu_reason(gpu, config, jobs)
-    obstacle = why.detail if why else closed
+    jobs, job_ids = [job for job, _ in held], [job.id for job, _ in held]
+    foreign, unseen, why = find_foreign(gpu, config), find_unseen(gpu, jobs, config), find_gpu_reason(gpu, config, jobs)
+    users, obstacle = describe_users(foreign, unseen) if foreign or unseen else None, why.detail if why else closed
     states = (("Unknown", trouble), ("Fault", gpu.fault), ("Paused", gpu.is_paused), ("Busy", jobs),
-              ("Available", not obstacle), ("In use", foreign or find_unseen(gpu, jobs, config)), ("Unavailable", True))
+              ("Available", not obstacle), ("In use", users), ("Unavailable", True))
     return {
         **fields_json(gpu), "node": node, "place": gpu.place,
         "memory_total": format_gb(gpu.memory_total_mib), "memory_used": format_gb(gpu.memory_used_mib),
@@ -3533,7 +3535,7 @@ def gpu_json(gpu: Gpu, state: State, config: GpuConfig, trouble: str | None, nod
         "allocated": sum(share for _, share in held) / 100, "state": next(word for word, holds in states if holds),
         "is_available": not (jobs or obstacle or trouble),
         "unavailable": obstacle or (None if jobs or not trouble else "cannot be read"),
-        "used_by": None if gpu.fault or gpu.is_paused or not foreign else describe_processes(foreign),
+        "used_by": None if gpu.fault or gpu.is_paused else users,
         "processes": [fields_json(process) for process in gpu.processes]}
 
 

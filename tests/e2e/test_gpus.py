@@ -30,7 +30,7 @@ CARDS = [  # reason, the GPU, whether it is used, what is said of it
     ("hidden, with a gap", {"state": "hidden"}, False, None),
     ("memory N/A", {"memory.used": None, "memory.total": None}, True, None),
     ("cut into nothing", {"mig": []}, False, "in MIG mode without slices"),
-    ("memory that nobody owns", {"memory.used": 9000}, False, "in use: 8.8GB held by processes that cannot be seen"),
+    ("memory that nobody owns", {"memory.used": 9000}, False, "in use by processes that cannot be seen (8.8GB)"),
     ("memory of the desktop's", {"memory.used": 2048}, True, None),
 ]
 

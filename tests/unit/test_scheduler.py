@@ -224,7 +224,7 @@ REASONS = [  # what is shown, jobs, GPUs, keys, part of the reason why the last 
     ("memory", [job("aaa")], [gpu(0, memory_used_mib=20 * GB)], {"share_with_others": True},
      "GPU 0 has 20GB of its memory in use by others"),
     ("memory that nobody owns", [job("aaa")], [gpu(0, memory_used_mib=9000)], {},
-     "GPU 0 is in use: 8.8GB held by processes that cannot be seen"),
+     "GPU 0 is in use by processes that cannot be seen (8.8GB)"),
     ("no memory told", [job("aaa")], [gpu(0, memory_total_mib=None)], {"min_free_mem_mib": 1},
      "GPU 0 does not tell its memory"),
     ("a fault", [job("aaa")], [gpu(0, fault="GPU is lost")], {}, "GPU 0 is unusable (GPU is lost)"),

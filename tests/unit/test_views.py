@@ -87,8 +87,8 @@ GPUS = [  # reason, GPU, jobs, trouble, is available, why not, used by, line of 
     ("paused while bob uses it", gpu(0, is_paused=True, processes=(foreign(),)), [], None, False, "is paused", None,
      "GPU 0 (RTX 3090, 24GB): Paused"),
     ("its memory is in use, nobody knows by whom", gpu(0, memory_used_mib=20 * GB), [], None, False,
-     "is in use: 20GB held by processes that cannot be seen", None,
-     "GPU 0 (RTX 3090, 24GB): In use: 20GB held by processes that cannot be seen"),
+     "is in use by processes that cannot be seen (20GB)", "processes that cannot be seen (20GB)",
+     "GPU 0 (RTX 3090, 24GB): In use by processes that cannot be seen (20GB)"),
     ("cut into nothing", gpu(0, is_mig=True), [], None, False,
      "is in MIG mode without slices (sudo nvidia-smi mig -cgi PROFILE -C makes them)", None,
      "GPU 0 (RTX 3090, 24GB): In MIG mode without slices (sudo nvidia-smi mig -cgi PROFILE -C makes them)"),
@@ -108,7 +108,7 @@ GPUS = [  # reason, GPU, jobs, trouble, is available, why not, used by, line of 
 def test_an_idle_gpu(reason, one, jobs, trouble, is_available, unavailable, used_by, line):
     made = nexus.gpu_json(one, state(*jobs), config().gpu, trouble)
     assert (made["is_available"], made["unavailable"], made["used_by"]) == (is_available, unavailable, used_by), reason
-    assert (made["state"] == "In use") == (": In use" in line)
+    assert (made["state"] == "In use") == (": In use" in line), reason
     assert PLAIN.join(nexus.format_gpu(made, {}, PLAIN)) == line + "\n"
     json.dumps(made)
 
