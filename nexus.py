@@ -3984,16 +3984,18 @@ def form_rows() -> list[dict[str, Any]]:
     forms = {"add": ASKED, "pending": EDITS, "running": LIVE_CHANGES, "retry": CHANGES}
     labels = {name: text.partition(":")[0] for name, (text, _) in SHOW_LINES["Asked for"].items()}
     labels.update(begin="not before", env="variables", llm="LLM", node="only on", max_concurrent="most at once")
-    return [{"name": name, "help": row.help, "like": row.like, "first": row.form,
+    return [{"name": name, "like": row.like, "first": row.form,
+             "help": re.sub(r" \(default: [^)]*\)|[;,] default: [^)]*", "", row.help),
              "forms": [form for form, names in forms.items() if name in names],
              "label": labels.get(name, name)[0].upper() + labels.get(name, name)[1:],
              "type": "string" if row.text else row.schema["type"]}
             for name, row in ASKED.items() if row.flag or name in ("command", "env")]
 
 
-def show_rows() -> dict[str, dict[str, str]]:
-    """{heading: {key of a job: its line}} for the page."""
-    return {heading: {key: text for key, (text, _) in rows.items()} for heading, rows in SHOW_LINES.items()}
+def show_rows() -> dict[str, dict[str, tuple[str, str]]]:
+    """{heading: {key of a job: (its line, what makes the text in it)}} for the page."""
+    return {heading: {key: (text, show.__name__) for key, (text, show) in rows.items()}
+            for heading, rows in SHOW_LINES.items()}
 
 
 def format_job(job: Json, paint: Paint, last_lines: Sequence[str] = ()) -> str:
@@ -13593,52 +13595,50 @@ DASHBOARD_PAGE = r'''<!doctype html>
   --mono: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }
 * { box-sizing: border-box; }
 html { scroll-padding-top: 4rem; }
-[hidden] { display: none !important; }
 body { margin: 0; background: var(--bg); color: var(--ink); overflow-wrap: anywhere;
   font: 14px/1.45 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; font-variant-numeric: tabular-nums; }
-h1, h2, h3, p, ul { margin: 0; padding: 0; list-style: none; }
+h1, h2, h3, p, ul, pre { margin: 0; padding: 0; list-style: none; }
 h1 { font-size: 1.25rem; }
 h2, h3 { font-size: 1rem; }
 a { color: var(--accent); }
-a:not(:hover, #docs li a, .lines a) { text-decoration: none; }
+a:not(:hover, #docs p a, .lines a) { text-decoration: none; }
 code, pre, textarea, .command, .id, .line { font-family: var(--mono); font-size: .93em; }
-pre { margin: 0; white-space: pre-wrap; }
+pre { white-space: pre-wrap; }
 :focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; border-radius: 4px; }
 main:focus, h1:focus { outline: none; }
-.muted, .help, .why, .time, .empty { color: var(--muted); }
+.muted, .help, .why, .time, .heading { color: var(--muted); }
 .small, .help, footer, .heading { font-size: .88em; }
 .red, .cause { color: var(--bad); }
 .title, .id, .badge, .primary, .brand, .form label { font-weight: 600; }
-.head, .actions, .bar, .use, .gauge, .counts, .job, .rows > li { display: flex; flex-wrap: wrap;
-  align-items: center; gap: .2rem .7rem; }
+.head, .bar, .counts, .use, .gauge, .job, .rows > li { display: flex; align-items: center; gap: .2rem .7rem; }
+.head, .bar { flex-wrap: wrap; }
 .grow { flex: 1; min-width: 0; }
 .clip { min-width: 0; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
 .unseen:not(:focus) { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
-#skip { position: fixed; z-index: 9; top: .5rem; left: .5rem; background: var(--panel); }
 
-button, input, textarea { font: inherit; color: inherit; border-radius: 6px; background: var(--panel); }
-button { min-height: 28px; padding: .1rem .6rem; border: 1px solid var(--line); cursor: pointer; white-space: nowrap; }
+button, input, textarea { font: inherit; color: inherit; border: 1px solid var(--edge); border-radius: 6px;
+  background: var(--panel); min-height: 28px; padding: .15rem .6rem; }
+button { border-color: var(--line); cursor: pointer; white-space: nowrap; }
 button:hover { border-color: var(--edge); }
 button:disabled { opacity: .55; cursor: default; }
 .primary { background: var(--accent); border-color: var(--accent); color: var(--panel); }
-.primary.danger { background: var(--bad); border-color: var(--bad); }
+.danger { background: var(--bad); border-color: var(--bad); }
 .link { border: 0; background: none; color: var(--accent); padding: 0 .2rem; }
 [aria-pressed=true] { background: var(--accent-soft); border-color: var(--accent); color: var(--accent); }
-input, textarea { min-height: 32px; width: 100%; padding: .2rem .6rem; border: 1px solid var(--edge); }
+input, textarea { width: 100%; }
 [type=checkbox] { width: 18px; min-height: 18px; vertical-align: middle; }
-progress { flex: 1; min-width: 3rem; height: 8px; accent-color: var(--accent); }
+progress { flex: 1; min-width: 0; height: 8px; accent-color: var(--accent); }
 
 header { position: sticky; top: 0; z-index: 5; background: var(--panel); border-bottom: 1px solid var(--line); }
 .bar, main, footer { max-width: 1400px; margin: 0 auto; padding: .45rem 1.2rem; }
 .brand { font-size: 1.1rem; }
 .brand, .counts a:not(.red) { color: var(--ink); }
-#filter { flex: 1 1 12rem; max-width: 28rem; }
+#filter { flex: 1 1 8rem; max-width: 28rem; }
 #connection { margin-left: auto; }
-section { margin-bottom: 1rem; }
+section, #job > div > * { margin-bottom: .8rem; }
 .head, dialog h2 { margin-bottom: .35rem; min-height: 28px; }
 .panel, dialog, .log, #notices > * { background: var(--panel); border: 1px solid var(--line); border-radius: 8px; }
-.pad, .empty, .banner { padding: .4rem .8rem; }
-.empty { text-align: center; }
+.pad, .banner { padding: .4rem .8rem; }
 .banner { margin-bottom: .5rem; border-radius: 8px; }
 .badge { padding: .02rem .5rem; border-radius: 1em; font-size: .86em; white-space: nowrap; background: var(--sunk);
   color: var(--muted); }
@@ -13649,35 +13649,30 @@ section { margin-bottom: 1rem; }
 
 .rows > li { padding: .2rem .8rem; min-height: 34px; }
 .rows > li + li { border-top: 1px solid var(--line); }
-.rows > .heading { min-height: 0; color: var(--muted); }
-.rows .job, .group > .title { flex: 0 0 clamp(13rem, 16vw, 18rem); min-width: 0; }
-.job { flex-wrap: nowrap; color: inherit; }
+.rows + .rows, details > .rows { margin: .5rem 0; }
+.job, .group > .title { flex: 0 0 clamp(13rem, 16vw, 18rem); min-width: 0; color: inherit; }
 .id { flex: 0 0 2.7rem; color: var(--accent); }
-.command.title { font-weight: 400; }
-.rows .actions { min-width: 4.4rem; justify-content: flex-end; }
-.why, .cause { flex: 1 1 10rem; min-width: 0; }
-:is(.why, .cause):empty { display: none; }
+.actions { display: flex; flex-wrap: wrap; gap: .3rem .6rem; }
+.rows .actions { flex-shrink: 0; min-width: 4.4rem; margin-left: auto; justify-content: flex-end; }
+.why, .cause { flex: 1; min-width: 0; }
 .time { min-width: 4.5rem; margin-left: auto; text-align: right; white-space: nowrap; }
-.gpus > li { display: grid; grid-template-columns: 3.4rem 10rem 10rem minmax(0, 1fr) auto; gap: 0 .8rem; }
-#gpus > ul, #lists > ul { margin: .5rem 0; }
 .time .link { margin-left: .6rem; color: var(--muted); }
-.gauge { flex-wrap: nowrap; white-space: nowrap; }
+.rows > .gpu { display: grid; grid-template-columns: 3.4rem 10rem 10rem minmax(0, 1fr) auto; min-height: 31px; }
 .gauge span { min-width: 4.4rem; text-align: right; }
-.use progress { flex: 0 0 6rem; }
-.use .line { flex: 1 1 8rem; color: var(--muted); }
-.group progress { flex: 0 1 6rem; }
+.use .job { flex-shrink: 1; }
+.rows .line { flex: 1; color: var(--muted); }
+.rows :not(.gauge) > progress { flex: 0 1 6rem; }
 
 .log { overflow: hidden; background: var(--paper); color: var(--print); position: relative; }
-.log .grow { flex-basis: 10rem; }
-.log .head { margin: 0; padding: .3rem .6rem; background: var(--panel); color: var(--ink); }
+.log .head { margin: 0; padding: .3rem .8rem; background: var(--panel); color: var(--ink); }
 .lines { min-height: 4rem; max-height: max(16rem, 100dvh - 20rem); overflow: auto; padding: .5rem .8rem;
-  font: 12.5px/1.5 var(--mono); white-space: pre-wrap; overflow-anchor: none; contain: layout paint; }
+  font: 12.5px/1.5 var(--mono); white-space: pre-wrap; contain: layout paint; }
 .log:not(:has(:checked)) .lines { white-space: pre; overflow-wrap: normal; }
 .lines:focus-visible { outline-offset: -3px; }
 .lines div { min-height: 1.5em; padding-left: 3ch; text-indent: -2ch; border-left: 2px solid transparent; }
 .lines .err { border-left-color: #8e3b36; }
 .lines .marked { background: #3b3108; }
-.newer { position: absolute; right: 1.2rem; bottom: .8rem; color: var(--ink); }
+#newer { position: absolute; right: 1.2rem; bottom: .8rem; color: var(--ink); }
 .sgr1 { font-weight: 700; }
 .sgr4 { text-decoration: underline; }
 .sgr30, .sgr90 { color: #a6b0bb; }
@@ -13687,19 +13682,15 @@ section { margin-bottom: 1rem; }
 .sgr34, .sgr94, .lines a { color: #79b0ff; }
 .sgr35, .sgr95 { color: #d79bff; }
 .sgr36, .sgr96 { color: #4fd0d8; }
-.sgr37, .sgr97 { color: #fff; }
-.sgr7 { color: var(--paper); background: var(--print); }
 
-#job > * { margin-bottom: .7rem; }
 .facts, .form { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(22rem, 100%), 1fr)); gap: .6rem; }
-.fields > div { display: grid; grid-template-columns: 9rem minmax(0, 1fr); gap: .1rem .6rem; align-items: baseline; }
-dialog { width: min(38rem, calc(100vw - 1.5rem)); max-height: calc(100dvh - 2rem); padding: 1.1rem; color: var(--ink); }
-dialog:has(.form) { width: min(52rem, calc(100vw - 1.5rem)); }
+.form > *, #login { display: grid; gap: .3rem; align-content: start; }
+.form > .all { grid-column: 1 / -1; }
+dialog { width: min(52rem, calc(100vw - 1.5rem)); max-height: calc(100dvh - 2rem); padding: 1.1rem; color: var(--ink); }
+dialog:not(:has(.form)) { max-width: 38rem; }
 dialog::backdrop { background: rgb(8 12 18 / .5); }
 dialog:has(#login)::backdrop { background: var(--bg); }
 dialog pre, #docs pre { padding: .5rem; margin: .5rem 0; max-height: 24rem; overflow: auto; background: var(--sunk); }
-.form > *, #login { display: grid; gap: .3rem; align-content: start; }
-.form > .all { grid-column: 1 / -1; }
 summary { cursor: pointer; padding: .3rem 0; }
 summary > * { display: inline; margin-left: .6rem; }
 .buttons { display: flex; justify-content: flex-end; gap: .5rem; margin-top: .9rem; }
@@ -13707,29 +13698,30 @@ summary > * { display: inline; margin-left: .6rem; }
 #notices > * { display: flex; gap: .6rem; margin-top: .5rem; padding: .6rem .8rem; }
 .offline button:not(.log *, dialog *) { pointer-events: none; opacity: .5; }
 .docs header :not(.bar, .brand) { display: none; }
-.call { margin: .4rem 0; padding: .1rem .8rem; }
-.fields input { max-width: 14rem; margin: .1rem .6rem .1rem 0; }
-.call b { display: inline-block; min-width: 4rem; color: var(--accent); }
-#docs :is(h2, h3, p) { margin: .7rem 0 .2rem; }
+#docs :is(h2, h3, p, dl, details) { margin: .5rem 0; }
+dl { display: grid; grid-template-columns: minmax(6rem, max-content) minmax(0, 1fr); gap: .1rem .8rem; }
+dd { margin: 0; }
+summary b { display: inline-block; min-width: 4rem; color: var(--accent); }
 
 @media (max-width: 1000px) {
-  #host, .use :is(.line, progress) { display: none; }
-  #failures li { flex-wrap: nowrap; }
-  #filter { flex-basis: 8rem; }
-  .rows .use > .job, .group > .title { flex: 1 1 5rem; }
+  #host, .gauge progress { display: none; }
+  .rows > .gpu { grid-template-columns: 2.2rem 2.8rem 4.4rem minmax(0, 1fr) auto; }
+  .gauge span { min-width: 0; }
+  .group { flex-wrap: wrap; }
+  .group .why { order: 1; flex-basis: 100%; }
 }
 @media (max-width: 700px) {
   .bar, main, footer { padding: .4rem .7rem; }
-  .quiet, .heading, .gpus :is(.memory, progress), #failures :is(.cause, .time) { display: none !important; }
+  .quiet, .heading, .memory, .use :is(.line, progress), #failures .time { display: none !important; }
   header { position: static; }
   #offline { position: sticky; top: 0; z-index: 5; }
-  .rows .job { flex: 1 1 8rem; }
-  .rows .actions, .gauge span, .time { min-width: 0; }
-  .actions:not(:has(:not(.quiet))) { display: none; }
-  .group progress { order: 1; flex-basis: 60%; }
   .counts, #filter { order: 2; flex: 0 0 100%; max-width: none; }
-  .gpus > li { grid-template-columns: 2.2rem 2.8rem minmax(0, 1fr) auto; gap: 0 .5rem; }
-  .rows > li > :is(.why, .cause) { order: 1; flex-basis: auto; }
+  .rows > li { flex-wrap: wrap; }
+  .rows > .gpu { grid-template-columns: 2.2rem 2.8rem minmax(0, 1fr) auto; }
+  .rows .job { flex: 1 1 6rem; }
+  .rows .actions, .time { min-width: 0; }
+  .rows > li > :is(.why, .cause) { order: 1; flex-basis: 100%; }
+  .group progress { order: 1; flex-basis: 60%; }
 }
 @media (pointer: coarse) { button, input, textarea { min-height: 40px; } }
 </style>
@@ -13748,7 +13740,17 @@ summary > * { display: inline; margin-left: .6rem; }
 <main id="main" tabindex="-1">
   <p id="offline" class="banner bad" role="alert" hidden></p>
   <div id="overview" hidden></div>
-  <article id="job" hidden></article>
+  <article id="job" hidden>
+    <div id="facts"></div>
+    <section id="log" class="log" aria-label="Log" hidden>
+      <div class="head"><h2>Log</h2> <span id="log-state" class="small muted grow" role="status"></span>
+        <button id="to-error" type="button" hidden>Go to the error</button>
+        <label><input type="checkbox" checked> Wrap</label>
+        <button id="download" type="button">Download</button></div>
+      <div id="lines" class="lines" role="log" aria-label="What it printed" aria-live="off" tabindex="0"></div>
+      <button id="newer" type="button" hidden>&darr; New lines</button>
+    </section>
+  </article>
   <div id="docs" hidden>
     <h1>nexus: the API</h1>
     <div id="about">Loading openapi.json &hellip;</div>
@@ -13769,16 +13771,15 @@ const HIDDEN_PAUSE_MS = 20000;                  // the same for a tab that nobod
 const ANSWER_MS = 20000, SILENCE_MS = 45000, TRIAL_MS = 60000, DOWNLOAD_MS = 3600000;      // timeouts
 const LOG_TAIL = 2000, LOG_MOST = 20000;        // lines of a log at first; with earlier ones
 const LINE_LENGTH = 20000;                      // characters of a line that are shown
-const LOG_PAUSE_MS = 700, LOG_LONG_PAUSE_MS = 5000;             // between two looks for more of a log
+const LOG_PAUSE_MS = 1500;                      // between two looks for more of a log
 const ANSWER_LENGTH = 200000;                   // characters of an answer that /docs shows
 const FINAL = ['completed', 'failed', 'cancelled'];
 const PRIORITIES = ['high', 'normal', 'low'];
 const SHOWN_FAILURES = 4;
 const MANY_GPUS = 16;                           // more are folded by machine at first
-const KINDS = {completed: 'ok', failed: 'bad', cancelled: 'warn', running: 'busy', pending: '', Available: 'ok',
-  Busy: 'busy', Paused: 'warn', 'In use': 'warn', Unavailable: 'warn', Fault: 'bad', Unknown: 'bad'};
+const KINDS = {completed: 'ok', failed: 'bad', cancelled: 'warn', running: 'busy', Available: 'ok', Busy: 'busy',
+  Paused: 'warn', 'In use': 'warn', Unavailable: 'warn', Fault: 'bad', Unknown: 'bad'};
 const MARKS = {completed: '\u2713', failed: '\u2717', cancelled: '\u2298', running: '\u25b6', pending: '\u2026'};
-const isDocs = location.pathname.endsWith('/docs');             // /docs is this page too
 
 // ---- The document.  Every text becomes a text node; innerHTML is not used.
 
@@ -13797,6 +13798,10 @@ const button = (text, onclick, facts = {}) => el('button', {type: 'button', oncl
 const action = (text, name, onclick, facts) =>  // a button of a row; a phone has no room for what is `quiet`
   button(text, onclick, {class: 'quiet', 'aria-label': `${text} ${name}`, ...facts});
 const banner = (kind, text) => text && el('p', {class: `banner ${kind}`, key: text}, text);
+const muted = (text) => text && el('span', {class: 'muted'}, text);
+const badge = (word, text = word) => el('span', {class: `badge ${KINDS[word] ?? ''}`}, text);
+const section = (id, title, note, ...content) => el('section', {id, 'aria-label': title},
+  el('div', {class: 'head'}, el('h2', {}, title), el('span', {class: 'muted', id: `${id}-count`}, note)), ...content);
 
 // Everything is drawn anew each time, and only differences are applied: rows are kept, moved and updated, so that the
 // focus, a selection and the scroll position survive.
@@ -13806,10 +13811,10 @@ function show(parent, ...children) {
   if (hadFocus && focused.isConnected) focused.focus({preventScroll: true});    // what was moved has lost it
 }
 
-function sync(parent, fresh) {                  // children with the same tag and key are the same
+function sync(parent, fresh) {                  // children with the same tag, id and key are the same
   const left = [...parent.childNodes];
   const wanted = [...fresh.childNodes].map((child) => {
-    const index = left.findIndex((node) => node.nodeName === child.nodeName && node.key === child.key);
+    const index = left.findIndex((node) => ['nodeName', 'id', 'key'].every((name) => node[name] === child[name]));
     if (index < 0) return child;
     const [node] = left.splice(index, 1);
     update(node, child);
@@ -13835,7 +13840,7 @@ function update(node, fresh) {
     else node.setAttribute(name, value);
   }
   node.onclick = fresh.onclick;
-  if (!node.hasAttribute('data-own')) sync(node, fresh);        // else its content is drawn elsewhere
+  sync(node, fresh);
 }
 
 // ---- Words
@@ -13856,21 +13861,19 @@ const listed = (...parts) => parts.filter(Boolean).join(' \u00b7 ');
 const percent = (share) => `${Math.round(share)} %`;
 const size = (mib) => mib >= 1024 ? `${(mib / 1024).toFixed(1)} GB` : `${Math.round(mib)} MB`;
 const secondsSince = (stamp) => (Date.now() + clockOffset - Date.parse(stamp)) / 1000;        // on the service's clock
-const about = (seconds) => duration(Math.max(60, seconds)).split(' ')[0];
+const about = (seconds) => duration(Math.max(60, seconds), 1);
 const ago = (stamp) => secondsSince(stamp) < 60 ? 'just now' : `${about(secondsSince(stamp))} ago`;
 const clock = (stamp) => new Date(stamp).toLocaleString([],
   {month: 'short', day: 'numeric', hour: '2-digit', minute: '2-digit', second: '2-digit'});
 const gpuList = (job) => job.gpu_places?.length ? `GPU ${job.gpu_places.join(', ')}` : 'CPU';
 const where = (job) => listed(hasNodes() && job.node, gpuList(job));
+const sleep = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
 const hasNodes = () => Object.keys(view?.nodes ?? {}).length > 0;
 const isOver = (job) => FINAL.includes(job?.status);
 const commandOf = (job) => job.command ?? `(${job.user}'s)`;     // a token of another user gets no command
-const pathOf = (job) => `jobs/${encodeURIComponent(job.id)}`;
-const muted = (text) => text && el('span', {class: 'muted'}, text);
-const badge = (word, text = word) => el('span', {class: `badge ${KINDS[word] ?? ''}`}, text);
-const addressOf = (job) => `#/${pathOf(job)}`;
-const jobLink = (job) => el('a', {class: 'id', href: addressOf(job), 'aria-label': `Job ${job.id}`}, job.id);
-const groupAddress = (group, status) => listAddress({group, status});
+const pathOf = (id) => `jobs/${encodeURIComponent(id)}`;
+const addressOf = (id) => `#/${pathOf(id)}`;
+const jobLink = (id) => el('a', {class: 'id', href: addressOf(id), 'aria-label': `Job ${id}`}, id);
 
 // ---- Asking the service
 
@@ -13885,7 +13888,7 @@ async function request(method, path, {headers, body, signal, timeout = ANSWER_MS
   try {
     answer = await fetch(path, {method, body, cache: 'no-store', credentials: 'omit',
       headers: token ? {...headers, Authorization: `Bearer ${token}`} : headers,
-      signal: signal ? AbortSignal.any([signal, late]) : late});
+      signal: AbortSignal.any([late, signal ?? late])});
     content = await (answer.ok ? answer[as]() : answer.text());
   } catch (error) {
     if (signal?.aborted) throw error;
@@ -13915,7 +13918,7 @@ async function act(method, path, body, done, refuse = complain, headers = {}) {
     const answer = await ask(method, path, {body, headers});
     tell(typeof done === 'function' ? done(answer) : done);
     wake();
-    jobPage?.load();
+    loadJob();
     return answer ?? true;
   } catch (error) {
     return refuse(error);
@@ -13930,8 +13933,8 @@ function tell(text) {
 
 function complain({message, hint, status}) {    // it stays until it is closed
   if (status === 401) return;                   // the token dialog says it
-  const text = known(status) ? message : `An error in this page: it may not show everything (${message}).`;
-  const advice = known(status) ? hint : button('Reload', () => location.reload());
+  const [text, advice] = known(status) ? [message, hint]
+    : [`An error in this page: it may not show everything (${message}).`, 'Load it again.'];
   const notice = el('div', {class: 'bad', role: 'alert'},
     el('div', {class: 'grow'}, el('strong', {}, text), el('div', {}, advice)),
     button('Close', () => notice.remove(), {class: 'link'}));
@@ -13945,23 +13948,23 @@ addEventListener('unhandledrejection', ({reason}) => complain(reason));
 // ---- The token, kept for this tab only
 
 let tokenDialog = null;                         // resolved when it is closed
-const getToken = () => sessionStorage.getItem('nexus-token') || null;
+const getToken = () => sessionStorage.getItem('nexus-token');
 
 function keepToken(text) {
-  sessionStorage.removeItem('nexus-token');
   if (text) sessionStorage.setItem('nexus-token', text);
+  else sessionStorage.removeItem('nexus-token');
   byId('forget').hidden = !text;
   for (const form of byId('calls').querySelectorAll('form')) form.oninput();    // the curl command shows the token
 }
 
 async function askForToken({message, hint}) {
   const advice = getToken() && hint || 'nexus token create makes one; the owner\u2019s is in ~/.nexus/token.';
-  const field = el('input', {id: 'token', type: 'password', autocomplete: 'off', spellcheck: 'false', required: true,
-    pattern: '\\s*[!-~]+\\s*', title: 'A token has no spaces and only ASCII letters.'});
-  const onsubmit = (event) => { event.preventDefault(); keepToken(field.value.trim()); byId('dialog').close(); };
+  const field = el('input', {id: 'token', type: 'password', autocomplete: 'off', spellcheck: 'false', autofocus: true,
+    required: true, pattern: '\\s*[!-~]+\\s*', title: 'A token has no spaces and only ASCII letters.'});
+  const onsubmit = () => keepToken(field.value.trim());
   keepToken('');
   showConnection('', 'token needed');
-  await openDialog('A token for this service', field, el('form', {id: 'login', autocomplete: 'off', onsubmit},
+  await openDialog('A token for this service', el('form', {id: 'login', method: 'dialog', onsubmit},
     el('p', {class: 'muted', role: 'alert'}, sentences({message, hint: advice})),
     el('label', {for: 'token'}, 'Token'), field,
     el('p', {class: 'small muted'}, 'It is kept for this tab alone, until the tab is closed.'),
@@ -13969,10 +13972,7 @@ async function askForToken({message, hint}) {
   tokenDialog = null;
 }
 
-byId('forget').addEventListener('click', () => {
-  keepToken('');
-  location.reload();
-});
+byId('forget').onclick = () => { keepToken(''); location.reload(); };
 
 // ---- The one channel: GET /status?after=VERSION answers when something has changed, with what has changed
 
@@ -14005,10 +14005,9 @@ async function follow() {
       view = merge(changes.is_whole ? {} : view, changes);
       version = view.state_version;
       delay = 500;
-      const isWell = !view.bad_checks.length;
-      showConnection(isWell ? 'ok' : 'warn', isWell ? 'live' : 'not well');
+      showConnection(...view.bad_checks.length ? ['warn', 'not well'] : ['ok', 'live']);
       draw();
-      jobPage?.refresh(changes);
+      if (!isOver(jobPage?.job)) loadJob();
       await pause(document.hidden ? HIDDEN_PAUSE_MS : NEWS_PAUSE_MS);
     } catch (error) {
       if (signal.aborted || tokenDialog) continue;
@@ -14047,11 +14046,11 @@ setInterval(() => {
 // ---- The overview
 
 function draw() {
+  if (view) drawHeader();
+  if (jobPage) return drawJobPage();
   if (!view) return;
-  drawHeader();
-  if (jobPage) return jobPage.draw();
   const hasJobs = Object.values(view.counts).some(Boolean), checks = view.bad_checks.join(', ');
-  const state = [el('div', {id: 'banners', key: 'banners'},
+  const state = [el('div', {id: 'banners'},
     banner('warn', view.is_paused && 'The queue is paused: running jobs go on, nothing new starts.'),
     banner('warn', checks && `Not well: ${checks}. What to do, on the machine: nexus health`),
     banner('bad', view.gpu_trouble), banner('bad', view.slurm?.trouble), view.hints.map((text) => banner('busy', text)),
@@ -14065,7 +14064,7 @@ function draw() {
 
 function drawHeader() {
   const {counts, host} = view, failures = listFailures().length, job = jobPage?.job;
-  const count = (status, word, kind) => el('a', {href: `#/?status=${status}`, key: status, class: kind},
+  const count = (status, word, kind) => el('a', {href: `#/?status=${status}`, class: kind},
     el('b', {}, number(counts[status])), ` ${word}`);
   show(byId('host'), listed(host.name, known(host.cpu_percent) && `CPU ${percent(host.cpu_percent)}`,
     known(host.memory_used_gb) && `${Math.round(host.memory_used_gb)} of ${Math.round(host.memory_total_gb)} GB`));
@@ -14086,8 +14085,7 @@ function drawHeader() {
 function pauseButton(isPaused, name, path, {query = '', noun = '', kind = 'quiet'}) {
   const verb = isPaused ? 'Resume' : 'Pause', label = `${verb} ${name}`;
   const done = isPaused ? `Resumed ${name}.` : `Paused ${name}: what runs goes on, nothing new starts.`;
-  const address = `${path}/${verb.toLowerCase()}${query}`;
-  return view.is_owner && button(`${verb}${noun}`, () => act('POST', address, undefined, done),
+  return view.is_owner && button(verb + noun, () => act('POST', `${path}/${verb.toLowerCase()}${query}`, null, done),
     {class: isPaused ? null : kind, 'aria-label': label, title: label});
 }
 
@@ -14096,20 +14094,19 @@ function describe(job, note, reason = job.waiting_for) {
   const {status, last_line: line, estimated_start: start} = job, isRunning = status === 'running';
   const [, done] = /(?:^|\D)(\d{1,2}|100)(?:\.\d+)? ?%/.exec(line ?? '') ?? [];
   const title = job.name ?? commandOf(job).replace(/^(\S*\/)?(python[\d.]*|bash|sh)\s+(?=[^-\s])(\S*\/)?/, '');
+  const since = (word, stamp) => stamp && badge('Paused', `${word} for ${about(secondsSince(stamp))}`);
   return [
-    el('a', {class: 'job', href: addressOf(job), title: commandOf(job), 'aria-label': `Job ${job.id} ${title}`},
-      el('span', {class: 'id'}, job.id), el('span', {class: `title clip ${job.name ? '' : 'command'}`}, title)),
+    el('a', {class: 'job', href: addressOf(job.id), title: commandOf(job), 'aria-label': `Job ${job.id} ${title}`},
+      el('span', {class: 'id'}, job.id), el('span', {class: `clip ${job.name ? 'title' : 'command'}`}, title)),
     job.is_held && badge('Paused', 'held'),
     isOver(job) && badge(status, job.outcome && status !== 'completed' ? job.outcome : `${MARKS[status]} ${status}`),
     muted(job.user !== view.user && job.user), note,
     isRunning && [
-      muted(job.gpus % 1 > 0 && `${job.gpus} GPU`), job.stopping && badge('cancelled', 'stopping'),
-      job.idle_since && badge('Paused', `idle since ${clock(job.idle_since)}`),
-      job.unknown_since && badge('failed', `unknown since ${clock(job.unknown_since)}`),
+      job.gpus % 1 > 0 && el('span', {class: 'quiet muted'}, `${job.gpus} GPU`), since('idle', job.idle_since),
+      since('unknown', job.unknown_since), job.stopping && badge('cancelled', 'stopping'),
       done && el('progress', {'aria-label': 'Progress', value: done, max: 100}),
-      line && el('span', {class: 'line clip', title: line}, line)],
-    status === 'pending' && el('span', {class: 'why'}, listed(
-      job.gpus !== 1 && counted(job.gpus || 'no', 'GPU'), hasNodes() && job.only_node && `on ${job.only_node}`,
+      el('span', {class: 'line clip', title: line}, line)],
+    status === 'pending' && el('span', {class: 'why'}, listed(hasNodes() && job.only_node && `on ${job.only_node}`,
       reason, start && `starts in about ${about(-secondsSince(start))}`)),
     isOver(job) && el('span', {class: 'cause small command clip', title: job.cause_line}, job.cause_line)];
 }
@@ -14145,14 +14142,15 @@ function drawFailures() {
       action('Retry', key, () => retry(more ? {group} : {ids: [id]})),
       button('\u00d7', () => dismiss(jobs), {'aria-label': `Dismiss ${key}`, title: 'Dismiss'}));
   };
-  return el('section', {id: 'failures', key: 'failures', 'aria-label': 'Failures'}, lines.length > 0 && el('ul',
-    {class: 'rows panel'}, lines.slice(0, SHOWN_FAILURES).map(drawLine),
+  return el('section', {id: 'failures', 'aria-label': 'Failures'}, lines.length > 0 && el('ul', {class: 'rows panel'},
+    lines.slice(0, SHOWN_FAILURES).map(drawLine),
     lines.length > 1 && el('li', {class: 'bad', key: 'all'}, el('span', {class: 'grow'}),
       lines.length > SHOWN_FAILURES && el('a', {href: '#/?status=failed'}, `${lines.length - SHOWN_FAILURES} more`),
       button('Dismiss all', () => dismiss(failures), {class: 'link'}))));
 }
 
 // GPUs, a row for each: its load, its memory, and who has it.  Where there are nodes, they are folded by machine.
+// Below them, jobs that have none, or one that cannot be seen now.
 
 const localPlace = (gpu) => gpu.place.split(':').at(-1);        // 0, or 0.1 for a slice
 const countFree = (gpus) => `${gpus.filter((gpu) => gpu.is_available).length} of ${gpus.length} available`;
@@ -14161,14 +14159,10 @@ function drawGpus() {
   const gpus = Object.values(view.gpus).sort((a, b) => localPlace(a) - localPlace(b)), {slurm} = view;
   const onGpus = new Set(gpus.flatMap((gpu) => gpu.job_ids));
   const others = Object.values(view.jobs).filter((job) => job.status === 'running' && !onGpus.has(job.id));
-  const drawOther = (job) => el('li', {key: job.id, 'data-job': job.id}, el('b', {}, job.gpus ? gpuList(job) : 'CPU'),
-    el('span', {class: 'muted'}, hasNodes() && job.node), el('span', {class: 'memory'}),
-    el('div', {class: 'use'}, describe(job)), drawTime(job));
-  return el('section', {id: 'gpus', key: 'gpus', 'aria-label': 'GPUs'},
-    el('div', {class: 'head'}, el('h2', {}, slurm ? 'Slurm' : 'GPUs'), el('span', {class: 'muted', id: 'gpus-count'},
-      slurm ? `${slurm.running_jobs} running, ${slurm.handed_jobs} waiting` : gpus.length > 0 && countFree(gpus))),
+  return section('gpus', slurm ? 'Slurm' : 'GPUs',
+    slurm ? `${slurm.running_jobs} running, ${slurm.handed_jobs} waiting` : gpus.length > 0 && countFree(gpus),
     hasNodes() ? Object.values(view.nodes).map((node) => drawNode(node, gpus)) : drawRows(gpus),
-    others.length > 0 && el('ul', {class: 'rows gpus panel', key: 'others'}, others.slice(0, PAGE).map(drawOther)));
+    others.length > 0 && el('ul', {class: 'rows panel', key: 'others'}, others.slice(0, PAGE).map(drawJob)));
 }
 
 function drawNode({name, trouble, hint, unknown_since: since, ...node}, all) {
@@ -14181,8 +14175,8 @@ function drawNode({name, trouble, hint, unknown_since: since, ...node}, all) {
     trouble && el('span', {class: 'red'}, trouble, hint && `. To do: ${hint}`)), drawRows(gpus));
 }
 
-const drawRows = (gpus) => gpus.length > 0 && el('ul', {class: 'rows gpus panel'},
-  el('li', {class: 'heading', 'aria-hidden': 'true'},
+const drawRows = (gpus) => gpus.length > 0 && el('ul', {class: 'rows panel'},
+  el('li', {class: 'gpu heading', 'aria-hidden': 'true'},
     ['GPU', 'Load', 'Memory', 'Job'].map((text) => el('span', {}, text))), gpus.map(drawGpu));
 
 function drawGpu(gpu) {
@@ -14190,26 +14184,23 @@ function drawGpu(gpu) {
   const {utilization, utilization_mean: mean, memory_used_mib: used, temperature, power_watts: watts}
     = view.readings[place] ?? {};
   const jobs = gpu.job_ids.map((id) => view.jobs[id]).filter(Boolean);
-  const {unavailable} = gpu, isMine = jobs.length > 0 || isPaused;
-  const why = gpu.fault ?? gpu.used_by ?? (isMine ? null : unavailable?.replace('is in use: ', ''));
+  const why = gpu.fault ?? gpu.used_by ?? (jobs.length > 0 || isPaused ? null : gpu.unavailable);
   const title = listed(name, gpu.name, known(mean) && `load in the last hour ${percent(mean)}`,
     known(used) && `${size(used)} of ${size(gpu.memory_total_mib)}`,
     known(temperature) && `${Math.round(temperature)} \u00b0C`, known(watts) && `${Math.round(watts)} W`);
+  const gauge = (word, value, max, words) => el('span', {class: `gauge ${word}`, title}, known(value)
+    ? [el('progress', {'aria-label': `${name} ${word}`, value, max}), el('span', {}, words(value))]
+    : muted('unknown'));
   const pause = pauseButton(isPaused, name, `gpus/${encodeURIComponent(place)}`, {noun: ' GPU', kind: 'quiet link'});
-  return el('li', {key: gpu.uuid, 'data-gpu': place, class: jobs.some((job) => job.idle_since) && 'warn'},
+  return el('li', {key: gpu.uuid, 'data-gpu': place, class: `gpu ${jobs.some((job) => job.idle_since) ? 'warn' : ''}`},
     el('div', {title}, el('b', {}, localPlace(gpu)),
       gpu.profile && el('div', {class: 'muted quiet small'}, gpu.profile)),
-    gauge({class: 'gauge', title}, `${name} load`, utilization, 100, percent),
-    gauge({class: 'gauge memory', title}, `${name} memory`, used, gpu.memory_total_mib, size),
-    el('div', {}, jobs.map((job) => el('div', {class: 'use', key: job.id, 'data-job': job.id},
-      describe(job))),
-    (state !== 'Busy' || why) && el('div', {class: 'use', key: 'state'}, badge(state), isPaused && pause,
-      el('span', {class: gpu.fault ? 'red' : 'muted'}, why))),
+    gauge('load', utilization, 100, percent), gauge('memory', used, gpu.memory_total_mib, size),
+    el('div', {}, jobs.map((job) => el('div', {class: 'use', key: job.id, 'data-job': job.id}, describe(job))),
+      (state !== 'Busy' || why) && el('div', {class: 'use', key: 'state'}, badge(state), isPaused && pause,
+        el('span', {class: gpu.fault ? 'red' : 'muted'}, why))),
     el('span', {class: 'time'}, jobs[0] && drawTime(jobs[0]), !isPaused && pause));
 }
-
-const gauge = (facts, label, value, max, words) => el('span', facts, known(value)
-  ? [el('progress', {'aria-label': label, value, max}), el('span', {}, words(value))] : muted('unknown'));
 
 // What waits and what has ended.  A group is one row with a bar, and a link to its jobs.
 
@@ -14218,7 +14209,7 @@ function drawLists() {
   const wants = (...words) => !status || words.includes(status);
   const chip = (text, isOn, change) => button(text, () => { location.hash = listAddress({...filter, ...change}); },
     {'aria-pressed': `${isOn}`});
-  return el('div', {id: 'lists', key: 'lists'}, isFiltered() && el('div', {class: 'head', key: 'chips'},
+  return el('div', {id: 'lists'}, isFiltered() && el('div', {class: 'head', key: 'chips'},
     ['running', 'pending', ...FINAL].map((word) => chip(word, word === status, {status: word === status ? '' : word})),
     group && chip(`group ${group} \u00d7`, true, {group: ''}), el('a', {href: '#/'}, 'Show all')),
   view.groups[group] && el('ul', {class: 'rows panel', key: 'group'}, drawGroup(view.groups[group])),
@@ -14227,37 +14218,33 @@ function drawLists() {
   wants(...FINAL) && drawList('ended', 'Ended', ended, found.ended, 'No job has ended yet.'));
 }
 
-function drawList(name, title, entries, total, empty, jobs = total) {
+function drawList(id, title, entries, total, empty, jobs = total) {
   const left = total - entries.length;
   const rows = entries.map((entry, index) => {
     const job = view.jobs[entry], reason = job?.waiting_for;
     const isSame = reason && reason === view.jobs[entries[index - 1]]?.waiting_for;
-    return entry.startsWith('group:') ? drawGroup(view.groups[entry.slice(6)])
-      : job && drawJob(job, isSame ? 'as above' : reason);
+    return job ? drawJob(job, isSame ? 'as above' : reason) : drawGroup(view.groups[entry.slice('group:'.length)]);
   });
-  return el('section', {id: name, key: name, 'aria-labelledby': `${name}-title`},
-    el('div', {class: 'head'}, el('h2', {id: `${name}-title`}, title),
-      el('span', {class: 'muted', id: `${name}-count`}, total > 0 && number(isFiltered() ? total : jobs))),
-    el('div', {class: 'panel'}, rows.length ? el('ul', {class: 'rows'}, rows)
-      : el('p', {class: 'empty'}, isFiltered() ? 'No job matches the filter.' : empty),
-    left > 0 && el('p', {class: 'empty'}, button(`Show ${Math.min(PAGE, left)} more of ${number(left)}`,
+  return section(id, title, total > 0 && number(isFiltered() ? total : jobs), el('div', {class: 'panel'},
+    rows.length ? el('ul', {class: 'rows'}, rows)
+      : el('p', {class: 'pad muted'}, isFiltered() ? 'No job matches the filter.' : empty),
+    left > 0 && el('p', {class: 'pad'}, button(`Show ${Math.min(PAGE, left)} more of ${number(left)}`,
       () => { limit += PAGE; restart(); }, {class: 'link'}))));
 }
 
 function drawJob(job, reason) {
-  const {id, status, stopping, group} = job;
+  const {id, status, group} = job, name = `job ${id}`;
   const note = [group && !filter.group && el('a', {class: 'muted', href: groupAddress(group)}, group),
     status === 'running' && muted(where(job))];
-  const name = `job ${id}`;
   return el('li', {key: id, 'data-job': id}, describe(job, note, reason), drawTime(job),
     known(job.command) && el('span', {class: 'actions'}, job.is_held && holdButton(job),
-      !isOver(job) ? action('Cancel', name, () => cancelJob(job), {disabled: Boolean(stopping)})
+      !isOver(job) ? action('Cancel', name, () => cancelJob(job), {disabled: Boolean(job.stopping)})
         : status !== 'completed' && action('Retry', name, () => retry({ids: [id]}))));
 }
 
+const edit = (id, change, refuse) => act('PATCH', `queue/${id}`, change, `Job ${id} was changed.`, refuse);
 const holdButton = ({id, is_held: isHeld}) => action(isHeld ? 'Resume' : 'Hold', `job ${id}`,
-  () => act('PATCH', `queue/${id}`, {is_held: !isHeld},
-    isHeld ? `Job ${id} may start.` : `Job ${id} is held: it starts when it is resumed.`), {class: null});
+  () => edit(id, {is_held: !isHeld}), {class: null});
 
 function drawGroup(group) {
   const {name, hold, estimated_end: end} = group, isOn = group.pending + group.running > 0;
@@ -14268,10 +14255,10 @@ function drawGroup(group) {
   return el('li', {class: 'group', key: label, 'data-group': name},
     el('a', {class: 'title clip', href: groupAddress(name)}, name),
     el('progress', {'aria-label': `${number(ended)} of ${number(total)} have ended`, value: ended, max: total}),
-    statuses.map((status) => el('a', {class: `badge ${KINDS[status]}`, key: status, href: groupAddress(name, status),
-      title: status}, `${number(group[status])} ${MARKS[status]}`, el('span', {class: 'unseen'}, status))),
+    statuses.map((status) => el('a', {class: `badge ${KINDS[status] ?? ''}`, key: status, title: status,
+      href: groupAddress(name, status)}, `${number(group[status])} ${MARKS[status]}`,
+    el('span', {class: 'unseen'}, status))),
     el('span', {class: 'why'}, listed(hold ?? group.waiting_for,
-      isOn && group.limit > 0 && `at most ${group.limit} at once`,
       end && !hold && `about ${about(-secondsSince(end))} left`, !isOn && group.failed_line)),
     el('span', {class: 'actions'}, group.failed_id
       && action('Retry failed', label, () => retry({group: name}), {class: kind}),
@@ -14286,12 +14273,14 @@ function listAddress(wanted) {
   return query.size ? `#/?${query}` : '#/';
 }
 
-byId('filter').addEventListener('input', ({target}) => {
+const groupAddress = (group, status) => listAddress({group, status});
+
+byId('filter').oninput = ({target}) => {
   history.replaceState(null, '', listAddress({...filter, text: target.value.trim()}));
   route();
-});
+};
 addEventListener('keydown', (event) => {
-  if (event.key !== '/' || /INPUT|TEXTAREA/.test(event.target.tagName) || isDocs || byId('dialog').open) return;
+  if (event.key !== '/' || event.target.matches('input, textarea') || isDocs || byId('dialog').open) return;
   event.preventDefault();
   byId('filter').focus();
 });
@@ -14299,35 +14288,32 @@ addEventListener('keydown', (event) => {
 // ---- Actions
 
 // Asks the user; returns what the dialog was closed with, if anything.
-function openDialog(title, focused, ...children) {
+function openDialog(title, ...children) {
   const dialog = byId('dialog');
   dialog.replaceChildren(el('h2', {id: 'dialog-title'}, title), ...children);
   dialog.returnValue = '';
   dialog.showModal();                           // closing it gives the focus back
-  focused.focus();
   return new Promise((resolve) => { dialog.onclose = () => resolve(dialog.returnValue); });
 }
 
-async function cancel(name, loss, detail, chosen) {
-  const keep = el('button', {value: ''}, 'Keep');
-  const isSure = await openDialog(`Cancel ${name}?`, keep, el('p', {}, loss), el('pre', {tabindex: 0}, detail),
-    el('form', {method: 'dialog', class: 'buttons'}, keep,
+async function cancel(name, detail, chosen) {
+  const loss = 'What runs is asked to end, then killed: what it has not saved is lost. Jobs that wait for its success '
+    + 'are cancelled, too.';
+  const isSure = await openDialog(`Cancel ${name}?`, el('p', {}, loss), el('pre', {tabindex: 0}, detail),
+    el('form', {method: 'dialog', class: 'buttons'}, el('button', {value: '', autofocus: true}, 'Keep'),
       el('button', {value: 'yes', class: 'primary danger'}, `Cancel ${name}`)));
   if (isSure) await act('POST', 'jobs/cancel', chosen, `Cancelled ${name}.`);
 }
 
-const cancelJob = (job) => cancel(`job ${job.id}`, job.status === 'running'
-  ? 'Its processes are asked to end, then killed. What it has not saved is lost.'
-  : 'It is taken out of the queue, and so are jobs that run after it.', commandOf(job), {ids: [job.id]});
+const cancelJob = (job) => cancel(`job ${job.id}`, commandOf(job), {ids: [job.id]});
 const cancelGroup = ({name, pending, running}) => cancel(`group ${name}`,
-  'Those that run are stopped: what they have not saved is lost.',
   `${number(running)} running, ${number(pending)} waiting`, {group: name});
 
 async function retry(chosen, change, refuse) {  // chosen: {ids} or {group}; change: what is to be otherwise
   const added = await act('POST', 'jobs/retry', {...chosen, change}, ({ids, warning}) => listed(ids.length === 1
     ? `Job ${chosen.ids?.[0] ?? ''} runs again as ${ids[0]}.` : `${counted(ids.length, 'job')} run again.`, warning),
   refuse);
-  if (added && jobPage) location.hash = addressOf({id: added.ids[0]});
+  if (added && jobPage) location.hash = addressOf(added.ids[0]);
   return added;
 }
 
@@ -14350,7 +14336,7 @@ function drawField({name, type, like, label, help}, job) {
   const input = isLong ? el('textarea', {...facts, rows: 3}, value) : el('input', {...facts, ...kind, value});
   return el('div', {class: isLong && 'all'},
     type === 'boolean' ? el('label', {}, input, ` ${label}`) : [el('label', {for: id}, label), input],
-    el('span', {class: 'help', id: `${id}-help`}, help.replace(/,? ?\(?default: [^)]*\)?/, '')));
+    el('span', {class: 'help', id: `${id}-help`}, help));
 }
 
 // `kind`: of FIELDS' forms.  send(asked, refuse, key) does it with what was filled in, changed or emptied (null); an
@@ -14379,12 +14365,13 @@ function openForm(kind, title, verb, job, send) {
     if (await send(asked, (refusal) => show(error, sentences(refusal)), key)) byId('dialog').close();
     go.disabled = false;
   }
-  openDialog(title, form.elements[0], form);
+  form.elements[0].autofocus = true;
+  openDialog(title, form);
 }
 
-byId('add').addEventListener('click', () => openForm('add', 'Add a job', 'Add job', null, (asked, refuse, key) =>
+byId('add').onclick = () => openForm('add', 'Add a job', 'Add job', null, (asked, refuse, key) =>
   act('POST', 'queue', asked, ({id, warning = ''}) => `Job ${id} was added. ${warning}`, refuse,
-    {'Idempotency-Key': key})));
+    {'Idempotency-Key': key}));
 
 // ---- Logs.  16 colours; of a progress bar what it shows last.  Other escapes are dropped.
 
@@ -14392,16 +14379,14 @@ byId('add').addEventListener('click', () => openForm('add', 'Add a job', 'Add jo
 const TOKENS = new RegExp([/\x1b\[([0-?]*)[ -/]*([@-~])/, /\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)/,
   /\x1b[PX^_][^\x1b]*\x1b\\/, /\x1b[ -/]*[0-OQ-WYZ`-~]/, /\x1b[^\x07]*$/, /([^\x00-\x08\x0a-\x1f\x7f]+)/]
   .map((part) => part.source).join('|'), 'g');
-const STYLES = [/^(1|22)$/, /^2?4$/, /^2?7$/, /^[39]\d$/];      // one code of each is in force
-const ENDING = /^(2\d|3[89])$/;                 // resets; background colours, and 256 and more, are not shown
+const STYLES = [/^(1|22)$/, /^2?4$/, /^[39]\d$/];               // one code of each is in force
+const ADDRESS = /(https?:\/\/[^\s<>"'`]*[^\s<>"'`.,;:!?)\]}])/;
 
-function restyle(style, parameters) {           // a style: the codes in force
-  for (const codes = parameters.split(';').map(Number); codes.length;) {
-    const code = codes.shift(), rivals = STYLES.find((each) => each.test(code));
-    if (rivals) style = style.filter((each) => !rivals.test(each));
+function restyle(style, parameters) {           // a style: the codes in force; 256 colours and more are not shown
+  for (const code of parameters.replace(/[34]8;(5;\d+|2;\d+;\d+;\d+)/g, '39').split(';').map(Number)) {
+    const rivals = STYLES.find((each) => each.test(code));
     if (!code) style = [];
-    else if (rivals && !ENDING.test(code)) style = [...style, code];
-    if (code === 38 || code === 48) codes.splice(0, codes[0] === 2 ? 4 : 2);
+    else if (rivals) style = [...style.filter((each) => !rivals.test(each)), code];
   }
   return style;
 }
@@ -14414,8 +14399,6 @@ function renderLine(raw, style) {               // what a line shows, as [[text,
   }
   return [runs, style];
 }
-
-const ADDRESS = /(https?:\/\/[^\s<>"'`]*[^\s<>"'`.,;:!?)\]}])/;
 
 function lineNode(runs, kind) {                 // a line of a log
   const link = (text) => text.split(ADDRESS).map((part, index) => index % 2
@@ -14431,264 +14414,202 @@ class LogSource {
   }
 
   feed(text) {                                  // returns the completed lines
-    const lines = (this.raw + text.replace(/[\udc80-\udcff]/gu, '\ufffd')).split('\n'), last = lines.pop();
+    const lines = (this.raw + text).split('\n'), last = lines.pop();
     this.raw = last;
     if (last.length > LINE_LENGTH) {            // of a progress bar, keep only what it shows now
       this.raw = last.slice(Math.max(0, last.lastIndexOf('\r', last.length - 2))).slice(0, LINE_LENGTH);
     }
     return lines.map((raw) => {
-      const [runs, style] = renderLine(raw.slice(0, LINE_LENGTH), this.style);
+      const [line, style] = this.render(raw.slice(0, LINE_LENGTH));
       this.style = style;
-      return [runs, /\r(?!$)/.test(raw) ? null : this.kind];            // a progress bar is no error
+      return line;
     });
+  }
+
+  render(raw) {                                 // a line, and the style at its end; a progress bar is no error
+    const [runs, style] = renderLine(raw, this.style);
+    return [[runs, /\r./.test(raw) ? null : this.kind], style];
   }
 }
 
 // The page polls: an open log holds no connection, and a failed poll does no harm.
-class LogView {
-  constructor(id) {
-    Object.assign(this, {id, tail: LOG_TAIL, isAtEnd: true, isSeeking: false, partials: []});
-    this.state = el('span', {class: 'small muted grow', role: 'status'});
-    this.box = el('div',
-      {class: 'lines', role: 'log', 'aria-label': `Log of job ${id}`, 'aria-live': 'off', tabindex: 0});
-    this.error = button('Go to the error', () => this.goToError());
-    this.newer = button('\u2193 New lines', () => this.scrollToEnd(), {class: 'newer', hidden: true});
-    this.node = el('div', {class: 'log'}, el('div', {class: 'head'}, this.state, this.error,
-      el('label', {}, el('input', {type: 'checkbox', checked: true}), ' Wrap'),
-      button('Download', () => this.download())), this.box, this.newer);
-    this.box.addEventListener('scroll', () => this.onScroll(), {passive: true});
-    this.open();
-  }
 
-  onScroll() {
-    const {box} = this;
-    this.isAtEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 24;
-    if (this.isAtEnd) this.newer.hidden = true;
-    else if (box.scrollTop < 40 && !this.isNew) this.loadEarlier();
-  }
+const box = byId('lines'), newer = byId('newer');               // `newer` is seen when the end is not
+let log = null;                                 // the one that is shown, as it was opened
+const isWhole = () => !/[1-9]/.test(log.begin ?? '');
+const canLoadEarlier = () => log?.isShown && !isWhole() && log.tail < LOG_MOST;
 
-  isWhole() {
-    return !/[1-9]/.test(this.begin ?? '');
-  }
+function closeLog() {
+  log = null;
+  box.replaceChildren();
+  newer.hidden = byId('log').hidden = true;
+}
 
-  loadEarlier() {                               // begins anew, further above; returns whether there is more
-    if (this.isWhole() || this.tail === LOG_MOST) return false;
-    Object.assign(this, {tail: LOG_MOST, isAtEnd: false});
-    this.open();
-    return true;
-  }
-
-  async open() {
-    this.control?.abort();
-    const {signal} = this.control = new AbortController();
-    this.sources = {stdout: new LogSource(null), stderr: new LogSource('err')};
-    Object.assign(this, {lines: [], isNew: true, isOver: false, problem: 'opening', begin: null, attempt: 1});
-    for (let wait = LOG_PAUSE_MS; !this.isOver;) {
-      while (document.hidden) await new Promise((done) => setTimeout(done, LOG_PAUSE_MS));
-      const isFinal = isOver(jobPage?.job);
-      const [count, error] = await this.read(signal).then((found) => [found], (reason) => [0, reason]);
-      if (signal.aborted) return;
-      this.isOver = error ? error.status >= 400 && error.status < 500 : isFinal;
-      wait = count ? LOG_PAUSE_MS : Math.min(LOG_LONG_PAUSE_MS, 1.5 * wait);
-      if (!error) this.draw();
-      this.problem = error && (error.status ? error.message : 'the connection is lost');
-      this.describe();
-      await new Promise((resolve) => setTimeout(resolve, wait));
-    }
-  }
-
-  async read(signal) {                          // returns how much is new
-    const sources = Object.values(this.sources), offsets = sources.map(({offset}) => offset).join();
-    const query = this.begin ? `offset=${offsets}` : `tail=${this.tail}`;
-    const {answer, content} = await request('GET', `${pathOf(this)}/logs?${query}`,
-      {headers: {Accept: 'application/x-ndjson'}, signal});
-    const starts = answer.headers.get('Log-Offset');
-    const entries = content.split('\n').filter(Boolean).map((line) => JSON.parse(line));
-    if (this.begin && offsets !== starts) { this.open(); return 0; }           // other files
-    this.begin ??= starts;
-    sources.forEach((source, index) => { source.offset = Number(starts.split(',')[index]); });
-    for (const {attempt, started_at: begun, has_earlier: hasEarlier, stream, end, text} of entries) {
-      if (hasEarlier && attempt !== this.attempt) {
-        this.lines.push([[[`attempt ${attempt}, ${clock(begun)}`, '']], 'attempt']);
-      }
-      this.attempt = attempt;
-      this.sources[stream].offset = end;
-      this.lines.push(...this.sources[stream].feed(text));
-    }
-    return entries.length;
-  }
-
-  draw() {                                      // the lines that are new; all when it was opened anew
-    const {box} = this, lines = this.lines.splice(0).slice(-LOG_MOST), below = box.scrollHeight - box.scrollTop;
-    if (this.isNew) box.replaceChildren();
-    for (const node of this.partials) node.remove();
-    this.partials = Object.values(this.sources).filter(({raw}) => raw).map(({raw, style, kind}) =>
-      lineNode(renderLine(raw, style)[0], raw.includes('\r') ? null : kind));
-    box.append(...lines.map((line) => lineNode(...line)), ...this.partials);
-    const height = box.scrollHeight;
-    while (box.children.length > LOG_MOST) box.firstChild.remove();
-    if (this.isAtEnd) this.scrollToEnd();
-    else {                                      // the lines in view stay in view
-      if (this.isNew) box.scrollTop = box.scrollHeight - below;
-      else box.scrollTop -= height - box.scrollHeight;
-      this.newer.hidden &&= this.isNew || !lines.length;
-    }
-    this.isNew = false;
-    if (this.isSeeking) this.goToError();
-  }
-
-  scrollToEnd() {
-    this.box.scrollTop = this.box.scrollHeight;
-    this.newer.hidden = true;
-  }
-
-  goToError() {                                 // to the line that says why the job failed
-    const wanted = jobPage.job.cause_line.split('\u2026')[0];
-    const line = [...this.box.children].findLast((node) => node.textContent.includes(wanted));
-    this.isSeeking = !line && this.loadEarlier();
-    line?.classList.add('marked');
-    line?.scrollIntoView({block: 'center'});
-  }
-
-  describe() {
-    const count = this.box.children.length, job = jobPage?.job;
-    const silence = this.isOver ? 'it has printed nothing' : 'nothing printed yet';
-    show(this.state, listed(job?.status === 'pending' ? 'the next attempt has not started'
-      : this.problem ?? (count ? this.isOver ? 'complete' : 'live' : silence), count && counted(count, 'line'),
-    !this.isWhole() && (this.tail < LOG_MOST ? 'scroll up for earlier ones' : 'earlier ones: Download')));
-    this.error.hidden = !isOver(job) || !job.cause_line;
-  }
-
-  async download() {
-    try {
-      const {content} = await request('GET', `${pathOf(this)}/logs`, {as: 'blob', timeout: DOWNLOAD_MS});
-      const address = URL.createObjectURL(content);
-      el('a', {href: address, download: `nexus-${this.id}.log`}).click();
-      setTimeout(() => URL.revokeObjectURL(address), 60000);
-    } catch (error) {
-      complain(error);
-    }
+async function openLog(id, tail = LOG_TAIL, isSeeking = false) {
+  const mine = log = {id, tail, begin: null, attempt: 1, partials: [], problem: 'opening',
+    sources: {stdout: new LogSource(null), stderr: new LogSource('err')}};
+  byId('log').hidden = false;
+  while (log === mine && !mine.isOver) {
+    const isFinal = isOver(jobPage.job);        // then all that it has printed comes now
+    const [lines, error] = await readLog(mine).then((found) => [found], (reason) => [[], reason]);
+    if (log !== mine) return;
+    mine.isOver = error ? error.status >= 400 && error.status < 500 : isFinal;
+    mine.problem = error && (error.status ? error.message : 'the connection is lost');
+    if (!error) drawLog(lines);
+    describeLog();
+    if (isSeeking) goToError();
+    do await sleep(LOG_PAUSE_MS); while (document.hidden);
   }
 }
+
+async function readLog(mine) {                  // returns the lines that are new
+  const sources = Object.values(mine.sources), offsets = sources.map(({offset}) => offset).join();
+  const query = mine.begin ? `offset=${offsets}` : `tail=${mine.tail}`;
+  const {answer, content} = await request('GET', `${pathOf(mine.id)}/logs?${query}`,
+    {headers: {Accept: 'application/x-ndjson'}});
+  const starts = answer.headers.get('Log-Offset'), lines = [];
+  mine.begin ??= starts;
+  sources.forEach((source, index) => { source.offset = Number(starts.split(',')[index]); });
+  for (const entry of content.split('\n').filter(Boolean).map((line) => JSON.parse(line))) {
+    const {attempt, started_at: begun, has_earlier: hasEarlier, stream, end, text} = entry;
+    if (hasEarlier && attempt !== mine.attempt) lines.push([[[`attempt ${attempt}, ${clock(begun)}`, '']], 'attempt']);
+    mine.attempt = attempt;
+    mine.sources[stream].offset = end;
+    lines.push(...mine.sources[stream].feed(text));
+  }
+  return lines;
+}
+
+function drawLog(lines) {                       // those that are new; all when it was opened
+  const below = box.scrollHeight - box.scrollTop;
+  if (!log.isShown) box.replaceChildren();
+  for (const node of log.partials) node.remove();
+  log.partials = Object.values(log.sources).filter(({raw}) => raw)
+    .map((source) => lineNode(...source.render(source.raw)[0]));
+  box.append(...lines.slice(-LOG_MOST).map((line) => lineNode(...line)), ...log.partials);
+  while (box.children.length > LOG_MOST) box.firstChild.remove();
+  if (newer.hidden) box.scrollTop = box.scrollHeight;
+  else if (!log.isShown) box.scrollTop = box.scrollHeight - below;              // the lines in view stay in view
+  log.isShown = true;
+}
+
+function describeLog() {
+  const {status, cause_line: line} = jobPage.job ?? {}, count = box.children.length;
+  const state = status === 'pending' ? 'the next attempt has not started' : log.isOver ? 'complete' : 'live';
+  show(byId('log-state'), listed(log.problem || state, counted(count, 'line'),
+    !isWhole() && (canLoadEarlier() ? 'scroll up for earlier ones' : 'earlier ones: Download')));
+  byId('to-error').hidden = !FINAL.includes(status) || !line;
+}
+
+function goToError() {                          // to the line that says why the job failed
+  const wanted = jobPage.job.cause_line.split('\u2026')[0];
+  const line = [...box.children].findLast((node) => node.textContent.includes(wanted));
+  line?.classList.add('marked');
+  line?.scrollIntoView({block: 'center'});
+  if (!line && canLoadEarlier()) openLog(log.id, LOG_MOST, true);
+}
+
+box.onscroll = () => {
+  newer.hidden = box.scrollHeight - box.scrollTop - box.clientHeight < 24;
+  if (box.scrollTop < 40 && !newer.hidden && canLoadEarlier()) openLog(log.id, LOG_MOST);
+};
+newer.onclick = () => { box.scrollTop = box.scrollHeight; };
+byId('to-error').onclick = goToError;
+byId('download').onclick = async () => {
+  const {id} = jobPage, {content} = await request('GET', `${pathOf(id)}/logs`, {as: 'blob', timeout: DOWNLOAD_MS});
+  const address = URL.createObjectURL(content);
+  el('a', {href: address, download: `nexus-${id}.log`}).click();
+  setTimeout(() => URL.revokeObjectURL(address), 60000);
+};
 
 // ---- A job's page
 
-function showFact(name, fact) {                 // '': there is none
-  if (!known(fact) || fact === false) return '';
-  if (fact === true) return 'yes';
-  if (name === 'priority') return PRIORITIES[fact] ?? fact;
-  if (/_at$|_start$|_since$/.test(name)) return clock(fact);
-  if (/_seconds$|_time$/.test(name)) return duration(fact);
-  if (/_mib$/.test(name)) return size(fact);
-  if (/_percent$|_util$/.test(name)) return percent(fact);
-  return typeof fact !== 'object' ? fact : Object.values(fact).join(', ');
+const SHOWN = SHOW_ROWS;                        // {heading: {key of a job: [its line, what makes the text in it]}}
+const FORMS = {show_time: clock, format_duration: duration, show_memory: size, show_percent: percent,
+  format_priority: (rank) => PRIORITIES[rank] ?? rank};
+const textOf = (fact) => fact === true ? 'yes' : typeof fact === 'object' ? Object.values(fact).join(', ') : fact;
+let jobPage = null;                             // {id, job, why, error} of the one that is shown
+
+async function loadJob() {
+  const page = jobPage;
+  if (!page || page.error) return;
+  try {
+    const job = await ask('GET', pathOf(page.id));
+    const why = job.status === 'pending' ? await ask('GET', `${pathOf(page.id)}/why`) : null;
+    Object.assign(page, {job, why});
+  } catch (error) {
+    if (error.status === 0) return;             // follow() says that the connection is lost
+    if (![403, 404].includes(error.status)) return complain(error);
+    page.error = error;
+  }
+  if (jobPage === page) drawJobPage();
 }
 
-const linkJobs = (text) => text.split(/\b(?<=jobs? |, )([A-HJ-NP-Za-km-z]{3,4})(?=[,:;.]| |$)/)
-  .map((piece, index) => index % 2 ? jobLink({id: piece}) : piece);
+function drawJobPage() {
+  const {id, job, error} = jobPage, isRunning = job?.status === 'running';
+  const title = error?.message ?? ['Job ' + id, job?.name].filter(Boolean).join(': ');
+  const result = job?.stopping ? 'stopping'
+    : isOver(job) && job.status !== 'completed' ? `${job.status}: ${job.outcome ?? '-'}` : job?.status;
+  show(byId('facts'), el('p', {}, el('a', {href: homeAddress}, '\u2190 All jobs')),
+    el('div', {class: 'head'}, el('h1', {tabindex: -1}, title), job && !error && [
+      badge(job.status, result), job.is_held && badge('Paused', 'held'), drawTime(job),
+      el('div', {class: 'actions'}, drawActions(job))]),
+    error ? muted(error.hint) : job && drawFacts(job));
+  if (error) closeLog();
+  else if (job?.attempt > 0 && (!log || log.isOver && isRunning)) openLog(id);
+  if (log) describeLog();
+}
 
-const SHOWN = SHOW_ROWS;                        // {heading: {key of a job: its line}}, as nexus show has them
-
-class JobPage {
-  constructor(id) {
-    Object.assign(this, {id, job: null, why: null, error: null, log: null, loadedAt: 0});
-    byId('job').replaceChildren();
-    this.draw();
-    this.load();
+function drawActions(job) {
+  const {id} = job;
+  if (isOver(job)) {
+    return [button('Retry', () => retry({ids: [id]})), button('Change and retry', () => openForm(
+      'retry', `Run job ${id} again`, 'Retry', job, (change, refuse) => retry({ids: [id]}, change, refuse)))];
   }
+  const move = (position, words) => view?.is_owner && button(`Move ${words}`, () => edit(id, {position}));
+  return [
+    job.status === 'pending' && [holdButton(job), move(0, 'to the front'), move(-1, 'to the end')],
+    button('Change', () => openForm(job.status, `Change job ${id}`, 'Change', job,
+      (change, refuse) => edit(id, change, refuse))),
+    button('Cancel', () => cancelJob(job), {disabled: Boolean(job.stopping)})];
+}
 
-  refresh(changes) {                            // news came: do they concern this job?
-    const isOld = performance.now() - this.loadedAt > 5000 && !isOver(this.job);
-    if (changes.is_whole || this.id in (changes.jobs ?? {}) || isOld) this.load();
-  }
-
-  async load() {
-    if (this.error) return;
-    this.loadedAt = performance.now();
-    try {
-      const job = await ask('GET', pathOf(this));
-      const why = job.status === 'pending' ? await ask('GET', `${pathOf(this)}/why`) : null;
-      Object.assign(this, {job, why});
-    } catch (error) {
-      if (error.status === 0) return;           // follow() says that the connection is lost
-      if (![403, 404].includes(error.status)) return complain(error);
-      this.error = error;
-      this.log?.control.abort();
-    }
-    if (jobPage === this) this.draw();
-  }
-
-  draw() {
-    const {id, job, error} = this, isRunning = job?.status === 'running';
-    const title = error?.message ?? ['Job ' + id, job?.name].filter(Boolean).join(': ');
-    if (job && !this.log && (isRunning || isOver(job) || job.attempt > 0)) this.log = new LogView(id);
-    else if (this.log?.isOver && isRunning) this.log.open();
-    const result = job?.stopping ? 'stopping'
-      : isOver(job) && job.status !== 'completed' ? `${job.status}: ${job.outcome ?? '-'}` : job?.status;
-    show(byId('job'), el('p', {}, el('a', {href: homeAddress}, '\u2190 All jobs')),
-      el('div', {class: 'head'}, el('h1', {tabindex: -1}, title), job && !error && [
-        badge(job.status, result), job.is_held && badge('Paused', 'held'),
-        el('span', {class: 'muted', 'data-since': isRunning && job.started_at},
-          job.started_at && duration(isRunning ? secondsSince(job.started_at) : job.runtime_seconds)),
-        el('span', {class: 'grow'}), el('div', {class: 'actions'}, this.drawActions(job))]),
-      error ? muted(error.hint) : job && this.drawParts(job));
-    if (error || !this.log) return;
-    if (!this.log.node.isConnected) byId('log-part').append(this.log.node);
-    this.log.describe();
-  }
-
-  drawActions(job) {
-    const {id} = job, edit = (change, done, refuse) => act('PATCH', `queue/${id}`, change, done, refuse);
-    if (isOver(job)) {
-      return [button('Retry', () => retry({ids: [id]})), button('Change and retry', () => openForm(
-        'retry', `Run job ${id} again`, 'Retry', job, (change, refuse) => retry({ids: [id]}, change, refuse)))];
-    }
-    const move = (position, words) => view?.is_owner && button(`Move ${words}`,
-      () => edit({position}, `Job ${id} was moved ${words}.`), {'aria-label': `Move job ${id} ${words}`});
-    return [
-      job.status === 'pending' && [holdButton(job), move(0, 'to the front'), move(-1, 'to the end')],
-      button('Change', () => openForm(job.status, `Change job ${id}`, 'Change', job,
-        (change, refuse) => edit(change, `Job ${id} was changed.`, refuse))),
-      button('Cancel', () => cancelJob(job), {disabled: Boolean(job.stopping)})];
-  }
-
-  drawParts(job) {
-    const part = (title, ...children) => el('section', {'aria-label': title, key: title},
-      el('div', {class: 'head'}, el('h2', {}, title)), ...children);
-    const list = (lines, kind) => lines.map((line) => el('li', {class: kind}, line));
-    const attempts = job.attempts.map((attempt) => listed(`attempt ${attempt.attempt}: ${attempt.outcome ?? 'running'}`,
-      where(attempt), duration(attempt.runtime_seconds ?? 0), attempt.cause_line));
-    const facts = {...job, place: where(job), retries: job.retries || null};
-    const linesOf = (rows) => Object.entries(rows).map(([name, text]) => [text, showFact(name, facts[name])])
-      .filter(([, shown]) => shown !== '').map(([text, shown]) => text.replace('{}', shown));
-    const details = Object.entries(SHOWN).map(([title, rows]) => [title, linesOf(rows)])
-      .filter(([, lines]) => lines.length);
-    const use = Object.values(view?.gpus ?? {}).filter((gpu) => gpu.job_ids.includes(job.id)).map(({place}) => {
-      const {utilization: load, memory_used_mib: used} = view.readings[place] ?? {};
-      return `GPU ${place}: ${[known(load) && percent(load), known(used) && size(used)].filter(Boolean).join(', ')}`;
-    });
-    const asked = job.started_at ? where(job) : `asks for ${counted(job.gpus || 'no', 'GPU')}`;
-    const links = (words, ids) => ids.length > 0 && [` \u00b7 ${words} `, ids.flatMap((id) => [jobLink({id}), ' '])];
-    return [
-      el('p', {class: 'muted'}, listed(job.user, ...use.length ? use : [asked],
-        job.started_at && `started ${clock(job.started_at)}`,
-        job.finished_at && `ended ${clock(job.finished_at)}, ${ago(job.finished_at)}`,
-        job.timeout_seconds && `time limit ${duration(job.timeout_seconds)}`),
-      job.group && [' \u00b7 group ', el('a', {href: groupAddress(job.group)}, job.group)],
-      links('after', [...job.after, ...job.after_any]), links('again as', [job.retried_as].filter(known))),
-      banner('bad', job.unknown_since && `${job.node} has not been heard since ${clock(job.unknown_since)}: `
-        + 'nothing is known of this job until it is back.'),
-      banner('bad', job.cause_line), banner('warn', job.notes.join('; ')),
-      el('pre', {class: 'panel pad', key: 'command', 'aria-label': 'Command'}, commandOf(job)),
-      this.why && part('Why it waits', el('ul', {class: 'panel pad'},
-        list([this.why.why, ...this.why.facts].map(linkJobs)), list(this.why.verdicts, 'muted'))),
-      this.log && part('Log', el('div', {id: 'log-part', 'data-own': true})),
-      attempts.length > (job.status === 'pending' ? 0 : 1)
-        && part('Attempts', el('ul', {class: 'panel pad'}, list(attempts))),
-      el('details', {class: 'panel pad', key: 'Details'}, el('summary', {}, 'Details'),
-        el('div', {class: 'facts'}, details.map(([title, lines]) =>
-          el('div', {key: title}, el('h3', {}, title), el('ul', {}, list(lines))))))];
-  }
+function drawFacts(job) {
+  const {id, user, why, idle_since: idle, unknown_since: unknown} = {...job, ...jobPage};
+  const list = (lines, kind) => lines.map((line) => el('li', {class: kind}, line));
+  const attempts = job.attempts.map((attempt) => listed(`attempt ${attempt.attempt}: ${attempt.outcome ?? 'running'}`,
+    where(attempt), duration(attempt.runtime_seconds ?? 0), attempt.cause_line));
+  const facts = {...job, place: where(job), retries: job.retries || null};
+  const linesOf = (rows) => Object.entries(rows).filter(([name]) => known(facts[name]))
+    .map(([name, [line, form]]) => [line, (FORMS[form] ?? textOf)(facts[name])])
+    .filter(([, text]) => text !== '' && text !== false).map(([line, text]) => line.replace('{}', text));
+  const details = Object.entries(SHOWN).map(([title, rows]) => [title, linesOf(rows)])
+    .filter(([, lines]) => lines.length);
+  const use = Object.values(view?.gpus ?? {}).filter((gpu) => gpu.job_ids.includes(id)).map(({place}) => {
+    const {utilization: load, memory_used_mib: used} = view.readings[place] ?? {};
+    return `GPU ${place}: ${[known(load) && percent(load), known(used) && size(used)].filter(Boolean).join(', ')}`;
+  });
+  const links = (words, ids) => ids.length > 0 && [` \u00b7 ${words} `, ids.flatMap((each) => [jobLink(each), ' '])];
+  return [
+    el('p', {class: 'muted'}, listed(user, ...job.started_at && !use.length ? [where(job)] : use,
+      job.started_at && `started ${clock(job.started_at)}`,
+      job.finished_at && `ended ${clock(job.finished_at)}`,
+      job.timeout_seconds && `time limit ${duration(job.timeout_seconds)}`),
+    job.group && [' \u00b7 group ', el('a', {href: groupAddress(job.group)}, job.group)],
+    links('after', [...job.after, ...job.after_any]), links('again as', [job.retried_as].filter(known))),
+    banner('bad', unknown && `${job.node} has not been heard since ${clock(unknown)}: `
+      + 'nothing is known of this job until it is back.'),
+    banner('warn', idle && `Its GPUs have done nothing since ${clock(idle)}. `
+      + `If it waits for an answer, on the machine: nexus attach ${id}`),
+    banner('bad', job.cause_line), banner('warn', job.notes.join('; ')),
+    el('pre', {class: 'panel pad', key: 'command', 'aria-label': 'Command'}, commandOf(job)),
+    why && section('why', 'Why it waits', '', el('ul', {class: 'panel pad'},
+      list([why.why, ...why.facts]), list(why.verdicts, 'muted'))),
+    attempts.length > (job.status === 'pending' ? 0 : 1)
+      && section('attempts', 'Attempts', '', el('ul', {class: 'panel pad'}, list(attempts))),
+    el('details', {class: 'panel pad'}, el('summary', {}, 'Details'),
+      el('div', {class: 'facts'}, details.map(([title, lines]) =>
+        el('div', {key: title}, el('h3', {}, title), el('ul', {}, list(lines))))))];
 }
 
 // ---- /docs: the content of /openapi.json, and a form to send each call
@@ -14702,72 +14623,58 @@ function typeOf(schema) {                       // the type in a word or two
   if (!schema) return '';
   if (schema.$ref) return schema.$ref.split('/').pop();
   if (schema.enum) return schema.enum.join(' | ');
-  if (schema.anyOf) return schema.anyOf.map(typeOf).filter((name) => name !== 'null').join(', or ');
-  if (schema.type === 'array') return `list of ${typeOf(schema.items) || 'any'}`;
+  if (schema.anyOf) return schema.anyOf.map(typeOf).filter((name) => name !== 'null').join(' | ');
+  if (schema.type === 'array') return `(${typeOf(schema.items) || 'any'})[]`.replace(/\((\w+)\)/, '$1');
   return schema.format ?? (schema.type === 'object' && schema.title || schema.type || 'any');
 }
-
-const drawFields = (title, fields) => fields.length > 0 && [el('h3', {}, title), el('div', {class: 'fields'},
-  fields.map(([name, {description = '', ...type}, input]) => el('div', {}, el('code', {}, name),
-    el('div', {}, input, marked(description), ' ', el('span', {class: 'help'}, typeOf(type))))))];
 
 function fieldsOf(schema) {                     // [name, schema] of each
   const one = schema?.anyOf?.map((each) => shapes[typeOf(each)]).find(Boolean) ?? schema;
   return Object.entries(one?.properties ?? {});
 }
 
+const listFields = (title, fields) => fields.length > 0 && [el('h3', {}, title), el('dl', {},
+  fields.map(([name, {description = '', ...type}]) => [el('dt', {}, el('code', {}, name)),
+    el('dd', {}, marked(description), ' ', el('span', {class: 'help'}, typeOf(type)))]))];
+
 function drawReply([status, reply]) {
   const [[kind, {schema}] = ['no content', {schema: reply}]] = Object.entries(reply.content ?? {});
-  const name = reply.$ref || kind === 'application/json' ? typeOf(schema) : kind, shape = name.replace('list of ', '');
-  return el('li', {}, `${status === 'default' ? 'otherwise' : status}: `,
+  const name = reply.$ref || kind === 'application/json' ? typeOf(schema) : kind, shape = name.replace('[]', '');
+  return el('p', {}, `${status === 'default' ? 'otherwise' : status}: `,
     shapes[shape] ? el('a', {href: `#shape-${shape}`}, name) : name);
 }
 
 function drawCall(path, method, {operationId: id, summary, parameters, requestBody, responses}) {
   const [[kind, {schema} = {}] = []] = Object.entries(requestBody?.content ?? {}), isJson = kind === 'application/json';
-  const shape = shapes[typeOf(schema)] ?? schema;
-  const area = (name, text) => el('textarea', {name, 'aria-label': name, rows: 6, spellcheck: 'false'}, text);
-  const areas = isJson ? [area('Body', pretty(JSON.stringify(shape.examples?.[0] ?? {})))]
-    : fieldsOf(shape).map(([name, {examples}]) => area(name, examples?.[0]));
-  const inputs = parameters.map(({name, required, schema: {examples}}) =>
-    el('input', {name, required, placeholder: examples?.[0], 'aria-label': name, spellcheck: 'false'}));
-  const given = (place) => Object.fromEntries(inputs.filter(({value}, index) => value && parameters[index].in === place)
-    .map(({name, value}) => [name, value]));
-  const address = () => {
-    const parts = given('path'), query = new URLSearchParams(given('query'));
-    return path.slice(1).replace(/{(\w+)}/g, (_, name) => encodeURIComponent(parts[name] ?? name.toUpperCase()))
-      + (query.size ? `?${query}` : '') || '.';
-  };
-  const headers = () => ({...isJson && {'Content-Type': kind}, ...given('header')});
+  const shape = shapes[typeOf(schema)] ?? schema, files = kind && !isJson ? fieldsOf(shape) : [];
+  const address = el('input', {'aria-label': 'Address', spellcheck: 'false', value: path.slice(1) || '.'});
+  const body = isJson && el('textarea', {'aria-label': 'Body', rows: 6, spellcheck: 'false'},
+    pretty(JSON.stringify(shape.examples?.[0] ?? {})));
   const curl = el('pre', {tabindex: 0, 'aria-label': 'the same with curl'});
   const answer = el('div', {'aria-live': 'polite'}), send = el('button', {class: 'primary'}, 'Send');
   const oninput = () => show(curl, ['curl', method !== 'GET' && `-X ${method}`,
     getToken() && '-H "Authorization: Bearer $NEXUS_TOKEN"',
-    ...Object.entries(headers()).map((header) => `-H ${quote(header.join(': '))}`),
-    ...areas.map(({name, value}) => isJson ? `-d ${quote(value)}` : `-F ${name}=@${name}`),
-    quote(new URL(address(), document.baseURI).href)].filter(Boolean).join(' '));
+    isJson && `-H 'Content-Type: ${kind}' -d ${quote(body.value)}`, ...files.map(([name]) => `-F ${name}=@${name}`),
+    quote(new URL(address.value, document.baseURI).href)].filter(Boolean).join(' '));
   async function onsubmit(event) {
     event.preventDefault();
-    const body = isJson ? areas[0].value : shape && new FormData();
-    for (const {name, value} of isJson ? [] : areas) body.append(name, new Blob([value]), name);
     send.disabled = true;
     show(answer, 'Asking \u2026');
-    const [status, content] = await request(method, address(), {headers: headers(), body, timeout: TRIAL_MS}).then(
-      (given) => [`${given.answer.status} OK`, given.content],
+    const [status, content] = await request(method, address.value,
+      {...isJson && {headers: {'Content-Type': kind}, body: body.value}, timeout: TRIAL_MS}).then(
+      (reply) => [`${reply.answer.status} OK`, reply.content],
       (error) => [error.status || error.message, error.content]);
     show(answer, el('p', {}, status), el('pre', {tabindex: 0, 'aria-label': 'the answer'},
       pretty(content)?.slice(0, ANSWER_LENGTH)));
     send.disabled = false;
   }
   oninput();
-  return el('details', {class: 'call panel', id},
+  return el('details', {class: 'panel pad', id},
     el('summary', {}, el('b', {}, method), el('code', {}, path), muted(marked(summary))),
-    el('form', {oninput, onsubmit},
-      drawFields('Parameters', parameters.map(({description, schema: type}, index) =>
-        [inputs[index].name, {...type, description}, inputs[index]])),
-      drawFields('Body', fieldsOf(shape)), areas,
-      el('h3', {}, 'Answers'), el('ul', {}, Object.entries(responses).map(drawReply)),
-      el('h3', {}, 'With curl, or from here'), curl, el('div', {class: 'buttons'}, send), answer));
+    listFields('Parameters', parameters.map(({name, schema: type, description}) => [name, {...type, description}])),
+    listFields('Body', fieldsOf(shape)), el('h3', {}, 'Answers'), Object.entries(responses).map(drawReply),
+    el('h3', {}, 'With curl'), curl, !files.length && el('form', {oninput, onsubmit},
+      el('h3', {}, 'From here'), address, body, el('div', {class: 'buttons'}, send), answer));
 }
 
 async function openDocs() {
@@ -14782,52 +14689,50 @@ async function openDocs() {
     ...Object.entries(paths).flatMap(([path, methods]) =>
       Object.entries(methods).map(([method, facts]) => drawCall(path, method.toUpperCase(), facts))),
     el('h2', {}, 'Objects'), ...Object.entries(shapes).map(([name, schema]) => el('details',
-      {class: 'call panel', id: `shape-${name}`}, el('summary', {}, el('code', {}, name)),
-      drawFields('Fields', fieldsOf(schema)))));
-  const openTarget = () => byId(location.hash.slice(1))?.setAttribute('open', '');
-  addEventListener('hashchange', openTarget);
-  openTarget();
+      {class: 'panel pad', id: `shape-${name}`}, el('summary', {}, el('code', {}, name)),
+      listFields('Fields', fieldsOf(schema)))));
 }
 
 // ---- Which page: the overview with its filter, or a job
 
-let jobPage = null, homeAddress = '#/', left = null;            // left: where the overview was scrolled to, and its job
-history.scrollRestoration = 'manual';
+let homeAddress = '#/', opened = null;          // where one came from: the filter, and the job whose row it was
 
 function route() {
   const [path, query] = location.hash.slice(1).split('?'), id = /^\/jobs\/([^/]+)$/.exec(path)?.[1];
-  if (!jobPage && id) left = {top: scrollY, id: document.activeElement.closest('[data-job]')?.dataset.job};
-  jobPage?.log?.control.abort();
-  jobPage = id ? new JobPage(decodeURIComponent(id)) : null;
+  if (!jobPage && id) opened = document.activeElement.closest('[data-job]')?.dataset.job;
+  closeLog();
+  jobPage = id ? {id: decodeURIComponent(id)} : null;
   byId('overview').hidden = Boolean(id);
   byId('job').hidden = !id;
   if (id) {
-    byId('job').querySelector('h1').focus();
+    show(byId('facts'));                        // nothing of the job before
+    draw();
+    loadJob();
     scrollTo(0, 0);
-    return draw();
+    return byId('job').querySelector('h1').focus();
   }
   const wanted = new URLSearchParams(query), names = ['text', 'status', 'group'];
   const chosen = Object.fromEntries(names.map((name) => [name, wanted.get(name)]).filter(([, text]) => text));
-  const isNew = JSON.stringify(chosen) !== JSON.stringify(filter);
+  const isNew = JSON.stringify(chosen) !== JSON.stringify(filter), isTyping = document.activeElement === byId('filter');
   homeAddress = listAddress(chosen);
-  const isTyping = document.activeElement === byId('filter');
   if (!isTyping) byId('filter').value = chosen.text ?? '';
   if (isNew) {
     filter = chosen;
     limit = PAGE;
+    scrollTo(0, 0);
     restart();
   }
   draw();
-  scrollTo(0, isNew ? 0 : left?.top ?? scrollY);                // back from a job: to where it was opened
-  if (left && !isTyping) byId('overview').querySelector(`[data-job="${left.id}"] a`)?.focus({preventScroll: true});
-  left = null;
+  if (opened && !isTyping) byId('overview').querySelector(`[data-job="${opened}"] a`)?.focus();
+  opened = null;
 }
 
-byId('skip').addEventListener('click', (event) => { event.preventDefault(); byId('main').focus(); });
+byId('skip').onclick = (event) => { event.preventDefault(); byId('main').focus(); };
 
 keepToken(getToken());
+const isDocs = location.pathname.endsWith('/docs');             // /docs is this page too
 if (isDocs) {
-  openDocs().catch(complain);
+  openDocs();
 } else {
   addEventListener('hashchange', route);
   route();
