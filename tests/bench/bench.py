@@ -262,19 +262,9 @@ def measure_bulk() -> None:
         few = median_ms(get_status, 50)
         used = it.cpu_s()
         report("POST /queue with 10,000 jobs", f"{it.post(10000):.2f} s ({it.cpu_s() - used:.2f} s of CPU)", "<= 0.5 s")
-        force_snapshot(it)
-        report("state.json with 10,000 jobs", f"{(it.home / 'state.json').stat().st_size / 1e6:.2f} MB")
         many = median_ms(get_status, 50)
         report("GET /status, 10,000 waiting / none", f"{many / few:.2f} ({few:.1f} and {many:.1f} ms)", "<= 2")
         report("service memory, 10,000 waiting", f"{it.rss_mb():.0f} MB", "<= 170 MB")
-
-        worst = measure_delay(it, lambda: it.client.queue())
-        report("longest other request during a listing of 10,000", f"{worst:.0f} ms", "<= 100 ms")
-        worst = measure_delay(it, lambda: force_snapshot(it))
-        report("longest other request during a snapshot of 10,000", f"{worst:.0f} ms", "<= 100 ms")
-        calm = measure_delay(it, lambda: time.sleep(3), "POST")
-        worst = measure_delay(it, lambda: force_snapshot(it), "POST")
-        report("longest POST /queue during one / in 3 s without", f"{worst:.0f} / {calm:.0f} ms", "<= 100 ms more")
 
         pid = it.pid
         os.kill(pid, signal.SIGKILL)
@@ -289,32 +279,6 @@ def measure_bulk() -> None:
         report("kill -9 with 10,000 waiting: until it answers again",
                f"{time.perf_counter() - began:.1f} s (1 s of it is the supervisor's; {it.cpu_s():.1f} s of CPU)", "<= 4 s")
         report("service memory after that", f"{it.rss_mb():.0f} MB", "<= 170 MB")
-
-
-def force_snapshot(it: Bench) -> None:
-    """Have state.json written: a pause is to be seen there at once."""
-    before = (it.home / "state.json").stat().st_mtime_ns
-    it.client.add("true")                                       # so that there is something to save
-    it.client.pause()
-    give_up_at = time.monotonic() + 30
-    while (it.home / "state.json").stat().st_mtime_ns == before and time.monotonic() < give_up_at:
-        time.sleep(0.02)
-
-
-def measure_delay(it: Bench, act: Callable[[], object], method: str = "GET") -> float:
-    """The longest that GET / takes, or the POST of a job, in ms, from another process, while `act` goes on here."""
-    request = "'GET', '/'" if method == "GET" else "'POST', '/queue', '{\"command\": \"true\"}', {'Content-Type': 'application/json'}"
-    program = ("import http.client, sys, time\nworst = 0\nline = http.client.HTTPConnection('127.0.0.1', int(sys.argv[1]))\n"
-               "print('ready', flush=True)\n"
-               f"while not sys.stdin.closed:\n import select\n began = time.perf_counter()\n line.request({request})\n"
-               " line.getresponse().read()\n worst = max(worst, time.perf_counter() - began)\n"
-               " if select.select([sys.stdin], [], [], 0.01)[0]: break\nprint(worst * 1000)\n")
-    watcher = subprocess.Popen([sys.executable, "-c", program, str(it.port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert watcher.stdout and watcher.stdout.readline()
-    working = threading.Thread(target=act)
-    working.start()
-    working.join()
-    return float(watcher.communicate("\n")[0])
 
 
 def make_waiting(is_mixed: bool, count: int = 10000, gpus: int = 64) -> nexus.State:

@@ -5,7 +5,6 @@ import os
 import subprocess
 
 import live
-import pytest
 
 # Stands for every training program: writes its arguments into the folder's file `ran`, and exits with the code of --fail.
 TRAIN = r"""
@@ -69,9 +68,8 @@ def outcome(folder):
     return sorted(live.read(folder / "ran").splitlines())
 
 
-@pytest.mark.parametrize("launcher", ["screen", "direct"])
-def test_run_scripts_end_as_in_a_shell(launcher):
-    with live.Box(gpus=0, launcher=launcher, cpu_slots=30) as box:
+def test_run_scripts_end_as_in_a_shell():
+    with live.Box(gpus=0, launcher="screen", cpu_slots=30) as box:
         for name, text in (("train", TRAIN), ("launch", LAUNCH)):
             (box.bin / name).write_text(f"#!{box.python} -IS{text}")
             (box.bin / name).chmod(0o755)

@@ -1,12 +1,10 @@
 """The file as a whole: its sections, who may use what."""
 
 import ast
-import io
 import pathlib
 import re
 import subprocess
 import sys
-import tokenize
 
 import nexus
 
@@ -158,26 +156,3 @@ def test_no_class_and_no_function_is_too_long_to_be_read():
     most = {ast.ClassDef: 300, ast.FunctionDef: 70}
     assert [f"{node.name}: {lines} lines" for node in ast.walk(TREE) if type(node) in most
             if (lines := node.end_lineno - node.lineno + 1) > most[type(node)]] == []
-
-
-BANNED = [  # a name of nexus's own, what it is called
-    ("Saying", "RunnerEvent"), ("Clearing", "Termination"), ("Crowd|Places|Penalties", "concurrency limit, backoff"),
-    ("Scales|weigh", "memory limiter, measure_pss"), ("Readings|Curve", "usage, time series"), ("Cluster", "Slurm backend"),
-    ("Line|Lane|Round", "pending queue, quota key, cycle"), ("[A-Z_]*(PATIENCE|HASTE)(_[A-Z]+)?", "TIMEOUT, FAST_POLL"),
-    ("[A-Z_]+_REST(_[A-Z]+)?", "BACKOFF"), ("handed|is_handed|in_hand|Handing", "submitted, submitting"), ("holes", "path_parameters"),
-    ("unmet|unfit|is_alone", "pending_dependencies, excluded_nodes, exclusive"), ("put_back", "requeue"), ("rubbish", "cleanup queue"),
-    ("strays", "orphans"), ("passed_over", "backfill"), ("Kind", "request class"),
-]
-
-
-def test_names_are_the_fields_terms():
-    """style of names: one word for one thing, the one that Slurm, Kubernetes or HTTP has for it."""
-    code = SOURCE[:SOURCE.index("# ==== 19. PAGE")]
-    names = {token.string for token in tokenize.generate_tokens(io.StringIO(code).readline) if token.type == tokenize.NAME}
-    for pattern, better in BANNED:
-        assert not [name for name in names if re.fullmatch(pattern, name)], better
-
-
-def test_messages_have_no_words_that_one_reads_twice():
-    for words in ("mend it", "lets go of", "hear of it", "bring about", "in vain"):
-        assert words not in SOURCE, words
