@@ -19,7 +19,7 @@ import live
 import psutil
 import pytest
 from live import PATIENCE_S, until
-from makers import SAMPLES, SUPPORT, config, gpu, running
+from makers import SUPPORT, config, gpu, running
 
 import nexus
 
@@ -154,14 +154,11 @@ def smi(tmp_path, monkeypatch):
     (folder / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.setenv("FAKE_NVIDIA_SMI_LOG", str(tmp_path / "runs"))
+    monkeypatch.setenv("FAKE_NVIDIA_SMI", str(tmp_path / "state.json"))
 
     def show(shown):
         (tmp_path / "runs").write_text("")
-        if isinstance(shown, str):
-            monkeypatch.setenv("FAKE_NVIDIA_SMI", str(SAMPLES / "nvidia_smi" / shown))
-        else:
-            (tmp_path / "state.json").write_text(json.dumps(shown))
-            monkeypatch.setenv("FAKE_NVIDIA_SMI", str(tmp_path / "state.json"))
+        (tmp_path / "state.json").write_text(json.dumps(shown))
 
     show.runs = lambda: [json.loads(line)["argv"] for line in (tmp_path / "runs").read_text().splitlines()]
     return show
