@@ -95,26 +95,13 @@ def test_https(certificate, tmp_path):
         assert box.nexus("stop").returncode == 0
 
 
-@pytest.mark.parametrize("reason, keys, words", [
-    ("no key", ["cert"], "belong together"), ("no certificate", ["key"], "belong together"),
-    ("another key", ["cert", "other"], "cannot be used"), ("no such file", ["cert", "none"], "none.pem cannot be used")])
-def test_a_certificate_that_cannot_be_used(certificate, tmp_path, reason, keys, words):
-    cert, key = certificate
+def test_a_certificate_of_another_key(certificate, tmp_path):
     other = tmp_path / "other.pem"
     subprocess.run(["openssl", "genpkey", "-algorithm", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-out", other], check=True,
                    capture_output=True)
-    files = {"cert": {"tls_cert": str(cert)}, "key": {"tls_key": str(key)}, "other": {"tls_key": str(other)},
-             "none": {"tls_key": str(tmp_path / "none.pem")}}
-    with live.Box(is_starting=False, **{name: path for word in keys for name, path in files[word].items()}) as box:
+    with live.Box(is_starting=False, tls_cert=str(certificate[0]), tls_key=str(other)) as box:
         done = box.nexus("start")
-        assert done.returncode == 2 and words in done.stderr and "tls_cert" in done.stderr, (reason, done)
-
-
-def test_a_restart_that_cannot_be_ends_no_service(certificate):
-    with live.Box() as box:
-        box.write_config(tls_cert=str(certificate[0]), tls_key="/nowhere/key.pem")
-        done = box.nexus("restart")
-        assert done.returncode == 2 and "/nowhere/key.pem cannot be used" in done.stderr and box.status()
+        assert done.returncode == 2 and "cannot be used" in done.stderr and "tls_cert" in done.stderr, done
 
 
 # Whom the service lets in

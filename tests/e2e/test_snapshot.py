@@ -206,14 +206,6 @@ def test_before_the_first_commit(repo):
     assert not (repo.top / ".git/index").exists() and repo.snapshot().commit == made.commit
 
 
-@pytest.mark.parametrize("name", ["sub", "new", "ignored", "ignored/deep"])
-def test_from_a_folder_below(repo, name):
-    (repo.top / name).mkdir(parents=True, exist_ok=True)
-    repo.write("train.py", "two\n")
-    made = repo.snapshot(name)
-    assert made.repository == str(repo.top) and made.commit == repo.snapshot().commit
-
-
 def test_in_a_linked_work_tree(repo):
     other = repo.top.parent / "other"
     repo.git("worktree", "add", "-q", str(other), "-b", "other")

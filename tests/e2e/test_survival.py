@@ -141,10 +141,8 @@ def test_job_that_ends_while_the_service_is_down():
 DEATHS = [  # who is killed, what becomes of the job
     ("screen", ("failed", "exit", 3)),
     ("runner", ("failed", "session-lost", None)),
-    ("service screen", ("failed", "exit", 3)),
     ("service screen runner", ("failed", "session-lost", None)),
     ("command", ("failed", "signal", 137)),
-    ("service command", ("failed", "signal", 137)),
 ]
 
 

@@ -411,14 +411,6 @@ SAYINGS = [  # reason, line, saying
 ]
 
 
-@given(texts | st.lists(st.sampled_from(["start", "end", "bounce", "fail", "abc", "1", "²", "٣", "\0", "-1"]),
-                        max_size=7).map(" ".join))
-def test_no_line_makes_parse_saying_fail(line):
-    said = nexus.parse_runner_event(line)
-    assert said is None or (said.verb in ("start", "end", "bounce", "fail") and nexus.is_job_id(said.job_id))
-    assert said is None or said.verb in ("bounce", "fail") or all(int(word) >= 0 for word in said.words)
-
-
 COMMAND_FILES = [  # reason, text, [(line, command)]
     ("one a line", "a\nb\n", [(1, "a"), (2, "b")]),
     ("empty lines and comments", "# first\n\na\n   \n  # b\nc # d\n", [(3, "a"), (6, "c # d")]),
@@ -896,13 +888,6 @@ def test_parse_slurm_jobs():
     assert found["9"] == nexus.SlurmJob("9", "PENDING", "JobHeldUser", key="111111111111")
     assert not any(one.key for one in nexus.parse_slurm_jobs(slurm_sample("squeue"), "0-other")), "another service's"
     assert nexus.parse_slurm_jobs("5|RUNNING|N/A|N/A||None|nexus_abc|billing: 7", "0-0a1b2c3d")[0].key is None, "somebody has rewritten it"
-
-
-@given(texts | st.text("|\n 12_=:NnodeaP", max_size=60))
-def test_no_text_makes_slurms_parsers_fail(text):
-    for parse in (nexus.read_refusal, nexus.clean_slurm_words, nexus.find_slurm_line):
-        parse(text)
-    nexus.parse_slurm_jobs(text, "0-aaaaaaaa")
 
 
 @pytest.mark.parametrize("text, slurm_id", [
