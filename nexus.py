@@ -628,7 +628,7 @@ class JobsConfig(Value):
     llm_config: str = optional(
         "", TEXT, "JSON: the GPUs of a job with `--llm NAME` in its command, {\"models\": {\"qwen2.5-7b-inst\": 0.5}}")
     cuda_arg: str = optional(
-        "replace", one_of("replace", "add"), "--cuda in a row of jobs_file gets the GPUs; \"add\": also where it lacks")
+        "replace", one_of("replace", "add"), "--cuda X of a jobs_file row becomes its GPUs; \"add\": in every row")
     allowed_script_paths: tuple[str, ...] = optional(
         (), TEXTS,
         "[] = any; else only `[interpreter] SCRIPT ARGS`, SCRIPT below one of these, where only you or root may write")
