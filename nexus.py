@@ -1250,9 +1250,8 @@ def requeue(state: State, job: Job, why: str, now: float, has_run: bool = False,
 
 def list_finished(state: State) -> list[Job]:
     """All finished jobs, in the order of their ends."""
-    def ended_at(job: Job) -> float:
-        return job.status_history[-1][1] if job.status_history else 0.0
-    return sorted([job for job in state.jobs.values() if job.status in FINAL], key=ended_at)
+    return sorted((job for job in state.jobs.values() if job.status in FINAL),
+                  key=lambda job: job.status_history[-1][1] if job.status_history else 0.0)
 
 
 def list_jobs(state: State, statuses: Container[str]) -> list[Job]:
@@ -1452,12 +1451,10 @@ def parse_submission(data: Any, where: str = "") -> list[Asked]:
         message = f"{where}{error.message}; none was added" if where else error.message
         raise NexusError(error.kind, message, error.hint or "see nexus help add") from None
     others = {name: fields.pop(name) for name in Asked.FIELDS if name in fields}
-    commands, names = others.pop("commands", None), others.pop("names", ())
-    if commands is None:
-        return [Asked(fields, **others)]
-    if names:
-        return [Asked({**fields, "command": command, "name": name}, **others) for command, name in zip(commands, names)]
-    return [Asked({**fields, "command": command}, **others) for command in commands]
+    rows = [{"command": command} for command in others.pop("commands", ())]
+    for row, name in zip(rows, others.pop("names", ())):
+        row["name"] = name
+    return [Asked({**fields, **row}, **others) for row in rows or [{}]]
 
 
 def check_submission(fields: Mapping[str, Any]) -> None:
@@ -2070,23 +2067,16 @@ def expand_sweep(command: str, sweeps: Sequence[tuple[str, Sequence[str]]]) -> l
 
     `{name}` is replaced for the given names; other braces, `${name}` too, stay.  Raises: usage.
     """
-    import itertools
-    import math
-    names = [name for name, _ in sweeps]
-    for name in names:
-        if names.count(name) > 1:
-            refuse(f"--sweep {name} is given twice", hint="put all its values into one")
-        if not re.search(rf"(?<!\$)\{{{name}\}}", command):
-            refuse(f"--sweep {name}: there is no {{{name}}} in the command {format_line(command, 100)}",
-                   hint=f"put {{{name}}} where the value belongs")
-    if math.prod(len(values) for _, values in sweeps) > MAX_SWEEP:
-        refuse(f"the sweep has more than {MAX_SWEEP} combinations", hint="sweep over fewer values")
-    parts = re.split(rf"(?<!\$)\{{({'|'.join(names)})\}}", command)      # every second one is a name
-    expanded = []
-    for values in itertools.product(*(values for _, values in sweeps)):
-        chosen = dict(zip(names, values))
-        made = "".join(chosen[part] if number % 2 else part for number, part in enumerate(parts))
-        expanded.append((made, " ".join(f"{name}={value}" for name, value in chosen.items())))
+    expanded = [(command, "")]
+    for name, values in sweeps:
+        place = rf"(?<!\$)\{{{name}\}}"
+        if not re.search(place, expanded[0][0]):
+            refuse(f"--sweep {name}: there is no {{{name}}} in the command {format_line(expanded[0][0], 100)}",
+                   hint=f"put {{{name}}} where the value belongs, and all values of {name} into one --sweep")
+        if len(expanded) * len(values) > MAX_SWEEP:
+            refuse(f"the sweep has more than {MAX_SWEEP} combinations", hint="sweep over fewer values")
+        expanded = [(value.join(re.split(place, made)), f"{words} {name}={value}".lstrip())
+                    for made, words in expanded for value in values]
     return expanded
 
 
@@ -2493,13 +2483,11 @@ def find_room(gpu: Gpu, jobs: Sequence[Job]) -> float | None:
     """
     if gpu.memory_total_mib is None or gpu.memory_used_mib is None:
         return None
-    taken = dict.fromkeys((job.id for job in jobs), 0.0)
-    returning = 0.0
+    taken: dict[str | None, float] = dict.fromkeys((job.id for job in jobs), 0.0)
+    returning = sum(process.memory_mib or 0 for process in gpu.processes
+                    if process.job_id and process.job_id not in taken)
     for process in gpu.processes:
-        if process.job_id in taken:
-            taken[process.job_id] += process.memory_mib or 0
-        elif process.job_id:
-            returning += process.memory_mib or 0
+        taken[process.job_id] = taken.get(process.job_id, 0.0) + (process.memory_mib or 0)
     if jobs and not gpu.processes:              # inside a container no process shows: all use is the jobs'
         claimed = max(0.0, sum(job.gpu_mem_mib or 0 for job in jobs) - gpu.memory_used_mib)
     else:
@@ -3066,14 +3054,14 @@ def judge_end(job: Job, result: Result, evidence: Evidence, runtime_s: float, co
     cause, line = find_cause(job, result, evidence, number)
     facts = {"exit_code": code, "signal": number, "cause": cause, "cause_line": line,
              "finished_at": max(result.finished_at or now, job.current.started_at or 0), "runtime_seconds": runtime_s,
-             "processes_left": None, **evidence.samples}
+             "processes_left": None, "log_base": tuple(map(max, job.log_base, evidence.log_sizes)), **evidence.samples}
     if cause is None:
         return COMPLETED, facts
     if cause == "killed":
         return CANCELLED, facts
-    is_launch = cause == "launch"
     if job.current.stop_cause == PREEMPTED:
-        return PENDING, {**facts, "log_base": tuple(map(max, job.log_base, evidence.log_sizes))}
+        return PENDING, facts
+    is_launch = cause == "launch"
     again = sum((attempt.cause == "launch") == is_launch for attempt in job.attempts[:-1]
                 if attempt.cause not in (REQUEUED, PREEMPTED))
     is_over = again >= job.retries
@@ -3082,8 +3070,7 @@ def judge_end(job: Job, result: Result, evidence: Evidence, runtime_s: float, co
     if is_over:
         return FAILED, facts
     return PENDING, {
-        **facts, "retry_at": now + find_backoff(again, config), "exclusive": job.exclusive or cause == "cuda-oom",
-        "log_base": tuple(map(max, job.log_base, evidence.log_sizes))}
+        **facts, "retry_at": now + find_backoff(again, config), "exclusive": job.exclusive or cause == "cuda-oom"}
 
 
 def find_backoff(failures: int, config: JobsConfig) -> float:
@@ -3596,14 +3583,12 @@ def format_snapshot(status: Json, paint: Paint) -> str:
         lines.append(paint("red", status["gpu_trouble"]))
     lines += gpu_lines or ([] if status["gpu_trouble"] or slurm else ["none"])
     on_gpus = {job_id for gpu in status["gpu_status"] for job_id in gpu["job_ids"]}
-    elsewhere: dict[str, list[Json]] = {"Running there:": [], "CPU:": [], "On GPUs that cannot be seen now:": []}
-    for job in status["running_jobs"]:
-        if job.get("slurm_id"):
-            elsewhere["Running there:"].append(job)
-        elif not job["gpus"]:
-            elsewhere["CPU:"].append(job)
-        elif job["id"] not in on_gpus:
-            elsewhere["On GPUs that cannot be seen now:"].append(job)
+    running = status["running_jobs"]
+    elsewhere = {
+        "Running there:": [job for job in running if job["slurm_id"]],
+        "CPU:": [job for job in running if not job["slurm_id"] and not job["gpus"]],
+        "On GPUs that cannot be seen now:": [
+            job for job in running if not job["slurm_id"] and job["gpus"] and job["id"] not in on_gpus]}
     for heading, jobs in elsewhere.items():
         lines += ["", paint("white", heading)] if jobs else []
         lines += [line for job in jobs for line in format_running(job, paint, bool(status["nodes"]))]
@@ -3665,7 +3650,7 @@ def format_running(job: Json, paint: Paint, has_node: bool = False) -> list[str]
     return [f"  Job ID: {paint('magenta', job['id'])}{stopping}",
             *([f"  Node: {job['node']}"] if has_node else []), *share,
             f"  Command: {paint('bright', command)}",
-            *([f"  Slurm: {job['slurm_id']} on {job['node']}"] if job.get("slurm_id") else []),
+            *([f"  Slurm: {job['slurm_id']} on {job['node']}"] if job["slurm_id"] else []),
             f"  Runtime: {paint('cyan', runtime)}", f"  Started: {paint('cyan', local_time(job['started_at']))}"]
 
 
