@@ -450,12 +450,7 @@ def check(schema: Schema, given: Any, name: str) -> Any:
 
 
 def read_object(rows: Mapping[str, Field], schema: Schema, given: Any) -> dict[str, Any]:
-    """{key: checked value} of an object with these rows, without nulls.  Raises: usage, with all faults."""
-    return {key: fact for key, fact in read_changes(rows, schema, given).items() if fact is not None}
-
-
-def read_changes(rows: Mapping[str, Field], schema: Schema, given: Any) -> dict[str, Any]:
-    """The same with nulls: they take away what was set."""
+    """{key: checked value} of an object with these rows.  Raises: usage, with all faults."""
     kept = check(schema, given, "")
     return {key: None if fact is None else keep(rows[key], fact, key) for key, fact in kept.items() if key in rows}
 
@@ -820,8 +815,7 @@ class Attempt(Value):
     pid_started: int | None = None              # that process's start time, in clock ticks since boot
     notes: tuple[str, ...] = optional((), list_of(STRING), "what could not be given as asked, what was ended with it")
     started_at: float | None = optional(
-        None, TIME, "when its start was decided; on a node or in Slurm, when it began; null: it never ran",
-        "public")
+        None, TIME, "when its start was decided; on a node or in Slurm, when it began; null: it never ran", "public")
     stop_cause: str | None = None               # why it is being stopped; None: it is not
     stop_by: str | None = None                  # who asked for that
     stop_signal: str | None = None              # the first signal for its processes; None: TERM
@@ -865,11 +859,9 @@ class Job(Value):
     gpus: float = optional(
         1, {**GPU_COUNT, "title": f"{GPU_COUNT['title']} (to choose GPUs: --gpu-ids)"},
         "how many GPUs; 0.5 shares one, 0 takes a CPU slot (default: [jobs] default_gpus)",
-        "asked kept public form",
-        flag="--gpus N", convert=round_gpus)
+        "asked kept public form", flag="--gpus N", convert=round_gpus)
     gpu_ids: tuple[Any, ...] | None = optional(
-        None, list_of(GPU_ID, 1, MAX_GPUS), "the only GPUs it may have, by index or MIG slice",
-        "asked kept public",
+        None, list_of(GPU_ID, 1, MAX_GPUS), "the only GPUs it may have, by index or MIG slice", "asked kept public",
         flag="--gpu-ids LIST", like="0-3,5 or 0.1", text=matching(r"^[0-9][0-9\s,.-]*$", "a list like 0-3,5"),
         parse=parse_indices, convert=sort_gpu_ids)
     only_node: str | None = optional(
@@ -889,8 +881,7 @@ class Job(Value):
     name: str | None = optional(
         None, LINE, "a name, shown before its command", "asked kept form", flag="--name NAME")
     group: str | None = optional(
-        None, LINE, "jobs to be waited for, paused, killed or retried together", "asked kept form",
-        flag="--group G")
+        None, LINE, "jobs to be waited for, paused, killed or retried together", "asked kept form", flag="--group G")
     after: tuple[str, ...] = optional(
         (), list_of(LINE), "start when these have completed; cancelled when one has not", "asked kept",
         flag="--after ID,...", **OTHERS)
@@ -1406,8 +1397,7 @@ CHOICE = object_of(CHOICE_KEYS, "which jobs", minProperties=1,
                    examples=[{"ids": ["abc", "abd"]}, {"group": "sweep", "status": "failed"}])
 CANCEL_KEYS = {**CHOICE_KEYS, "signal": Field(
     one_of("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "KILL"),
-    "what running ones get first, instead of TERM; KILL follows as ever",
-    default=None, like="INT")}
+    "what running ones get first, instead of TERM; KILL follows as ever", default=None, like="INT")}
 CANCEL = object_of(CANCEL_KEYS, "which jobs", minProperties=1, examples=CHOICE["examples"])
 # What `edit` may change of a pending job, and `retry` of a finished one; LIVE_CHANGES: of a running one
 CHANGES = {name: JOB_FIELDS[name] for name in (
@@ -1427,7 +1417,7 @@ EDIT = object_of(EDIT_KEYS, "a change of a job", nulls=CLEARED, required=(), min
 CHANGE = object_of(CHANGES, "a change of a job", nulls=CLEARED, required=())
 RETRY_KEYS = {
     **CHOICE_KEYS, "change": Field(
-        CHANGE, "what is to be otherwise", default=None, convert=functools.partial(read_changes, CHANGES, CHANGE))}
+        CHANGE, "what is to be otherwise", default=None, convert=functools.partial(read_object, CHANGES, CHANGE))}
 RETRY = object_of(RETRY_KEYS, "which jobs, and what is to be otherwise", minProperties=1,
                   examples=[{"ids": ["abc"]}, {"group": "sweep", "change": {"gpus": 2}}])
 
@@ -1445,7 +1435,7 @@ def parse_submissions(data: Any) -> list[Asked]:
 def parse_submission(data: Any, where: str = "") -> list[Asked]:
     """One job, or one for each of `commands`.  Raises: usage, whose message begins with `where`."""
     try:
-        fields = read_object(ASKED, SUBMISSION, data)
+        fields = {name: fact for name, fact in read_object(ASKED, SUBMISSION, data).items() if fact is not None}
         check_submission(fields)
     except NexusError as error:
         message = f"{where}{error.message}; none was added" if where else error.message
@@ -1606,8 +1596,7 @@ SAMPLES = ("peak_rss_mib", "cpu_seconds", "peak_gpu_mem_mib", "mean_gpu_util")  
 
 # log.times, beside a job's logs, has lines `TENTHS STDOUT STDERR`: the logs' sizes at a time.
 
-if TYPE_CHECKING:
-    LogMark = tuple[float, int, int]                    # time, size of stdout.log, size of stderr.log
+LogMark = tuple[float, int, int]                        # time, size of stdout.log, size of stderr.log
 
 
 class LogEntry(Value):
@@ -2129,22 +2118,13 @@ def find_oom_line(text: str) -> str | None:
     return None
 
 
-def remove_escapes(text: str) -> str:
-    return re.sub(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\))", "", text)
-
-
 def find_last_lines(text: str, count: int) -> list[str]:
     """The last non-empty lines, as a terminal would show them, without colours and other escape sequences."""
     import itertools
+    text = re.sub(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\))", "", text)
     lines = (format_line(line.rstrip("\r").rpartition("\r")[2].strip(), 300).strip()
-             for line in reversed(remove_escapes(text).split("\n")))
+             for line in reversed(text.split("\n")))
     return list(itertools.islice(filter(None, lines), count))[::-1]
-
-
-def parse_last_line(text: str) -> str | None:
-    """The last non-empty line, cut at 200 characters; None: there is none."""
-    lines = find_last_lines(text, 1)
-    return lines[0][:200] if lines else None
 
 
 # Slurm's programs.  Times are in UTC; fields are separated by |, and the one that may hold | comes last.
@@ -3069,13 +3049,9 @@ def judge_end(job: Job, result: Result, evidence: Evidence, runtime_s: float, co
         is_over = not (result.may_pass and again + 1 < config.launch_attempts)
     if is_over:
         return FAILED, facts
-    return PENDING, {
-        **facts, "retry_at": now + find_backoff(again, config), "exclusive": job.exclusive or cause == "cuda-oom"}
-
-
-def find_backoff(failures: int, config: JobsConfig) -> float:
-    """Seconds from a failure to the next attempt, after `failures` earlier ones: doubles each time, up to an hour."""
-    return min(config.retry_backoff_seconds * 2.0 ** min(failures, 20), max(3600.0, config.retry_backoff_seconds))
+    first_s = config.retry_backoff_seconds          # it doubles each time, up to an hour
+    return PENDING, {**facts, "retry_at": now + min(first_s * 2.0 ** min(again, 20), max(3600.0, first_s)),
+                     "exclusive": job.exclusive or cause == "cuda-oom"}
 
 
 def find_cause(job: Job, result: Result, evidence: Evidence, signal: int | None) -> tuple[str | None, str | None]:
@@ -4154,9 +4130,7 @@ GPU_METRICS = (                                 # name, help, key of the GPU, on
     ("allocated_ratio", "How much of the GPU nexus has given to jobs, 0 to 1.", "allocated", 1),
 )
 
-
-if TYPE_CHECKING:
-    Samples = Sequence[tuple[Mapping[str, str], float]]         # (labels, number)
+Samples = Sequence[tuple[Mapping[str, str], float]]     # (labels, number)
 
 
 def list_metrics(status: Json, health: Json,
@@ -9544,7 +9518,7 @@ class LogGrowth:
         if sizes != self.last_line_sizes:
             path, size = os.path.join(self.folder, STREAM_FILES[is_stderr]), sizes[is_stderr]
             content = read_part(path, max(0, size - LAST_LINE_BYTES), LAST_LINE_BYTES)
-            self.last_line = parse_last_line(content.decode("utf-8", "replace")) or self.last_line
+            self.last_line = next(iter(find_last_lines(content.decode("utf-8", "replace"), 1)), self.last_line)
             self.last_line_sizes = sizes
         return self.last_line
 
@@ -10750,7 +10724,7 @@ class Calls(Gate):
 
     @route("PATCH /queue/{id}", "user", "change a job that has not ended, or its position", "Job", body="Edit")
     def patch_queue(self, caller: Caller, id: str, body: Any) -> dict[str, Any]:
-        return self.describe(self.service.admission.edit(id, caller, **read_changes(EDIT_KEYS, EDIT, body)))
+        return self.describe(self.service.admission.edit(id, caller, **read_object(EDIT_KEYS, EDIT, body)))
 
     @route("GET /jobs", "user", "all jobs kept: finished, running, pending", "Job[]")
     def get_jobs(self, caller: Caller, status: Sequence[str] = (), user: str | None = None, group: str | None = None,

@@ -660,15 +660,8 @@ def test_the_line_that_says_out_of_memory(reason, text, line):
 LAST_LINES = [  # reason, text, its last two lines
     ("in their order", "a\n\nValueError: x\n", ["a", "ValueError: x"]),
     ("a progress bar as it was last", "10%\r50%\r100%\nb", ["100%", "b"]), ("one that ends with its return", "10%\r50%\r", ["50%"]),
-    ("cut", "x" * 500, ["x" * 179 + "…" + "x" * 120]), ("without colours", "\x1b[31merror\x1b[0m", ["error"]),
+    ("cut", "x" * 500, ["x" * 179 + "…" + "x" * 120]), ("without colours and titles", "\x1b[31merror\x1b[0m\x1b]0;a title\x07", ["error"]),
     ("a line is what a newline ends", "a\x0cb\u2028c\r\n", ["a b c"]),
-]
-
-
-PRINTED = [  # reason, text, its last line
-    ("a progress bar", "epoch 1\n\r 10%|#\r 20%|##\r", "20%|##"),
-    ("colours and a title", "\x1b[1;31mloss\x1b[0m 0.5\x1b]0;a title\x07\n\n", "loss 0.5"),
-    ("a long one", "x" * 250, "x" * 200),
 ]
 
 
@@ -935,7 +928,7 @@ PARSERS = [  # function, its cases: (reason, text, what comes of it)
     (nexus.parse_runner_event, SAYINGS), (nexus.parse_commands, COMMAND_FILES), (nexus.parse_script, SCRIPTS),
     (nexus.parse_jobs_file, [(reason, text, (rows, [])) for reason, text, rows in JOBS_FILES]),
     (nexus.parse_sweep, [(reason, text, (name, values)) for reason, text, name, values in SWEEPS]),
-    (lambda text: nexus.find_last_lines(text, 2), LAST_LINES), (nexus.parse_last_line, PRINTED), (nexus.parse_submit_config, CONFIG_FILES),
+    (lambda text: nexus.find_last_lines(text, 2), LAST_LINES), (nexus.parse_submit_config, CONFIG_FILES),
     (lambda case: re.findall(nexus.GPU_LISTED, sample(case)), [(reason, case, indices) for case, reason, indices in LISTS]),
 ]
 
