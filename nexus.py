@@ -10897,15 +10897,12 @@ class Api(Calls):
                              hint=f"user_id: \"{caller.user}\"")
         if user != caller.user:
             caller = Caller(user, f"{caller.name} for {format_line(user, 60)}")
-        return self.submit_form(code, config, caller, idempotency_key)
-
-    def submit_form(self, code: bytes, config: Mapping[str, Any], caller: Caller, key: str | None) -> dict[str, Any]:
         labels = tuple((name, config[name]) for name in ("competition_id", "project_id") if name in config)
         admission, name = self.service.admission, self.service.clock.new_token()
         asked = Asked({"labels": labels, **{name: value for name, value in config.items() if name in JOB_FIELDS},
                        "command": f"{self.service.drafts.find_python()} main.py", "code": name})
         with self.service.housekeeping.keep_code(name, code):
-            job = self.describe(self.find_job(admission.submit([asked], caller, key).ids[0], caller))
+            job = self.describe(self.find_job(admission.submit([asked], caller, idempotency_key).ids[0], caller))
         return {"job_id": job["id"], "node_id": self.service.pool.number_nodes().get(job["node"]), "status": PENDING,
                 "queue_position": job["position"] or 0}        # 0 for one that has started by now, too
 
@@ -11052,10 +11049,7 @@ class Handler(BaseHTTPRequestHandler):
     default_request_version = "HTTP/1.0"            # for what is no request: the reply has a head
     server: Listener
     client_address: Any                             # (the peer's address, its uid), from Listener
-
-    def setup(self) -> None:
-        self.request.settimeout(REQUEST_TIMEOUT_S)
-        super().setup()
+    timeout = REQUEST_TIMEOUT_S
 
     def do_GET(self) -> None:
         try:
@@ -11079,9 +11073,6 @@ class Handler(BaseHTTPRequestHandler):
         why = f"this is no request of HTTP: {format_line(message or '', 200)}"
         self.send(error_response(NexusError(kind, why, hint="")))
         self.linger()
-
-    def handle_expect_100(self) -> bool:
-        return True                                 # read_body() says it, when the body is wanted
 
     def version_string(self) -> str:
         return "nexus"
@@ -11115,9 +11106,6 @@ class Handler(BaseHTTPRequestHandler):
         clock, body = self.server.api.service.clock, bytearray()
         give_up_at = clock.monotonic() + REQUEST_TIMEOUT_S + expected / BODY_BYTES_PER_S
         try:
-            if self.headers.get("Expect", "").lower() == "100-continue":
-                self.send_response_only(100)
-                self.end_headers()
             while len(body) < expected:
                 piece = self.rfile.read1(min(65536, expected - len(body)))
                 if not piece or clock.monotonic() > give_up_at:
@@ -11195,7 +11183,10 @@ def listen(host: str, port: int) -> list[socket.socket]:
         for listener in opened:
             listener.close()
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            raise describe_taken_port(address, port) from None
+            holders = [find_socket_uid((host, port), None) for host in (address, "0.0.0.0", "::", *LOOPBACK)]
+            users = " or ".join(sorted({find_user(uid) for uid in holders if uid is not None}))
+            raise NexusError("conflict", f"port {port} on {address} is in use" + (f" by {users}" if users else ""),
+                             hint="set another one: nexus config edit, [service] port") from None
         reason = str(getattr(error, "strerror", error)).partition(" (while")[0]
         raise NexusError("usage", f"cannot listen on {address}, port {port}: {reason}",
                          hint="nexus config edit, [service] host and port") from None
@@ -11221,14 +11212,6 @@ def listen_to_own(layout: Layout) -> tuple[socket.socket, str]:
         os.chmod(path, 0o600)
         listener.listen(1024)
     return listener, path
-
-
-def describe_taken_port(address: str, port: int) -> NexusError:
-    holders = [find_socket_uid((host, port), None) for host in (address, "0.0.0.0", "::", *LOOPBACK)]
-    uids = {uid for uid in holders if uid is not None}
-    users = " or ".join(sorted(map(find_user, uids)))
-    return NexusError("conflict", f"port {port} on {address} is in use" + (f" by {users}" if users else ""),
-                      hint="set another one: nexus config edit, [service] port")
 
 
 class Listener(ThreadingHTTPServer):
@@ -12647,13 +12630,9 @@ def cmd_jobs(call: Call) -> None:
 
 
 def show_latest(call: Call, statuses: Sequence[str], order: str, when_empty: str) -> None:
-    """Show the newest jobs, the newest last, next to the prompt; in a list that is cut, what runs comes last."""
+    """Show the newest jobs, the newest last, next to the prompt."""
     statuses, since = call.options.status or statuses, call.options.since
     jobs, total = list_part(call, "/jobs", status=statuses, sort=f"-{order}")
-    if len(jobs) < total and call.options.number is None:               # what runs or waits is not left out
-        live = [job for status in (RUNNING, PENDING) if status in statuses
-                for job in list_part(call, "/jobs", status=[status], sort=f"-{order}")[0]]
-        jobs = [*live, *(job for job in jobs if job["status"] in FINAL)][:len(jobs)]
     begin = time.time() - parse_duration(since) if since else 0.0
     chosen = [job for job in jobs[::-1] if parse_time(job["finished_at"] or job["created_at"]) >= begin]
     call.show(chosen, format_jobs, "there is no such job" if is_choosing(call) else when_empty)
@@ -12709,17 +12688,11 @@ def find_job(call: Call) -> dict[str, Any]:
 
 
 def cmd_show(call: Call) -> None:
-    job = find_job(call)
-    lines = [] if call.options.json else read_last_lines(call.client, job)
+    job, lines = find_job(call), list[str]()
+    if job["started_at"] and not call.options.json:
+        text = b"".join(call.client.logs(job["id"], tail=LAST_LINES)).decode("utf-8", "replace")
+        lines = find_last_lines(re.sub("(?m)^---- attempt .*----$", "", text), LAST_LINES)
     call.show(job, functools.partial(format_job, last_lines=lines))
-
-
-def read_last_lines(client: Client, job: Json) -> list[str]:
-    """The last lines that a job printed."""
-    if not job["started_at"]:
-        return []
-    text = b"".join(client.logs(job["id"], tail=LAST_LINES)).decode("utf-8", "replace")
-    return find_last_lines(re.sub("(?m)^---- attempt .*----$", "", text), LAST_LINES)
 
 
 LAST_LINES = 5                  # that `show` prints
@@ -13478,8 +13451,6 @@ def main(argv: Sequence[str], environ: Mapping[str, str], out: TextIO, err: Text
             words[0] = "cancel"                 # whoever names a job does not mean the service
         command = find_command(words, COMMANDS)
         words = [*ALIASES.get(words[0], [""])[1:], *words[1:]]
-        if any("-n" in flags and "--number" in flags for flags, _ in command.arguments):
-            words = [f"-n{word[1:]}" if re.fullmatch(r"-[0-9]+", word) else word for word in words]     # as tail -5
         options = parse_words(command, words, out)
         call = Call(options, environ, out, err, COMMANDS)
         call.need_local(command.local)

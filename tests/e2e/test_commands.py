@@ -794,16 +794,6 @@ def test_a_cancelled_sweep_pushes_out_nothing_that_ran():
         assert done.code == 3 and f"no job '{gone[0]}'" in done.err
 
 
-def test_what_runs_is_in_a_list_that_is_cut(own_home):
-    running = add(own_home, "sleep 1000")
-    own_home.wait(running, "running")
-    own_home.main("pause")
-    own_home.main("add", "--gpus", "0", "--sweep", "n=1..30", "true {n}")
-    with own_home.terminal("jobs", rows=20) as terminal:
-        shown = terminal.end()[1]
-    assert running in shown and "the last 14 of 31" in shown and "true 30" in shown, shown
-
-
 def test_who_clears_all_at_a_terminal_is_asked(own_home):
     add_and_wait(own_home, "echo 12345")
     for answer, left in (("\n", 1), ("y\n", 0)):
@@ -854,7 +844,7 @@ def test_a_guess_at_a_job_is_answered(own_home):
         done = own_home.main(*line.split())
         assert done.code in (2, 3) and says in done.err, done
     own_home.main("cancel", "--status", "PENDING")
-    assert len(own_home.main("history", "--since", "1h", "-2").out.splitlines()) == 3
+    assert len(own_home.main("history", "--since", "1h", "-n", "2").out.splitlines()) == 3
     assert len(own_home.main("history", "--since", "1h").out.splitlines()) == 3
     assert "no such job" in own_home.main("history", "--since", "0s").err
     assert own_home.main("logs", "Long-One").err.startswith(f"nexus: job {first}, cancelled")

@@ -973,7 +973,7 @@ def test_a_body_that_ends_early_or_never_comes_is_the_callers_fault(monkeypatch)
             line.sendall(request)
             line.close()
         until(lambda: not listening.count_open(), "their ends")
-        monkeypatch.setattr(nexus, "REQUEST_TIMEOUT_S", 0.3)
+        monkeypatch.setattr(nexus.Handler, "timeout", 0.3)
         assert listening.exchange(b"GET / HT") == b"", "a request that never ends gets no answer"
         assert listening.commands == [] and listening.service.failure_count == 0
 
