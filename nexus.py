@@ -3954,8 +3954,10 @@ def form_rows() -> list[dict[str, Any]]:
 
 
 def show_rows() -> dict[str, dict[str, tuple[str, str]]]:
-    """{heading: {key of a job: (its line, what makes the text in it)}} for the page."""
-    return {heading: {key: (text, show.__name__) for key, (text, show) in rows.items()}
+    """{heading: {key of a job: (its line, which function of the page makes the text in it)}}."""
+    forms = {show_time: "clock", format_duration: "duration", format_memory: "size", show_percent: "percent",
+             format_priority: "priority"}
+    return {heading: {key: (text, forms.get(show, "text")) for key, (text, show) in rows.items()}
             for heading, rows in SHOW_LINES.items()}
 
 
@@ -14119,8 +14121,7 @@ function drawGpu(gpu) {
     known(used) && `${size(used)} of ${size(gpu.memory_total_mib)}`,
     known(temperature) && `${Math.round(temperature)} \u00b0C`, known(watts) && `${Math.round(watts)} W`);
   const gauge = (word, value, max, words) => el('span', {class: `gauge ${word}`, title}, known(value)
-    ? [el('progress', {'aria-label': `${name} ${word}`, value, max}), el('span', {}, words(value))]
-    : muted('unknown'));
+    ? [el('progress', {'aria-label': `${name} ${word}`, value, max}), el('span', {}, words(value))] : muted('\u2013'));
   const pause = pauseButton(isPaused, name, `gpus/${encodeURIComponent(place)}`, {noun: ' GPU', kind: 'quiet link'});
   return el('li', {key: gpu.uuid, 'data-gpu': place, class: `gpu ${jobs.some((job) => job.idle_since) ? 'warn' : ''}`},
     el('div', {title}, el('b', {}, localPlace(gpu)),
@@ -14455,9 +14456,8 @@ byId('download').onclick = async () => {
 // ---- A job's page
 
 const SHOWN = SHOW_ROWS;                        // {heading: {key of a job: [its line, what makes the text in it]}}
-const FORMS = {show_time: clock, format_duration: duration, show_memory: size, show_percent: percent,
-  format_priority: (rank) => PRIORITIES[rank] ?? rank};
-const textOf = (fact) => fact === true ? 'yes' : typeof fact === 'object' ? Object.values(fact).join(', ') : fact;
+const FORMS = {clock, duration, size, percent, priority: (rank) => PRIORITIES[rank] ?? rank,
+  text: (fact) => fact === true ? 'yes' : typeof fact === 'object' ? Object.values(fact).join(', ') : fact};
 let jobPage = null;                             // {id, job, why, error} of the one that is shown
 
 async function loadJob() {
@@ -14511,7 +14511,7 @@ function drawFacts(job) {
     where(attempt), duration(attempt.runtime_seconds ?? 0), attempt.cause_line));
   const facts = {...job, place: where(job), retries: job.retries || null};
   const linesOf = (rows) => Object.entries(rows).filter(([name]) => known(facts[name]))
-    .map(([name, [line, form]]) => [line, (FORMS[form] ?? textOf)(facts[name])])
+    .map(([name, [line, form]]) => [line, FORMS[form](facts[name])])
     .filter(([, text]) => text !== '' && text !== false).map(([line, text]) => line.replace('{}', text));
   const details = Object.entries(SHOWN).map(([title, rows]) => [title, linesOf(rows)])
     .filter(([, lines]) => lines.length);

@@ -575,7 +575,8 @@ def test_what_show_tells_stands_on_a_jobs_page(browser, box):
         expect(page.locator("#job .warn")).to_contain_text("ended after its command: sleep")
         expect(page.locator("#job")).to_contain_text(re.compile("just now.*started .* ended .* time limit 2h"))
         page.get_by_text("Details").click()
-        for text in ("GPUs: 1", "priority: normal", "time limit: 2h", "exit code: 0", "notes: ended after"):
+        for text in ("GPUs: 1", "priority: normal", "time limit: 2h", "exit code: 0", "notes: ended after",
+                     re.compile(r"peak memory [\d.]+ MB"), re.compile(r"submitted: \w+ \d+, ")):
             expect(page.locator("#job .facts")).to_contain_text(text)
 
 
@@ -894,7 +895,7 @@ def test_mig_slices(browser):
     with live.Box(gpus=[{"mig": ["1g.10gb", "2g.20gb"]}, {}]) as box, visit(browser, box) as page:
         expect(page.locator("[data-gpu] b")).to_have_text(["0.0", "0.1", "1"])
         expect(page.locator("[data-gpu='0.1']")).to_contain_text("2g.20gb")
-        expect(page.locator("[data-gpu='0.1']")).to_contain_text("unknown")
+        expect(page.locator("[data-gpu='0.1']")).to_contain_text("\u2013")
         page.get_by_role("button", name="Pause GPU 0.1").click()
         expect(page.locator("[data-gpu='0.1']")).to_contain_text("Paused")
         expect(page.locator("[data-gpu='0.0']")).to_contain_text("Available")
