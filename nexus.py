@@ -4434,9 +4434,9 @@ def stamp_of(path: str) -> tuple[int, ...] | None:
 
 
 @contextlib.contextmanager
-def opened(path: str, flags: int, folder: int | None = None) -> Iterator[int]:
-    """A file's descriptor, relative to an open folder if given; children do not inherit it.  Raises: OSError."""
-    handle = os.open(path, flags, 0o600, dir_fd=folder)
+def opened(path: str, flags: int) -> Iterator[int]:
+    """A file's descriptor, which children do not inherit.  Raises: OSError."""
+    handle = os.open(path, flags, 0o600)
     try:
         yield handle
     finally:
@@ -5425,6 +5425,11 @@ def fail_slurm(words: str) -> NexusError:
 def find_program(name: str, path: str | None = None) -> str | None:
     import shutil
     return shutil.which(name, path=path)
+
+
+def find_python(environ: Mapping[str, str]) -> str:
+    """`python`, or `python3` where PATH has no python."""
+    return "python" if find_program("python", environ.get("PATH") or os.defpath) else "python3"
 
 
 class Machine:
@@ -6540,10 +6545,11 @@ class Worker:
     step() returns the pause in seconds; None: until `wanted` is set, which ends any pause.
     """
 
-    def __init__(self, service: Service | Agent, doing: str, step: Callable[[], float | None],
-                 pause_s: float | None = 0.0) -> None:
+    pause_s: float | None = 0.0
+
+    def __init__(self, service: Service | Agent, doing: str, step: Callable[[], float | None]) -> None:
         import threading
-        self.service, self.doing, self.step, self.pause_s, self.is_ended = service, doing, step, pause_s, False
+        self.service, self.doing, self.step, self.is_ended = service, doing, step, False
         self.wanted, self.thread = threading.Event(), threading.Thread(target=self.run, name=doing, daemon=True)
 
     def end(self) -> None:
@@ -7513,7 +7519,6 @@ class Question(Value):
     """What a head asks its agent for: the progress of its jobs.  All others of its jobs there are ended."""
     jobs: tuple[Wanted, ...]
     folders: tuple[str, ...]                    # are these directories there?
-    wait_s: float                               # reply when there is news, or after this time
 
 
 class JobReport(Value):
@@ -7656,7 +7661,7 @@ class Agent:
                 self.run_guarded(f"stopping job {key}", self.stop, key, *progress.stop)
             if self.wanted is not None and key not in self.wanted and (progress.is_over or progress.requeue):
                 self.run_guarded(f"forgetting job {key}", self.forget, key)
-        if self.question and (self.has_news(known) or self.clock.monotonic() - self.asked_at >= self.question.wait_s):
+        if self.question and (self.has_news(known) or self.clock.monotonic() - self.asked_at >= LOOK_WAIT_S):
             self.answer(known)
 
     def tick_jobs(self, events: Sequence[RunnerEvent] = ()) -> dict[str, Progress]:
@@ -7701,8 +7706,7 @@ class Agent:
         environ = mix_environments(order.variables, self.environ)
         job = replace(job, log_dir=folder, cwd=job.cwd or os.path.expanduser("~"))
         if order.code is not None:
-            program = "python" if find_program("python", environ["PATH"]) else "python3"
-            job = replace(job, cwd=os.path.join(folder, "work"), command=f"{program} main.py")
+            job = replace(job, cwd=os.path.join(folder, "work"), command=f"{find_python(environ)} main.py")
         try:
             os.makedirs(folder, mode=0o700, exist_ok=True)
             for name in STREAM_FILES:                           # of an earlier attempt: the head has them
@@ -8035,7 +8039,7 @@ class Node(MachineBackend):
         """Ask what is known of the jobs that are wanted now.  The caller holds `guard`."""
         recorded = {(job.id, job.attempt) for job in self.list_jobs()}
         self.orders = {key: order for key, order in self.orders.items() if key in recorded}
-        self.latest = Question(self.list_wanted(), self.service.pool.folders, LOOK_WAIT_S if self.latest else 0.0)
+        self.latest = Question(self.list_wanted(), self.service.pool.folders)
         self.questions.append(self.latest)
         self.has_none = self.has_none and not self.latest.jobs
         line.ask(encode_value(self.latest))
@@ -8647,7 +8651,7 @@ class JobsFile:
 
     def make_asked(self, row: JobsRow) -> Asked:
         script, is_adding = os.path.expanduser(row.script), self.service.config.jobs.cuda_arg == "add"
-        program = "bash" if script.endswith(".sh") else "python" if row.conda else self.service.drafts.find_python()
+        program = "bash" if script.endswith(".sh") else "python" if row.conda else find_python(self.service.environ)
         command = check(COMMAND, " ".join(filter(None, [program, quote(script), row.arguments])), "the command")
         cuda_arg = is_adding or bool(re.search(CUDA_OPTION, command))
         return Asked({"command": command, "cwd": os.path.dirname(self.path), "priority": row.priority,
@@ -8958,10 +8962,6 @@ class Drafts(Part):
         if len(text) > 1024 * 1024:
             refuse("the environment is larger than 1 MiB", hint="unset what the job does not need")
         return hash_text(text)[:32], variables
-
-    def find_python(self) -> str:
-        """Return "python", or "python3" where PATH has no python."""
-        return "python" if find_program("python", self.environ.get("PATH") or os.defpath) else "python3"
 
 
 class Admission(Part):
@@ -9362,13 +9362,10 @@ class Housekeeping(Part):
         if not set(choice.status or FINAL) <= set(FINAL):
             refuse(f"only finished jobs can be cleared: {', '.join(FINAL)}", "nexus cancel ends jobs that wait or run")
 
-        def find(state: State) -> list[Job]:
-            jobs = choose_jobs(state, choice, caller, FINAL)
-            for job in jobs if choice.ids else ():
-                check_status(job, choice.status or FINAL, "nothing was cleared")
-            return [job for job in jobs if job.status in FINAL]
-
-        gone = find(self.store.state)
+        jobs = choose_jobs(self.store.state, choice, caller, FINAL)
+        for job in jobs if choice.ids else ():
+            check_status(job, choice.status or FINAL, "nothing was cleared")
+        gone = [job for job in jobs if job.status in FINAL]
         self.remove(gone, f"as {caller.name} asked")
         return [job.id for job in gone]
 
@@ -9467,7 +9464,7 @@ class LogWatch(Part):
     def __init__(self, service: Service) -> None:
         super().__init__(service)
         self.growths: dict[str, LogGrowth] = {}             # {folder: growth}
-        self.worker = Worker(service, "watching logs", self.look, None)
+        self.worker = Worker(service, "watching logs", self.look)
 
     def end(self) -> None:
         for growth in list(self.growths.values()):
@@ -9569,9 +9566,6 @@ class Health(Part):
             hint = observation.hint if observation.error else SMI_SLOW_HINT if is_slow else ""
             asked = f"{format_count(len(watch.gpus), 'GPU')}, asked in {observation.took_s:.2f} s"
             yield "GPUs", not fault, (limit and f"{limit}; ") + (fault or asked), hint
-        misplaced = [f"job {job_id} {why}" for (job_id, _), why in list(service.observer.misplaced.items()) if why]
-        if misplaced:
-            yield "GPU use", False, join_some(misplaced, 3, "; "), ""
         if leases:
             error = service.observer.find_lease_error()
             yield "GPU leases", not error, f"{error.message}; {error.hint}" if error else f"in {leases.folder}", ""
@@ -9876,10 +9870,6 @@ MAX_FAILURES = 20               # shown at once
 NEWS_LOOK_S = 3.0               # between two looks for what is no change of State: GPUs, nodes, jobs' last lines
 # What is told with other news, or after NEWS_TIMEOUT_S: it changes all the time.
 UNIMPORTANT = {"state_version", "is_whole", "readings", "host"}
-
-
-def has_news(changes: Mapping[str, Any]) -> bool:
-    return changes["is_whole"] or not changes.keys() <= UNIMPORTANT
 
 
 def drop_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -10669,7 +10659,7 @@ class Calls(Gate):
                 return False
             changes = overview.find_changes(after, caller, choice, limit)
             looked = store.version, clock.monotonic() + NEWS_LOOK_S
-            return has_news(changes)
+            return changes["is_whole"] or not changes.keys() <= UNIMPORTANT
 
         return self.reply_when(is_time, NEWS_TIMEOUT_S, lambda: overview.find_changes(after, caller, choice, limit))
 
@@ -10902,7 +10892,7 @@ class Api(Calls):
         labels = tuple((name, config[name]) for name in ("competition_id", "project_id") if name in config)
         admission, name = self.service.admission, self.service.clock.new_token()
         asked = Asked({"labels": labels, **{name: value for name, value in config.items() if name in JOB_FIELDS},
-                       "command": f"{self.service.drafts.find_python()} main.py", "code": name})
+                       "command": f"{find_python(self.service.environ)} main.py", "code": name})
         with self.service.housekeeping.keep_code(name, code):
             job = self.describe(self.find_job(admission.submit([asked], caller, idempotency_key).ids[0], caller))
         return {"job_id": job["id"], "node_id": self.service.pool.number_nodes().get(job["node"]), "status": PENDING,

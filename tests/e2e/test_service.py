@@ -1609,7 +1609,7 @@ def head(world, monkeypatch):
     def connect(w, name="n1"):
         node = w.service.pool.nodes[name]
         node.line, node.trouble, node.folders = FakeLine(), None, {"/": True}
-        node.latest = nexus.Question((), (), 0.0)
+        node.latest = nexus.Question((), ())
         node.hello = nexus.Hello(f"boot {name}", f"boot-{name}", "3.11.7", (), "/nexus.py", 4)
         node.gpus = (nexus.replace(makers.gpu(0), node=name, uuid=f"{name}/G0"),)
         return node
@@ -1628,7 +1628,7 @@ def news(w, *reports, name="n1"):
     """Have a node reply to its latest question."""
     node = w.service.pool.nodes[name]
     node.questions.clear()
-    node.take(nexus.Question(node.list_wanted(), (), 0.0), nexus.Report(0.0, reports, {"/": True}, "", None))
+    node.take(nexus.Question(node.list_wanted(), ()), nexus.Report(0.0, reports, {"/": True}, "", None))
 
 
 def test_news_that_comes_while_the_disk_is_full_is_not_lost(head, monkeypatch):
