@@ -4957,10 +4957,7 @@ class Processes:
         return sorted(found, key=lambda process: (process.started, process.pid))
 
     def read_mark(self, process: Process) -> str | None:
-        """`service`, `viewer`, or `JOB NONCE`, from a process's environment at its last exec.
-
-        During an exec a process has no environment and would seem to be nobody's: wait until it is over.
-        """
+        """`service`, `viewer`, or `JOB NONCE`, from its environment.  During an exec it has none: wait."""
         key = process.pid, process.started, process.env_start
         if key in self.marks:
             return self.marks[key]
@@ -5123,10 +5120,7 @@ def read_machine() -> str:
 
 
 def is_elsewhere(machine: str, lock_file: str = "") -> bool:
-    """Whether a service or jobs may run on that machine, where they cannot be seen.
-
-    A container has a new name at each start.  Whether a former one's service runs is told by its lock.
-    """
+    """Whether a service may run on that machine, unseen.  Of a former container, with another name, its lock tells."""
     return machine != read_machine() and (not machine.endswith(CONTAINER) or (bool(lock_file) and is_locked(lock_file)))
 
 
@@ -5136,10 +5130,9 @@ def is_alive(running: Mapping[str, Any]) -> bool:
 
 
 def find_socket_uid(source: tuple[str, int], destination: tuple[str, int] | None) -> int | None:
-    """The uid of the TCP socket at `source` connected to `destination`; None as `destination`: of the listening one.
+    """The uid of the TCP socket at `source` connected to `destination` (None: of the listening one); None: it has none.
 
-    Returns None when there is no such socket, or it has no owner yet or any more.  It reads the kernel's socket table,
-    as `ss` does.  Source: sock_diag(7), linux/inet_diag.h.
+    It reads the kernel's socket table, as `ss` does.  Source: sock_diag(7), linux/inet_diag.h.
     """
     import struct
     state = TCP_LISTEN if destination is None else TCP_ESTABLISHED
@@ -5511,8 +5504,7 @@ def run_git(folder: str, environ: Mapping[str, str], *arguments: str, **variable
 def take_snapshot(cwd: str, environ: Mapping[str, str]) -> TreeSnapshot:
     """Keep the work tree that `cwd` is in: tracked files, and those that git does not ignore.
 
-    The snapshot is a commit on top of HEAD, on no branch; HEAD itself when nothing differs.  The same tree gives the
-    same commit.  The user's index, HEAD, branches, stash, reflogs and files stay as they are.
+    The snapshot is a commit on top of HEAD, on no branch; HEAD itself when nothing differs.  Nothing else changes.
     Raises: usage, when there is no work tree or too much in it; unavailable.
     """
     import shutil
@@ -6441,8 +6433,7 @@ class Recovery:
     def put_rows(self, tables: Mapping[str, Any], where: str) -> None:
         """Put the rows of these tables into State.
 
-        A row that cannot be decoded costs the job that it is about.  The job may have run since its last good row: to
-        queue it on a guess might run it twice.  If the row does not even name a job, only this change is lost.
+        A row that cannot be decoded costs the job that it is about: to queue it on a guess might run it twice.
         """
         for table, rows in tables.items():
             if not isinstance(rows, dict):
@@ -6579,9 +6570,8 @@ def measure_output(job: Job) -> tuple[int, int]:
 class SlurmBackend(Backend):
     """The Slurm of `launcher = "slurm"`.  A thread submits, cancels and queries, so that nothing else waits for Slurm.
 
-    The loop records the intent before start() gives the thread a job, and in poll() what the thread has found.  Jobs
-    are submitted one at a time, so the others keep nexus's order.  A job's key is journaled before it is submitted,
-    Slurm's id after.  A job whose key Slurm does not know is requeued, once its attempt is claimed.
+    Jobs are submitted one at a time, so the others keep nexus's order.  A job's key is journaled before it is
+    submitted, Slurm's id after.  A job whose key Slurm does not know is requeued, once its attempt is claimed.
     """
 
     doing = "following Slurm"
@@ -6979,7 +6969,7 @@ class Observer:
                        for gpu in gpus for process in gpu.processes if process.job_id == job.id)
             loads = [gpu.utilization for gpu in gpus if gpu.utilization is not None]
             self.usage[job.id] = self.find_usage(job.id).add(
-                members.get(job.id, ()), self.find_memory_mib(job), used, loads, now)
+                members.get(job.id, ()), self.memory_mib.get((job.id, job.attempt)), used, loads, now)
 
     def measure_memory(self) -> float:
         """Measure the host memory of running jobs; return the seconds until the next call: this one may take long."""
@@ -6988,10 +6978,6 @@ class Observer:
                            for attempt, processes in self.members.items()}
         took_s = self.clock.monotonic() - began
         return max(self.config.service.refresh_rate_seconds, PROBE_BACKOFF_FACTOR * took_s)
-
-    def find_memory_mib(self, job: Job) -> float | None:
-        """Return the host memory of a running job in MiB, as last measured; None if unknown."""
-        return self.memory_mib.get((job.id, job.attempt))
 
     def find_error(self) -> str | None:
         """Return why jobs get no GPU now, or None."""
@@ -7138,7 +7124,7 @@ class HostedJob:
             self.look_at_files(is_child_gone)
         if not self.requeue and (self.result is None or self.processes_left):
             host = self.host
-            memory_mib = host.observer.find_memory_mib(self.job)
+            memory_mib = host.observer.memory_mib.get((self.job.id, self.job.attempt))
             runtime_s = self.find_runtime_s()
             self.stop = self.stop or find_stop(self.job, runtime_s, memory_mib, host.config.jobs)
             self.is_warning_due = (find_warning(self.job, runtime_s, host.config.jobs) is not None
@@ -7939,10 +7925,9 @@ class AgentLine:
 
 
 def append_output(question: Question, found: Iterable[tuple[Job, JobReport]]) -> str:
-    """Append jobs' output to their log files here, unless their sizes have changed since the question.
+    """Append jobs' output to their logs here, if these are as in the question; return why some of it was not, or "".
 
     A log that the job has cut, as `echo done > /dev/stderr` does, begins anew here too.
-    Return why some of it could not be appended, or "".
     """
     asked, why = {(one.key, one.attempt): one.log_sizes for one in question.jobs}, ""
     for job, one in found:
@@ -7963,8 +7948,7 @@ def append_output(question: Question, found: Iterable[tuple[Job, JobReport]]) ->
 class Node(MachineBackend):
     """Another machine, whose agent runs jobs for this nexus.
 
-    A thread, in follow(), asks the agent for the progress of the jobs there again and again, appends their output to
-    the log files here, and keeps what was reported.  The service's loop decides: what it has recorded is wanted.
+    A thread asks it again and again for their progress and output.  What the service's loop has recorded is wanted.
     """
 
     def __init__(self, service: Service, address: NodeConfig, is_leaving: bool) -> None:
@@ -8407,7 +8391,10 @@ class Starter(Part):
         job = order.job
         cwd = "" if job.cwd == os.path.expanduser("~") else job.cwd
         if job.snapshot and job.snapshot_repo:
-            tree = self.send_snapshot(node, job.snapshot, job.snapshot_repo)
+            if job.snapshot not in node.trees:
+                name = hash_text(f"{self.store.service_id} {job.snapshot_repo}")[:16]
+                node.trees[job.snapshot] = push_snapshot(node.ssh, job.snapshot_repo, job.snapshot, name, self.environ)
+            tree = node.trees[job.snapshot]
             cwd = os.path.normpath(os.path.join(tree, os.path.relpath(job.cwd, job.snapshot_repo)))
             job = replace(job, snapshot_repo=tree)
         uuids = tuple(uuid.partition("/")[2] for uuid in job.current.gpu_uuids)
@@ -8416,13 +8403,6 @@ class Starter(Part):
                       attempts=(replace(job.current, gpu_uuids=uuids),))
         # Whoever sent a script gave no environment: it would be this service's.
         return Order(job, {} if job.code else order.variables, order.code)
-
-    def send_snapshot(self, node: Node, commit: str, repository: str) -> str:
-        """The path of a snapshot on a node; it is pushed there if it is missing.  Raises: unavailable, not_found."""
-        if commit not in node.trees:
-            name = hash_text(f"{self.store.service_id} {repository}")[:16]
-            node.trees[commit] = push_snapshot(node.ssh, repository, commit, name, self.environ)
-        return node.trees[commit]
 
 
 class NodePool(Part):
@@ -8804,10 +8784,7 @@ class DryRun(Exception):
 
 
 class ScriptRules(Part):
-    """Enforces allowed_script_paths: a job is a script below one of these folders, and runs there.
-
-    Of users with a token it has the service's environment alone.  The owner's own is trusted like config.toml.
-    """
+    """Enforces allowed_script_paths: a job is a script below one of these folders, with the owner's variables."""
 
     def is_bound(self, job: Job) -> bool:
         """Whether the rules hold for a job's environment and directory: not for the owner's."""
@@ -8840,11 +8817,10 @@ class ScriptRules(Part):
         return interpreter, [path, *arguments]
 
     def restrain(self, job: Job, variables: Mapping[str, str]) -> tuple[Job, Mapping[str, str]]:
-        """Return a job, and its variables, as allowed_script_paths permits.  Raises: forbidden.
+        """A job, and its variables, as allowed_script_paths permits at its start.  Raises: forbidden.
 
-        This runs at each start: allowed_script_paths may be set after the submission.  A user's umask could let others
-        change the files that a script writes (such as .pyc).  The real directory: a link may lead elsewhere by now.
-        All words of the command are quoted: the shell only executes them.
+        All words are quoted: the shell only executes them.  A user's umask could let others change the files that a
+        script writes (such as .pyc).  The real directory: a link may lead elsewhere by now.
         """
         interpreter, words = self.find_script(job)
         if words:
@@ -8969,10 +8945,7 @@ class Admission(Part):
 
     def submit(self, submissions: Sequence[Asked], caller: Caller, key: str | None = None,
                is_dry: bool = False) -> Added:
-        """Queue jobs, all or none; a dry run (`is_dry`) changes nothing.  A `key` used before returns the earlier jobs.
-
-        Raises: usage, not_found, conflict, queue_full, forbidden, unavailable.
-        """
+        """Queue jobs, all or none; a dry run changes nothing.  A `key` used before returns the earlier jobs."""
         if key and caller.user != self.service.user:
             key = f"{caller.user} {key}"
         for asked in submissions:
@@ -9019,10 +8992,7 @@ class Admission(Part):
 
     def add_job(self, state: State, job: Job, caller: Caller, now: float, variables: Mapping[str, str] | None = None,
                 limit: int | None = None, **facts: Any) -> Changes:
-        """Yield the changes that queue a job; return the job.  `limit`: of its group.
-
-        `variables`: its environment; None: State has it.  Raises: queue_full, not_found, forbidden.
-        """
+        """Queue a job.  `variables`: None: State has them; `limit`: its group's.  Raises: queue_full, not_found."""
         config = self.config.jobs
         if len(state.pending) >= config.queue_limit:
             raise NexusError("queue_full", f"the queue is full: {len(state.pending)} jobs are pending, queue_limit is "
