@@ -6515,7 +6515,7 @@ class Backend(Part):
 
     A job that must end is recorded too: it has a stop_cause, and its backend ends it.
     """
-    doing = ""                                          # names it in the log
+    name = ""                                           # of the machine or the cluster; "": this machine
 
     def has(self, job: Job) -> bool:
         """Whether the job's attempt belongs to this backend."""
@@ -6573,8 +6573,6 @@ class SlurmBackend(Backend):
     Jobs are submitted one at a time, so the others keep nexus's order.  A job's key is journaled before it is
     submitted, Slurm's id after.  A job whose key Slurm does not know is requeued, once its attempt is claimed.
     """
-
-    doing = "following Slurm"
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
@@ -7011,6 +7009,11 @@ class Progress(Value):
     stop: tuple[str, str] | None = None         # the limit that it has reached: find_stop()
 
 
+def make_progress(news: Requeue | Result) -> Progress:
+    """The progress of an attempt that could not be started."""
+    return Progress(requeue=news.why) if isinstance(news, Requeue) else Progress(result=news, is_over=True)
+
+
 class Order(Value):
     """What a machine needs to start an attempt."""
     job: Job
@@ -7413,7 +7416,6 @@ def list_news(job: Job, progress: Progress) -> Iterator[News]:
 
 class MachineBackend(Backend):
     """Jobs that run on one machine: this one, or a node."""
-    name = ""                                           # of the node
 
     def has(self, job: Job) -> bool:
         return job.current.slurm_key is None and job.current.node == self.name
@@ -7433,7 +7435,6 @@ class MachineBackend(Backend):
 
 class Local(MachineBackend):
     """This machine."""
-    doing = "hearing runners"
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
@@ -7671,24 +7672,21 @@ class Agent:
         for one in self.question.jobs:
             known = self.jobs.get(one.key)
             if one.order and one.key not in self.refused and (known is None or known.attempt != one.attempt):
-                refusal = self.start(one, one.order)
-                if refusal:
-                    self.refused[one.key] = JobReport(one.key, one.attempt, refusal)
+                news = self.start(one, one.order)
+                if news:
+                    self.refused[one.key] = JobReport(one.key, one.attempt, make_progress(news))
 
-    def start(self, one: Wanted, order: Order) -> Progress | None:
-        """Start an attempt; return what the head hears of one that cannot be started."""
-        def refuse(why: str) -> Progress:
-            return Progress(requeue=why)
-
+    def start(self, one: Wanted, order: Order) -> Requeue | Result | None:
+        """Start an attempt; return what becomes of one that cannot be started."""
         folder, job = self.layout.job_folder(one.key), order.job
         former = self.host.hosted.get(job.id)
         if one.stop_cause:
-            return refuse("it was killed before it began")
+            return Requeue("it was killed before it began")
         if job.current.boot_id != self.machine.boot_id:
-            return refuse("it has just been booted")
+            return Requeue("it has just been booted")
         is_former_left = any(other.id == job.id and key != one.key for key, other in self.jobs.items())
         if is_former_left or (former and not (former.is_over or former.requeue)):
-            return refuse(f"an earlier job {job.id} is still being ended")
+            return Requeue(f"an earlier job {job.id} is still being ended")
         environ = mix_environments(order.variables, self.environ)
         job = replace(job, log_dir=folder, cwd=job.cwd or os.path.expanduser("~"))
         if order.code is not None:
@@ -7701,12 +7699,9 @@ class Agent:
             news: Requeue | Result | None = self.host.start(Order(job, environ, order.code))
         except (OSError, NexusError) as error:
             news = self.host.fail(job, error)
-        if isinstance(news, Requeue):
-            return refuse(news.why)
-        if news:
-            return Progress(result=news, is_over=True)
-        self.jobs[one.key] = job
-        return None
+        if news is None:
+            self.jobs[one.key] = job
+        return news
 
     def keep(self, job: Job) -> None:
         """Write what a later agent must know of a job, also after a power cut.  Raises: OSError, unavailable."""
@@ -7956,7 +7951,6 @@ class Node(MachineBackend):
         import threading
         super().__init__(service)
         self.address, self.name, self.is_leaving = address, address.name, is_leaving
-        self.doing = f"hearing node {self.name}"
         self.ssh = Ssh(address, service.environ)
         self.hello: Hello | None = None                     # of the last connection
         self.trouble: NexusError | None = NexusError("unavailable", NOT_REACHED)
@@ -8096,8 +8090,7 @@ class Node(MachineBackend):
             is_lost = isinstance(error, NexusError) and error.kind == "unavailable"
             hint = f" ({error.hint})" if isinstance(error, NexusError) and error.hint else ""
             why = format_line(f"{error}{hint}", 1000)
-            self.unsent[key] = Progress(requeue=why) if is_lost else Progress(
-                result=Result(None, None, 0.0, "launch", why), is_over=True)
+            self.unsent[key] = make_progress(Requeue(why) if is_lost else Result(None, None, 0.0, "launch", why))
             self.service.wake()
 
     def poll_jobs(self, jobs: Sequence[Job], runner_events: Sequence[RunnerEvent]) -> Iterator[tuple[Job, Progress]]:
@@ -8518,8 +8511,10 @@ class NodePool(Part):
 
     def take_stock(self) -> None:
         """Have each node told what is wanted there now; forget a leaving node when nothing runs there."""
-        if self.nodes:
-            self.folders = list_needed_folders(self.store.state)
+        home = os.path.expanduser("~")
+        pending = sorted(self.store.state.pending.values(), key=lambda job: job.queue_key) if self.nodes else []
+        self.folders = tuple(dict.fromkeys(
+            job.cwd for job in pending[:MAX_FOLDERS] if needs_folder(job) and job.cwd != home))
         for node in list(self.nodes.values()):
             self.service.run_guarded(f"asking node {node.name}", node.ask_anew)
             is_told = node.trouble is not None or node.has_none
@@ -8535,13 +8530,6 @@ class NodePool(Part):
 
 
 MAX_FOLDERS = 1000              # of how many of the first pending jobs nodes are asked for their directories
-
-
-def list_needed_folders(state: State) -> tuple[str, ...]:
-    """The directories of pending jobs that a node must have.  A snapshot or a script that was sent brings its own."""
-    home = os.path.expanduser("~")
-    pending = sorted(state.pending.values(), key=lambda job: job.queue_key)[:MAX_FOLDERS]
-    return tuple(dict.fromkeys(job.cwd for job in pending if needs_folder(job) and job.cwd != home))
 
 
 def is_withdrawn(job: Job, folder: str) -> bool:
@@ -8573,7 +8561,7 @@ def is_elsewhere_now(known: NodeConfig, config: NodeConfig) -> bool:
 # A separate thread runs nvidia-smi and passes the readings to the loop.
 
 LOADS_S = 3600.0                # how long GPUs' utilization is kept
-DISK_INTERVAL_S, DISK_TIMEOUT_S = 5.0, 30.0     # between two disk checks; a disk silent for longer is unhealthy
+DISK_INTERVAL_S = 5.0           # between two disk checks
 ESTIMATE_INTERVAL_S = 3.0       # estimates are made anew after this
 HEALTH_INTERVAL_S = 5.0         # between two checks for on_unhealthy
 HOOK_TIMEOUT_S = 60.0           # of one [hooks] command
@@ -8845,14 +8833,10 @@ class Drafts(Part):
 
     def make(self, submissions: Sequence[Asked], user: str) -> list[tuple[Job, Mapping[str, str], Asked]]:
         """A job for each submission, without place and id, with its environment.  Raises: usage, forbidden."""
-        environments: dict[object, tuple[str, Mapping[str, str]]] = {}          # many jobs share one
         drafts = []
         for asked in submissions:
-            source = id(asked.environment), id(asked.env)
-            if source not in environments:
-                base = self.environ if asked.environment is None else asked.environment
-                environments[source] = self.make_environment(base, asked.env)
-            digest, variables = environments[source]
+            base = self.environ if asked.environment is None else asked.environment
+            digest, variables = self.make_environment(base, asked.env)
             drafts.append((self.make_job(asked, user, digest), variables, asked))
         for job in {request_class(job): job for job, _, _ in drafts}.values():
             self.check_ever_runs(job)                       # once for all jobs with the same request
@@ -9092,7 +9076,6 @@ class Admission(Part):
         """Change a job that has not ended, by the keys of EDITS.  Raises: usage, not_found, forbidden, conflict."""
         asked = {*change, *([] if position is None else ["position"])}
         statuses = (PENDING, RUNNING) if asked <= {*LIVE_CHANGES} else (PENDING,)
-        done = "moved" if "position" in asked else "held" if "is_held" in asked else "changed so"
         job_id, env = find_own_job(self.store.state, told, caller, statuses).id, change.pop("env", None)
         change = self.service.drafts.make_change([self.store.state.jobs[job_id]], change, caller)
         if position is not None and not caller.is_owner:
@@ -9100,14 +9083,12 @@ class Admission(Part):
                              hint="a priority may be given")
 
         def edit(state: State) -> Changes:
-            job = check_status(find_own_job(state, job_id, caller), statuses, f"only a pending one can be {done}",
-                               {RUNNING: f"a running one takes {LIVE_FLAGS}"} if done == "changed so" else {})
+            job = check_status(find_own_job(state, job_id, caller), statuses, "only a pending one can be changed so",
+                               {RUNNING: f"a running one takes {LIVE_FLAGS}"})
             if job.current.slurm_key is not None and not asked <= {"name", "group", "retries"}:
                 there = job.current.slurm_id or "one that is just being submitted"
-                how = "update TimeLimit=2:00:00 JobId=" if "timeout_seconds" in asked else "top "
                 raise NexusError("conflict", f"Slurm has job {job.id} as {there}, and orders it among its own",
-                                 f"there: scontrol {how}{job.current.slurm_id or 'ID'}; [slurm] max_submitted says how "
-                                 "many it gets at once")
+                                 "there: scontrol update, or top; [slurm] max_submitted says how many it gets at once")
             facts = dict(change)
             if "after" in change or "after_any" in change:
                 links = {name: change.get(name, [one for one in getattr(job, name) if one in state.jobs])
@@ -9557,9 +9538,6 @@ class Health(Part):
             faults = join_some(file.faults, 3, "; ")
             yield ("jobs file", os.path.exists(file.path), faults or f"{file.path} is watched",
                    faults and f"{file.path}: {faults}")
-        silent_s = now - self.disks_seen_at
-        if silent_s > DISK_TIMEOUT_S:
-            yield "disks", False, f"they have not answered for {format_duration(silent_s)}", ""
         yield from self.disks
 
     def look_at_disks(self) -> float:
@@ -9573,7 +9551,6 @@ class Health(Part):
             except OSError as error:
                 checks.append((name, False, str(error), ""))
         self.disks: Sequence[tuple[str, bool, str, str]] = checks
-        self.disks_seen_at = self.clock.monotonic()
         return DISK_INTERVAL_S
 
     def list_hints(self) -> list[str]:
@@ -9988,7 +9965,7 @@ class Service:
     def tick(self, runner_events: Sequence[RunnerEvent]) -> None:
         """Run one tick.  A phase that fails is logged and counted; the other phases still run."""
         for backend in self.backends:
-            self.run_guarded(backend.doing, self.take_in, backend, runner_events)
+            self.run_guarded(f"hearing of jobs {backend.name or 'here'}", self.take_in, backend, runner_events)
         self.run_guarded("reading GPUs", self.gpu_watch.take_in_observation)
         self.run_guarded("looking for idle jobs", self.gpu_watch.look_for_idle_jobs)
         self.run_guarded("looking at nodes", self.pool.take_stock)

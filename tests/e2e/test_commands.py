@@ -525,8 +525,8 @@ def test_edit_of_a_running_job(own_home):
     assert done.code == 0, done
     job = own_home.job("m")
     assert [job[key] for key in ("timeout_seconds", "group", "priority", "retries")] == [7200, "g", 2, 1]
-    for words, says in ((["edit", job_id, "--gpus", "2"], "a running one takes --name"), (["hold", job_id], "can be held"),
-                        (["move", job_id, "--first"], "can be moved")):
+    for words, says in ((["edit", job_id, "--gpus", "2"], "a running one takes --name"), (["hold", job_id], "can be changed so"),
+                        (["move", job_id, "--first"], "can be changed so")):
         done = own_home.main(*words)
         assert done.code == 4 and says in done.err and "kill" not in done.err, done
     assert own_home.main("edit", job_id, "--retries", "0", "--timeout", "0.1s").code == 0

@@ -747,7 +747,7 @@ def test_wall_clock_jumps(world, jump):
 # One failure stays one failure
 
 PHASES = [  # where, what, as it is told
-    ("local", "poll", "hearing runners"), ("gpu_watch", "take_in_observation", "reading GPUs"),
+    ("local", "poll", "hearing of jobs here"), ("gpu_watch", "take_in_observation", "reading GPUs"),
     ("pool", "take_stock", "looking at nodes"), ("", "record_ends_and_start", "scheduling")]
 
 
