@@ -7375,10 +7375,10 @@ class JobHost:
         for one in due:
             self.run_guarded(f"ending job {one.job.id}", one.end, members.get(one.job.id, []), now)
 
-    def find_next_look_s(self) -> float | None:
-        """Seconds until processes that are being ended must be looked at again."""
+    def find_next_look_s(self) -> float:
+        """Seconds until processes that are being ended must be looked at again; infinite: there are none."""
         due = [one.next_look_at for one in self.hosted.values() if one.ending_since is not None and not one.is_over]
-        return max(0.0, min(due) - self.clock.monotonic()) if due else None
+        return max(0.0, min(due, default=float("inf")) - self.clock.monotonic())
 
     def find_runtime_s(self, job: Job) -> float | None:
         """Seconds that a job has run here; None: it is not known."""
@@ -7395,23 +7395,24 @@ class JobHost:
             self.machine.leases.close_own(job.id)
 
 
-def list_news(job: Job, progress: Progress) -> Iterator[News]:
-    """What is not recorded yet of a job's progress.  Its Result comes when none of its processes is left."""
-    if progress.requeue:
-        yield Requeue(progress.requeue, {"pid": None, "pid_started": None})
-        return
-    facts: dict[str, Any] = {}
-    if progress.stop and not job.current.stop_cause:
-        facts.update(stop_cause=progress.stop[0], stop_line=progress.stop[1])
-    if progress.pid is not None and job.current.pid is None:
-        facts.update(pid=progress.pid, pid_started=progress.pid_started, session=progress.session)
-    notes = tuple(note for note in progress.notes if note not in job.current.notes)
-    if notes or progress.processes_left != job.current.processes_left:
-        facts.update(processes_left=progress.processes_left, notes=(*job.current.notes, *notes))
-    if facts:
-        yield Facts(facts)
-    if progress.is_over and progress.result:
-        yield progress.result
+def list_news(known: Iterable[tuple[Job, Progress]]) -> Iterator[Finding]:
+    """What is not recorded yet of jobs' progress.  A Result comes when none of the job's processes is left."""
+    for job, progress in known:
+        if progress.requeue:
+            yield job, Requeue(progress.requeue, {"pid": None, "pid_started": None})
+            continue
+        facts: dict[str, Any] = {}
+        if progress.stop and not job.current.stop_cause:
+            facts.update(stop_cause=progress.stop[0], stop_line=progress.stop[1])
+        if progress.pid is not None and job.current.pid is None:
+            facts.update(pid=progress.pid, pid_started=progress.pid_started, session=progress.session)
+        notes = tuple(note for note in progress.notes if note not in job.current.notes)
+        if notes or progress.processes_left != job.current.processes_left:
+            facts.update(processes_left=progress.processes_left, notes=(*job.current.notes, *notes))
+        if facts:
+            yield job, Facts(facts)
+        if progress.is_over and progress.result:
+            yield job, progress.result
 
 
 class MachineBackend(Backend):
@@ -7422,15 +7423,6 @@ class MachineBackend(Backend):
 
     def list_jobs(self) -> list[Job]:
         return [job for job in self.service.running_jobs() if self.has(job)]
-
-    def poll_jobs(self, jobs: Sequence[Job], runner_events: Sequence[RunnerEvent]) -> Iterable[tuple[Job, Progress]]:
-        """Return what is known of these jobs."""
-        raise NotImplementedError
-
-    def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterator[Finding]:
-        for job, progress in self.poll_jobs(self.list_jobs(), runner_events):
-            for news in list_news(job, progress):
-                yield job, news
 
 
 class Local(MachineBackend):
@@ -7443,8 +7435,8 @@ class Local(MachineBackend):
     def start(self, job: Job, variables: Mapping[str, str] | None) -> News | None:
         return self.host.start(self.service.starter.make_order(job, variables))
 
-    def poll_jobs(self, jobs: Sequence[Job], runner_events: Sequence[RunnerEvent]) -> list[tuple[Job, Progress]]:
-        return self.host.tick(jobs, runner_events)
+    def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterator[Finding]:
+        return list_news(self.host.tick(self.list_jobs(), runner_events))
 
 
 # Nodes.  A job's runner needs no service beside it, so a node has none.  On it an agent, this file at the other end of
@@ -7458,7 +7450,7 @@ SILENCE_S = 15.0                # a reply that is later than expected by this me
 ANSWER_S = 120.0                # in which a whole reply must arrive, however slow the connection
 MAX_ANSWER_BYTES = 16 * 2**20
 LOG_BYTES = 2**20               # of all logs in one reply: a slow connection transfers it within ANSWER_S
-LOG_INTERVAL_S = (0.05, 0.5)    # how often logs are looked at: after new output, when silent
+LOG_INTERVAL_S = 0.1            # how often logs are looked at
 HEAD_SILENCE_S = 180.0          # an agent without jobs ends when nobody has asked it for so long
 UNKNOWN_S = 0.2                 # a question about a job that an agent does not know is answered after this time
 FOLDERS_INTERVAL_S = 1.0        # how often an agent looks whether directories are there
@@ -7559,7 +7551,6 @@ class Agent:
         self.told: object = None                        # find_news() of the last reply
         self.shown: tuple[Gpu, ...] | None = None       # the GPUs in it
         self.folders: dict[str, bool] = {}
-        self.log_pause_s = LOG_INTERVAL_S[0]
 
     def fail(self, doing: str, error: BaseException) -> None:
         self.log.error("Internal error while %s", doing, exc_info=error)
@@ -7630,9 +7621,8 @@ class Agent:
 
     def find_wait_s(self) -> float:
         """Seconds until something must be looked at."""
-        next_look_s = self.host.find_next_look_s()
-        return min(WATCH_INTERVAL_S, *([] if next_look_s is None else [next_look_s]),
-                   self.log_pause_s if self.question and self.jobs else WATCH_INTERVAL_S)
+        pause_s = LOG_INTERVAL_S if self.question and self.jobs else WATCH_INTERVAL_S
+        return min(pause_s, self.host.find_next_look_s())
 
     def tick(self, events: Sequence[RunnerEvent]) -> None:
         """Take in requests and events, look after the jobs, and reply."""
@@ -7743,13 +7733,11 @@ class Agent:
 
     def find_news(self, known: Mapping[str, Progress]) -> object:
         """What makes a reply worth sending: it differs from what was last told."""
-        return (known, list(self.refused), self.folders, self.observer.find_error(),
-                self.observer.gpus)
+        return known, list(self.refused), self.folders, self.observer.find_error(), self.observer.gpus
 
     def has_news(self, known: Mapping[str, Progress]) -> bool:
         wanted = self.question.jobs if self.question else ()
         has_output = any(self.measure_output(one) != one.log_sizes for one in wanted)
-        self.log_pause_s = LOG_INTERVAL_S[0] if has_output else min(2 * self.log_pause_s, LOG_INTERVAL_S[1])
         is_unknown = self.clock.monotonic() - self.asked_at >= UNKNOWN_S and any(
             one.key not in known and one.key not in self.refused for one in wanted)
         return has_output or is_unknown or self.find_news(known) != self.told
@@ -8093,8 +8081,8 @@ class Node(MachineBackend):
             self.unsent[key] = make_progress(Requeue(why) if is_lost else Result(None, None, 0.0, "launch", why))
             self.service.wake()
 
-    def poll_jobs(self, jobs: Sequence[Job], runner_events: Sequence[RunnerEvent]) -> Iterator[tuple[Job, Progress]]:
-        lost = self.find_lost()
+    def list_progress(self) -> Iterator[tuple[Job, Progress]]:
+        jobs, lost = self.list_jobs(), self.find_lost()
         for key in self.unsent.keys() - {(job.id, job.attempt) for job in jobs}:
             del self.unsent[key]
         for job in jobs:
@@ -8129,7 +8117,7 @@ class Node(MachineBackend):
                        notes=(*progress.notes, *filter(None, [files])))
 
     def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterator[Finding]:
-        for job, news in super().poll(runner_events):
+        for job, news in list_news(self.list_progress()):
             if isinstance(news, Requeue):
                 self.start_backoff.fail(self.clock.monotonic(), news.why)
                 news = replace(news, why=f"{self.name}: {news.why}")
@@ -10004,13 +9992,13 @@ class Service:
     def next_wait_s(self) -> float:
         is_late = self.clock.monotonic() - self.failed_at < WATCH_INTERVAL_S
         next_look_s = self.local.host.find_next_look_s()
-        if is_late or (self.store.last_error and next_look_s is None):
+        if is_late or (self.store.last_error and next_look_s == float("inf")):
             return WATCH_INTERVAL_S             # backoff after a failure
         if self.outcomes.unrecorded:
             return TERMINATION_INTERVAL_S
         until = self.plan.delayed_until
-        delays = [] if until is None else [max(0.01, until - self.clock.now())]
-        return min([WATCH_INTERVAL_S, *delays, *([] if next_look_s is None else [next_look_s])])
+        delay_s = WATCH_INTERVAL_S if until is None else max(0.01, until - self.clock.now())
+        return min(WATCH_INTERVAL_S, delay_s, next_look_s)
 
     def record(self, job: Job, is_synced: bool = True, /, **facts: Any) -> None:
         """Change fields of a job, or of its last attempt.  Raises: unavailable."""
