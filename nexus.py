@@ -8821,10 +8821,14 @@ class Drafts(Part):
 
     def make(self, submissions: Sequence[Asked], user: str) -> list[tuple[Job, Mapping[str, str], Asked]]:
         """A job for each submission, without place and id, with its environment.  Raises: usage, forbidden."""
+        environments: dict[object, tuple[str, Mapping[str, str]]] = {}          # many jobs share one
         drafts = []
         for asked in submissions:
-            base = self.environ if asked.environment is None else asked.environment
-            digest, variables = self.make_environment(base, asked.env)
+            source = id(asked.environment), id(asked.env)
+            if source not in environments:
+                base = self.environ if asked.environment is None else asked.environment
+                environments[source] = self.make_environment(base, asked.env)
+            digest, variables = environments[source]
             drafts.append((self.make_job(asked, user, digest), variables, asked))
         for job in {request_class(job): job for job, _, _ in drafts}.values():
             self.check_ever_runs(job)                       # once for all jobs with the same request
@@ -9010,8 +9014,11 @@ class Admission(Part):
         def stop(state: State) -> Changes:
             left = find(state)
             for job_id in [job.id for job in left]:
-                if state.jobs[job_id].status not in FINAL:          # a job before it may have ended it too
-                    yield from stop_job(state, state.jobs[job_id], caller.name, now, withdrawn, signal)
+                job = state.jobs[job_id]                            # a job before it may have ended it too
+                if job.status == PENDING and job.current.slurm_key in (None, *withdrawn):
+                    yield from end_job(state, job, CANCELLED, now, cause="killed", stop_by=caller.name)
+                elif job.status not in FINAL and job.current.stop_cause != "killed":    # killed means no retry
+                    yield change_job(job, stop_cause="killed", stop_by=caller.name, stop_line=None, stop_signal=signal)
             return [state.jobs[job.id] for job in left]
 
         ended: list[Job] = self.store.update(stop)
@@ -9720,7 +9727,7 @@ class Views(Part):
                 "gpus": gpus, "verdicts": format_verdicts(gpus, Paint(""))}
 
     def find_estimates(self) -> Mapping[str, float]:
-        """Return {pending job: estimated start}, at most a few seconds old."""
+        """Return {pending job: estimated start}, at most a few seconds old: it may take 0.5 s."""
         with self.estimates_lock:
             if self.clock.monotonic() >= self.estimates_until:
                 self.estimates = self.estimate()
@@ -9728,7 +9735,6 @@ class Views(Part):
             return self.estimates
 
     def estimate(self) -> Mapping[str, float]:
-        """Make new estimates; this may take 0.5 s."""
         state = self.store.state
         jobs = [*state.running.values(), *list_pending(state)[:MAX_ESTIMATED_JOBS]]
         is_unknown = self.service.is_slurm or state.paused or self.service.plan.hold        # Slurm decides then
@@ -9802,7 +9808,7 @@ class Overview(Part):
 
 MAX_DOCUMENTS = 20              # kept of all callers
 MAX_FAILURES = 20               # shown at once
-NEWS_LOOK_S = 3.0               # between two looks for what is no change of State: GPUs, nodes, jobs' last lines
+NEWS_LOOK_S = 5.0               # between two looks for what is no change of State: GPUs, nodes, jobs' last lines
 # What is told with other news, or after NEWS_TIMEOUT_S: it changes all the time.
 UNIMPORTANT = {"state_version", "is_whole", "readings", "host"}
 
@@ -10056,15 +10062,6 @@ class Service:
 NEVER_HINTS = {"gpus": "ask for fewer; --gpus 0 runs a job without one", "gpu_ids": "nexus shows them",
                "gpu_type": "a part of a GPU's name will do, as nexus shows it",
                "gpu_mem_mib": "ask for less: it must be free on each of the GPUs"}
-
-
-def stop_job(state: State, job: Job, who: str, now: float, withdrawn: Iterable[str | None] = (),
-             signal: str | None = None) -> Changes:
-    """Yield the changes that end a pending job or stop a running one.  A job in submission stops once Slurm has it."""
-    if job.status == PENDING and job.current.slurm_key in (None, *withdrawn):
-        yield from end_job(state, job, CANCELLED, now, cause="killed", stop_by=who)
-    elif job.current.stop_cause != "killed":                    # even after a timeout: killed means no retry
-        yield change_job(job, stop_cause="killed", stop_by=who, stop_line=None, stop_signal=signal)
 
 
 def content_of(job: Job) -> tuple[object, ...]:
