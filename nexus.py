@@ -6492,13 +6492,8 @@ def is_machine_fault(error: OSError) -> bool:
     return errno.errorcode.get(error.errno or 0) in MACHINE_FAULTS
 
 
-class Facts(Value):
-    """What is learned of an attempt: that it runs, as job.sh, its node or Slurm reports, or what becomes of it."""
-    facts: Mapping[str, Any]        # fields of the attempt
-
-
 if TYPE_CHECKING:
-    News = Union[Facts, Requeue, Result]       # what a backend reports of an attempt
+    News = Union[dict[str, Any], Requeue, Result]       # what a backend reports: fields of an attempt, or its end
     Finding = tuple[Job, News]
 
 
@@ -6640,7 +6635,7 @@ class SlurmBackend(Backend):
         if slurm_id:
             self.refused = Backoff(*HOLD_S)
             self.hurry()
-            return [Facts({"slurm_id": slurm_id})]
+            return [{"slurm_id": slurm_id}]
         if fault in ("config", "limit"):                    # Slurm would refuse the others too: this job waits
             self.rest(words, hint, fault == "limit")
             return []
@@ -6691,13 +6686,13 @@ class SlurmBackend(Backend):
             elif job.status == PENDING and not is_waiting:
                 yield job, self.find_start(job, seen)
             elif not job.current.slurm_id:
-                yield job, Facts({"slurm_id": seen.id})
+                yield job, {"slurm_id": seen.id}
 
-    def find_start(self, job: Job, seen: SlurmJob | None) -> Facts:
+    def find_start(self, job: Job, seen: SlurmJob | None) -> dict[str, Any]:
         """The start, as the end of the second that Slurm tells, so that no time limit is reached early."""
         seen, now = seen or SlurmJob(job.current.slurm_id or "", ""), self.service.clock.now()
         started_at = now if seen.started_at is None else min(now, seen.started_at + 1)
-        return Facts({"started_at": started_at, "slurm_id": seen.id or None, "slurm_node": seen.nodes or "a node"})
+        return {"started_at": started_at, "slurm_id": seen.id or None, "slurm_node": seen.nodes or "a node"}
 
     def find_end(self, job: Job, seen: SlurmJob | None, over_s: float) -> Iterator[Finding]:
         """Judge a job that Slurm calls ended or does not know, by its files."""
@@ -6748,16 +6743,16 @@ class SlurmBackend(Backend):
             if isinstance(news, Result):
                 self.refused.succeed()                      # there is room for another
                 self.service.wake()
-            elif isinstance(news, Facts) and "started_at" not in news.facts:
+            elif isinstance(news, dict) and "started_at" not in news:
                 command = format_line(job.command, 500)
-                self.log.info("Submitted to Slurm as %s: job %s: %s", news.facts["slurm_id"], job.id, command)
+                self.log.info("Submitted to Slurm as %s: job %s: %s", news["slurm_id"], job.id, command)
         for job in self.live:
             # Slurm enforces limits of whole minutes.
             limit_s, _ = find_time_limit(job, self.config.jobs)
             if job.status == RUNNING and not job.current.stop_cause and (limit_s or 0) % 60:
                 stop = find_stop(job, find_age(job, self.clock.now()), None, self.config.jobs)
                 if stop:
-                    yield job, Facts({"stop_cause": stop[0], "stop_line": stop[1]})
+                    yield job, {"stop_cause": stop[0], "stop_line": stop[1]}
         self.live = self.list_live()
         states = [self.seen[job.current.slurm_key].state for job in self.live
                   if job.current.stop_cause and job.current.slurm_key in self.seen]
@@ -7380,13 +7375,6 @@ class JobHost:
         due = [one.next_look_at for one in self.hosted.values() if one.ending_since is not None and not one.is_over]
         return max(0.0, min(due, default=float("inf")) - self.clock.monotonic())
 
-    def find_runtime_s(self, job: Job) -> float | None:
-        """Seconds that a job has run here; None: it is not known."""
-        hosted = self.hosted.get(job.id)
-        if hosted is None or hosted.job.attempt != job.attempt:
-            hosted = HostedJob(self, job)
-        return hosted.find_runtime_s()
-
     def forget(self, job: Job) -> None:
         """Drop an attempt that is over."""
         self.observer.released_at.update(dict.fromkeys(job.current.gpu_uuids, self.clock.monotonic()))
@@ -7410,7 +7398,7 @@ def list_news(known: Iterable[tuple[Job, Progress]]) -> Iterator[Finding]:
         if notes or progress.processes_left != job.current.processes_left:
             facts.update(processes_left=progress.processes_left, notes=(*job.current.notes, *notes))
         if facts:
-            yield job, Facts(facts)
+            yield job, facts
         if progress.is_over and progress.result:
             yield job, progress.result
 
@@ -7770,15 +7758,7 @@ class Agent:
 AGENT_SCRIPT = r'''
 for python in python3 python3.14 python3.13 python3.12 python3.11 python3.10 python3.9 /opt/conda/bin/python3 \
     ~/miniconda3/bin/python3; do
-  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null && break
-  python=
-done
-[ "$python" ] || {
-  echo 'it has no Python that nexus can use: it needs 3.9 or newer there' >&2
-  echo 'hint: install one and put it on PATH as python3.9, python3.10 ...' >&2
-  exit 1
-}
-exec "$python" -c '
+  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null && exec "$python" -c '
 import hashlib, os, sys
 wanted, head, grace = sys.argv[1:]
 def read(count):                        # unbuffered: what comes after is for the agent
@@ -7809,6 +7789,10 @@ except OSError as error:
 print("nexus-agent: begins", flush=True)
 os.execv(sys.executable, [sys.executable, path, "agent", head, grace])
 ' "$@"
+done
+echo 'it has no Python that nexus can use: it needs 3.9 or newer there' >&2
+echo 'hint: install one and put it on PATH as python3.9, python3.10 ...' >&2
+exit 1
 '''
 
 
@@ -8175,13 +8159,13 @@ class Outcomes(Part):
     def take_news(self, job: Job, news: News) -> None:
         """Record what is new of an attempt; an end is left to record_ends_and_start().  Raises: unavailable."""
         now = self.clock.now()
-        if isinstance(news, Facts) and job.status == PENDING and "started_at" in news.facts:        # in Slurm's queue
-            self.record_start(job, **news.facts)
+        if isinstance(news, dict) and job.status == PENDING and "started_at" in news:       # in Slurm's queue
+            self.record_start(job, **news)
             self.service.starter.tell_start(self.store.state.jobs[job.id])
-        elif isinstance(news, Facts):
-            self.service.record(job, job.current.slurm_key is not None, **news.facts)
-            if "stop_line" in news.facts:
-                self.log.info("Job %s is stopped: %s", job.id, news.facts["stop_line"])
+        elif isinstance(news, dict):
+            self.service.record(job, job.current.slurm_key is not None, **news)
+            if "stop_line" in news:
+                self.log.info("Job %s is stopped: %s", job.id, news["stop_line"])
                 self.service.wake()
         elif isinstance(news, Requeue):
             why, facts = news.why, {**(news.facts or {}), "log_base": measure_logs(self.layout.folder_of(job))}
@@ -8256,7 +8240,9 @@ class Outcomes(Part):
 
     def find_runtime_s(self, job: Job, now: float) -> float:
         """Seconds that a job has run.  The wall clock, which may have been set, is the last resort."""
-        runtime_s: float | None = self.service.local.host.find_runtime_s(job)
+        host: JobHost = self.service.local.host
+        hosted = host.hosted.get(job.id)
+        runtime_s = (hosted if hosted and hosted.job.attempt == job.attempt else HostedJob(host, job)).find_runtime_s()
         return max(0.0, find_age(job, now)) if runtime_s is None else runtime_s
 
     def forget(self, job: Job) -> None:
@@ -9423,7 +9409,7 @@ class LogWatch(Part):
         return [growth.seen, (self.clock.now(), *measure_logs(folder))] if growth else []
 
     def find_last_line(self, folder: str | None) -> str | None:
-        """The last line of a running job's logs; its file is read only when it has grown."""
+        """The last line of a running job's logs."""
         growth = self.growths.get(folder or "")
         return growth.find_last_line() if growth else None
 
@@ -9454,18 +9440,12 @@ class LogGrowth:
         self.written: LogMark = (0.0, 0, 0)
         self.seen: LogMark = (0.0, 0, 0)
         self.growing = (False, False)
-        self.last_line: str | None = None
-        self.last_line_sizes = (0, 0)               # of the logs when last_line was read
 
     def find_last_line(self) -> str | None:
         """The last line of the log that grew last."""
-        sizes, is_stderr = self.seen[1:], self.growing == (False, True)
-        if sizes != self.last_line_sizes:
-            path, size = os.path.join(self.folder, STREAM_FILES[is_stderr]), sizes[is_stderr]
-            content = read_part(path, max(0, size - LAST_LINE_BYTES), LAST_LINE_BYTES)
-            self.last_line = next(iter(find_last_lines(content.decode("utf-8", "replace"), 1)), self.last_line)
-            self.last_line_sizes = sizes
-        return self.last_line
+        is_stderr = self.growing == (False, True)
+        text, _ = read_tail(os.path.join(self.folder, STREAM_FILES[is_stderr]), 0, LAST_LINE_BYTES)
+        return next(iter(find_last_lines(text, 1)), None)
 
     def note(self, now: float) -> None:
         """Measure the logs.  Write the last mark when the other log grows, to keep their order, and each LOG_NOTE_S."""
