@@ -5429,7 +5429,6 @@ class Machine:
     """This machine as the service uses it: GPUs, processes, sessions, leases and launching."""
 
     def __init__(self, config: Config, layout: Layout, service_id: str) -> None:
-        self.layout = layout
         is_slurm = config.jobs.launcher == "slurm"
         self.is_mock = config.mock_gpus is not None and not is_slurm
         # With Slurm nothing of this machine is used: the GPUs are Slurm's.
@@ -9584,7 +9583,7 @@ class Views(Part):
         closed = {node.name: node.find_closed(now) for node in nodes.values()}
         for gpu in self.service.gpu_watch.see_gpus(state):
             why = closed.get(gpu.node) if gpu.node else self.service.observer.observation.error
-            is_unread = bool(why) and (not gpu.node or gpu.node not in nodes or nodes[gpu.node].trouble is not None)
+            is_unread = bool(why) and (not gpu.node or nodes[gpu.node].trouble is not None)
             if gpu.node and is_unread:                  # its last readings are too old
                 gpu = forget_readings(gpu)
             shown.append(gpu_json(gpu, state, self.config.gpu, why if is_unread else None,
