@@ -9443,7 +9443,7 @@ class LogGrowth:
     def find_last_line(self) -> str | None:
         """The last line of the log that grew last."""
         is_stderr = self.growing == (False, True)
-        text, _ = read_tail(os.path.join(self.folder, STREAM_FILES[is_stderr]), 0, LAST_LINE_BYTES)
+        text = read_tail(os.path.join(self.folder, STREAM_FILES[is_stderr]), 0, LAST_LINE_BYTES)
         return next(iter(find_last_lines(text, 1)), None)
 
     def note(self, now: float) -> None:
