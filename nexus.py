@@ -10400,10 +10400,9 @@ class Gate:
             if route.access == "owner" and not caller.is_owner:
                 raise NexusError("forbidden", f"{route.method} {route.pattern} is for {self.service.user}, "
                                  "whose service this is")
-            answer = route.handler(self, caller, **self.read_arguments(request, route, path_parameters))
-            response: Response = Response(204)
-            if isinstance(answer, Response) or route.answer:
-                response = answer if isinstance(answer, Response) else json_response(answer)
+            response = route.handler(self, caller, **self.read_arguments(request, route, path_parameters))
+            if not isinstance(response, Response):
+                response = json_response(response) if route.answer else Response(204)
             if response.stream:
                 response = replace(response, stream=self.check_stream(request, caller, response.stream))
             return response
@@ -12984,7 +12983,11 @@ def cmd_token_list(call: Call) -> None:
 
 def cmd_node_add(call: Call) -> None:
     """Have the service send jobs to another machine: it brings this nexus.py there."""
-    config = read_node(call)
+    options = call.options
+    user, _, host = options.host.rpartition("@")
+    facts = {"name": options.name, "host": host, "user": user, "jump": options.jump, "port": options.port,
+             "identity_file": options.identity and os.path.abspath(os.path.expanduser(options.identity))}
+    config = parse_node({key: fact for key, fact in facts.items() if fact})
 
     def look() -> dict[str, Any]:
         return next(node for node in call.client.nodes() if node["name"] == config.name)
@@ -13004,16 +13007,6 @@ def cmd_node_add(call: Call) -> None:
     call.print(f"{config.name}: {format_count(node['gpus'], 'GPU')}{models}, Python {node['python']}")
     if node["trouble"]:
         call.say(f"{config.name}: {node['trouble']}")
-
-
-def read_node(call: Call) -> NodeConfig:
-    """The node to add.  Raises: usage."""
-    options = call.options
-    identity = options.identity and os.path.abspath(os.path.expanduser(options.identity))
-    user, _, host = options.host.rpartition("@")
-    facts = {"name": options.name, "host": host, "user": user, "jump": options.jump, "port": options.port,
-             "identity_file": identity}
-    return parse_node({key: fact for key, fact in facts.items() if fact})
 
 
 def cmd_node_list(call: Call) -> None:
