@@ -92,7 +92,7 @@ WAYS = [  # reason, the job
     ("a conda environment", {"command": "bash show.sh", "conda": "@evil"}),
     ("a work tree", {"command": "bash show.sh", "snapshot": "0" * 40, "snapshot_repo": "@scripts"}),
     *[(f"the shell's {text!r}", {"command": f"bash show.sh {text}"}) for text in (
-        "; touch @mark", "\ntouch @mark", "$(touch @mark)", "`id`", "> @mark", "& touch @mark", "'a", '"a', "*")],
+        "; touch @mark", "\ntouch @mark", "$(touch @mark)", "`id`", "> @mark", "& touch @mark", "'a", '"a', "*", "\u00a0a")],
     ("a text for bash", {"command": "bash README.md"}), ("a module for sh", {"command": "sh show.py"}),
     ("a script for another", {"command": "python3 tool.sh"}), ("another interpreter", {"command": "Rscript show.R"}),
     ("a program", {"command": "touch @mark"}), ("a program's path", {"command": "/usr/bin/touch @mark"}),
