@@ -734,6 +734,13 @@ def test_another_machines_state(tmp_path, reason, runs, runs_later, is_refused):
         assert json.loads(pathlib.Path(other.path("state.json")).read_text())["host"] == nexus.read_machine()
 
 
+def test_a_machine_that_has_another_name_now(tmp_path):
+    """Its boot is the one of its jobs."""
+    box = Box(tmp_path / "home").open(host="gpu1").add("abc", status=nexus.RUNNING, boot_id=nexus.read_boot_id())
+    box.store.save_checkpoint()
+    assert Box(tmp_path / "home").open().dump() == box.dump()
+
+
 def test_a_state_that_was_moved_is_this_machines_at_once(tmp_path):
     """Killed with a running job before it wrote state.json anew, it is not told that its jobs run elsewhere."""
     Box(tmp_path / "home").open(host="gpu1").add("abc").store.save_checkpoint()
