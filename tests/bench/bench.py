@@ -7,7 +7,6 @@ NEXUS_HOME, with a made-up nvidia-smi that answers in a millisecond.
 """
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import http.client
 import json
@@ -331,56 +330,38 @@ FOLLOWERS, STREAMS, REQUESTS_PER_S, LOAD_S = 200, 50, 100, 15.0
 
 
 class Load:
-    """What a group's browsers and scripts ask at once, all from this process, in a thread of its own."""
+    """What a group's browsers and scripts ask at once: followers by curl, short requests from here."""
 
     def __init__(self, port: int, job_id: str) -> None:
-        self.port, self.job_id = port, job_id
+        url = f"http://127.0.0.1:{port}"
+        paths = [f"/jobs/{job_id}/logs"] * FOLLOWERS + ["/service/logs"] * STREAMS
+        self.streams = [subprocess.Popen(["curl", "-sfN", "-o", "/dev/null", f"{url}{path}?follow=true"]) for path in paths]
         self.failures: list[str] = []
         self.delays: list[float] = []               # of the short requests, in ms
-        self.received = 0
-        self.begun, self.is_over = threading.Event(), False
-        self.thread = threading.Thread(target=lambda: asyncio.run(self.run()))
+        self.port, self.is_over = port, False
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
 
-    async def run(self) -> None:
-        streams = [asyncio.create_task(self.stream(f"/jobs/{self.job_id}/logs?follow=true")) for _ in range(FOLLOWERS)]
-        streams += [asyncio.create_task(self.stream("/service/logs?follow=true")) for _ in range(STREAMS)]
-        while self.received < FOLLOWERS + STREAMS and not self.failures:
-            await asyncio.sleep(0.05)
-        self.begun.set()
-        asked, began = [], time.perf_counter()
-        while not self.is_over:
-            asked.append(asyncio.create_task(self.ask("/jobs?limit=1" if len(asked) % 2 else "/status")))
-            await asyncio.sleep(max(0.0, began + len(asked) / REQUESTS_PER_S - time.perf_counter()))
-        await asyncio.gather(*asked)
-        for task in streams:
-            task.cancel()
-        await asyncio.gather(*streams, return_exceptions=True)
-
-    async def ask(self, path: str) -> None:
+    def run(self) -> None:
         began = time.perf_counter()
-        try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-            writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
-            answer = await reader.read()
-            writer.close()
-            if b" 200 " not in answer[:20] or not answer.rstrip().endswith((b"}", b"]", b"0")):
-                self.failures.append(repr(answer[:100]))
-        except OSError as error:
-            self.failures.append(f"{path}: {error}")
-        self.delays.append((time.perf_counter() - began) * 1000)
+        while not self.is_over:
+            at = time.perf_counter()
+            try:
+                line = http.client.HTTPConnection("127.0.0.1", self.port)
+                line.request("GET", "/jobs?limit=1" if len(self.delays) % 2 else "/status")
+                json.loads(line.getresponse().read())
+            except (OSError, ValueError) as error:
+                self.failures.append(repr(error))
+            self.delays.append((time.perf_counter() - at) * 1000)
+            time.sleep(max(0.0, began + len(self.delays) / REQUESTS_PER_S - time.perf_counter()))
 
-    async def stream(self, path: str) -> None:
-        try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-            writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-            if b" 200 " not in await reader.readline():
-                self.failures.append(f"{path} was refused")
-            self.received += 1
-            while await reader.read(65536):
-                pass
-            self.failures.append(f"{path} ended")
-        except OSError as error:
-            self.failures.append(f"{path}: {error}")
+    def end(self) -> None:
+        self.is_over = True
+        self.thread.join(60)
+        self.failures += [f"a stream ended: {stream.args}" for stream in self.streams if stream.poll() is not None]
+        for stream in self.streams:
+            stream.kill()
+            stream.wait()
 
 
 def measure_load() -> None:
@@ -394,16 +375,14 @@ def measure_load() -> None:
         for _ in range(3):
             quiet = measure_starts(it, 100)
             load = Load(it.port, talker)
-            load.thread.start()
-            assert load.begun.wait(60), load.failures[:3]
+            time.sleep(5)                               # until all of them listen
             at_s, cpu_s = time.perf_counter(), it.cpu_s()
             ratios.append(measure_starts(it, 100) / quiet)
             while time.perf_counter() - at_s < LOAD_S:
                 time.sleep(0.1)
             shares.append((it.cpu_s() - cpu_s) / (time.perf_counter() - at_s))
             memory_mb.append(it.rss_mb())
-            load.is_over = True
-            load.thread.join(60)
+            load.end()
             time.sleep(5)
             memory_mb.append(it.rss_mb())
             failures += load.failures

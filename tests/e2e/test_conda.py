@@ -14,7 +14,7 @@ import sys
 import pytest
 from live import until
 from makers import SUPPORT
-from test_runner import ENVIRONMENT, box, needs_screen, seen_environment
+from test_runner import ENVIRONMENT, box, seen_environment
 
 __all__ = ["box"]                               # a fixture, found by its name
 BIN = "/usr/local/bin:/usr/bin:/bin"
@@ -249,12 +249,6 @@ def test_an_activation_script_that_ends_the_shell(box, conda, reason, script, co
 # The command
 
 
-def test_nothing_of_the_activation_stays(box, conda):
-    box.run("ls /proc/$$/fd > fds; cat /proc/$$/task/$$/children > children; true", conda="ml", environment=conda.environ())
-    assert pathlib.Path(box.home, "fds").read_text().split() == ["0", "1", "2"]
-    assert len(pathlib.Path(box.home, "children").read_text().split()) == 1, "cat; no zombie that the command would have to wait for"
-
-
 def test_no_shell_stays_between(box, conda):
     """A signal finds the command itself."""
     os.mkfifo(f"{box.home}/go")
@@ -282,13 +276,3 @@ def test_a_signal_while_it_is_activated(box, conda):
         result = until(lambda: box.result(job))
     assert process.wait(60) == 0
     assert (result.exit_code, result.cause) == (143, None) and box.text("stdout.log") == "" and folder_of(box) == WHOLE
-
-
-@needs_screen
-def test_under_screen_it_has_the_terminal(box, conda):
-    box.use_screen()
-    assert box.run("test -t 0 && echo terminal; exit 7", conda="ml", environment=conda.environ()).exit_code == 7
-    assert box.text("stdout.log") == "terminal\n"
-    assert box.run("echo ran", conda="x", environment=conda.environ(), attempt=2).cause == "launch"
-
-
