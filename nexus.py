@@ -12578,10 +12578,22 @@ def cmd_end(call: Call) -> None:
             call.say(describe_end(job))
     call.client.wait([job["id"] for job in jobs if job["status"] not in FINAL],
                      lambda job: call.say(describe_end(job)))
+    say_dragged(call, [job["id"] for job in jobs])
 
 
 def say_unheard(call: Call, job: Json, what: str) -> None:
     call.say(f"{job['node']} has not been heard since {local_time(job['unknown_since'], '%m-%d %H:%M')}: {what}")
+
+
+def say_dragged(call: Call, ended: Sequence[str]) -> None:
+    """Name the jobs that were cancelled because they were to come after these."""
+    gone, children = list(ended), [job for job in call.client.jobs(status=CANCELLED, fields="id,after,cause,retried_as")
+                                   if job["cause"] == "dependency" and not job["retried_as"]]       # none of others
+    for parent in gone:                         # it grows
+        gone += [job["id"] for job in children if parent in job["after"] and job["id"] not in gone]
+    if dragged := gone[len(ended):]:
+        call.say(f"with it {format_count(len(dragged), 'job')} that came after: {join_some(dragged, 10)}; to run all "
+                 f"again: nexus retry {' '.join(gone) if len(gone) <= 10 else 'ID...'}")
 
 
 def find_job(call: Call) -> dict[str, Any]:

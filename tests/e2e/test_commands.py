@@ -850,12 +850,23 @@ def test_a_guess_at_a_job_is_answered(own_home):
     assert own_home.main("logs", "Long-One").err.startswith(f"nexus: job {first}, cancelled")
 
 
-def test_a_cancel_is_all_or_none(own_home):
+def test_a_cancel_names_what_goes_with_it(own_home):
     own_home.main("pause")
-    first, other = add(own_home, "true"), add(own_home, "true")
+    first = add(own_home, "true")
+    second = add(own_home, "true", "--after", first)
+    third = add(own_home, "true", "--after", second)
     done = own_home.main("cancel", first, "nope")
     assert done.code == 3 and "nothing was done to the others" in done.err and own_home.job(first)["status"] == "pending"
-    assert own_home.main("cancel", first).code == 0
+    done = own_home.main("cancel", first)
+    assert f"with it 2 jobs that came after: {second}, {third}" in done.err
+    assert f"nexus retry {first} {second} {third}" in done.err, done
+    token = own_home.main("token", "create", "ann").out.strip()
+    environ = {"NEXUS_URL": f"http://127.0.0.1:{own_home.port}", "NEXUS_TOKEN": token}
+    mine = own_home.main("add", "true", **environ).id
+    child = own_home.main("add", "--after", mine, "true", **environ).id
+    done = own_home.main("cancel", mine, **environ)
+    assert done.code == 0 and f"with it 1 job that came after: {child}" in done.err, "others' jobs do not show what they come after"
+    other = add(own_home, "true")
     assert "1 of these jobs had ended before" in own_home.main("cancel", first, other).err
 
 
