@@ -106,19 +106,17 @@ def all_pids():
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def find_processes(mark):
+def find_processes(mark, files=("cmdline", "environ")):
     """The processes with these words in their arguments or environment."""
     mark = mark.encode()
     found = [pid for pid in all_pids() if pid != os.getpid()
-             and (mark in read_bytes(f"/proc/{pid}/cmdline").replace(b"\0", b" ") or mark in read_bytes(f"/proc/{pid}/environ"))]
+             and any(mark in read_bytes(f"/proc/{pid}/{file}").replace(b"\0", b" ") for file in files)]
     return [pid for pid in found if is_alive(pid)]
 
 
 def find_commands(mark):
-    """The processes with these words in their arguments."""
-    mark = mark.encode()
-    found = [pid for pid in all_pids() if pid != os.getpid() and mark in read_bytes(f"/proc/{pid}/cmdline").replace(b"\0", b" ")]
-    return [pid for pid in found if is_alive(pid)]
+    """Those with these words in their arguments."""
+    return find_processes(mark, ["cmdline"])
 
 
 def kill(*pids, number=signal.SIGKILL):
