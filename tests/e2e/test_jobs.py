@@ -266,19 +266,6 @@ def test_a_group_that_fails_is_held():
         assert [box.logs(job_id, "stdout") for job_id in again] == ["1\n", "2\n", "3\n"]
 
 
-def test_a_group_is_killed_and_waited_for():
-    with live.Box(gpus=1) as box:
-        ids = [box.add("sleep 600", group="g") for _ in range(4)]
-        other = box.add("true")
-        box.wait_started(ids[0])
-        cli(box, "kill", "--group", "g")
-        assert statuses(box, *ids) == ["cancelled"] * 4 and box.job(ids[1])["started_at"] is None
-        box.wait(other, "completed")
-        cli(box, "add", "--group", "h", "true"), cli(box, "add", "--group", "h", "exit 5")
-        assert "exit 5" in cli(box, "wait", "--group", "h", code=5)
-        assert "did you mean 'h'" in cli(box, "kill", "--group", "hh", code=3)
-
-
 def test_the_service_is_killed_while_jobs_wait():
     """For another attempt, for another job, for the group's limit: all goes on as it would have."""
     with live.Box(gpus=0, cpu_slots=10, retry_backoff_seconds=10) as box:

@@ -244,30 +244,6 @@ def test_no_other_folder_is_touched(tmp_path, reason, log_dir, folder):
     assert sorted(str(path) for path in tmp_path.rglob("*")) == before
 
 
-# Reading
-
-
-DISK_ERRORS = [  # errno, a word of the hint
-    (errno.ENOSPC, "room"), (errno.EDQUOT, "quota"), (errno.EACCES, "owns"), (errno.EROFS, "read-only"), (errno.EIO, ""),
-]
-
-
-@pytest.mark.parametrize("number, word", DISK_ERRORS, ids=[errno.errorcode[case[0]] for case in DISK_ERRORS])
-def test_faults_of_the_disk_say_what_to_do(number, word):
-    error = nexus.describe_disk_error(OSError(number, os.strerror(number)), "write", "/data/state.json")
-    assert error.kind == "unavailable" and error.message == f"cannot write /data/state.json: {os.strerror(number)}"
-    assert word in error.hint
-
-
-def test_make_folder_is_private_and_says_why_it_cannot(tmp_path):
-    nexus.make_folder(str(tmp_path / "a" / "b"))
-    nexus.make_folder(str(tmp_path / "a" / "b"))
-    assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
-    (tmp_path / "file").write_text("")
-    with pytest.raises(nexus.NexusError, match="cannot make"):
-        nexus.make_folder(str(tmp_path / "file" / "b"))
-
-
 # The configuration
 
 
@@ -311,34 +287,6 @@ def test_what_stands_in_the_place_of_the_file_is_not_taken_for_none(tmp_path, re
         nexus.load_config(str(tmp_path / "config.toml"), {})
     assert caught.value.kind == "usage" and caught.value.hint
 
-
-# Layout
-
-
-PATHS = [  # keys of [state], state_file, log_dir
-    ({}, "/data/nx/state.json", "/data/nx/logs"),
-    ({"state_file": "/fast/state.json", "log_dir": "/big/logs"}, "/fast/state.json", "/big/logs"),
-]
-
-
-@pytest.mark.parametrize("keys, state_file, log_dir", PATHS)
-def test_default_paths_follow_the_home_and_named_ones_do_not(keys, state_file, log_dir):
-    layout = nexus.make_layout("/data/nx", nexus.parse_config({"state": keys}, "config.toml"))
-    assert (layout.state_file, layout.log_dir, layout.job_folder("abc")) == (state_file, log_dir, f"{log_dir}/job_abc")
-
-
-HOMES = [  # reason, environment, home
-    ("the default", {"HOME": "/home/ann"}, "/home/ann/.nexus"),
-    ("moved", {"HOME": "/home/ann", "NEXUS_HOME": "/data/nx"}, "/data/nx"),
-    ("set to nothing", {"HOME": "/home/ann", "NEXUS_HOME": ""}, "/home/ann/.nexus"),
-    ("a slash at its end", {"NEXUS_HOME": "/data/nx/"}, "/data/nx"),
-    ("no HOME", {}, os.path.expanduser("~/.nexus")),
-]
-
-
-@pytest.mark.parametrize("reason, environ, home", HOMES, ids=[case[0] for case in HOMES])
-def test_find_home(reason, environ, home):
-    assert nexus.find_home(environ) == home
 
 
 # tokens.json

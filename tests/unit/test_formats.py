@@ -457,17 +457,7 @@ def test_fill_cuda_option(reason, command, filled):
 # The jobs file
 
 Row = nexus.JobsRow
-SEED_003 = """\
-# Comments start with #
-0,/path/to/train.py,pytorch_env,--llm qwen2.5-7b-inst --epochs 100,0-3
-1,/path/to/eval.py,pytorch_env,--llm qwen2.5-3b-inst --dataset test,
-2,/path/to/inference.py,,--llm qwen2.5-32b-inst --batch_size 1,4,5,6,7
-"""
 JOBS_FILES = [  # reason, text, rows
-    ("as in seed 003", SEED_003, [
-        Row(2, 0, "/path/to/train.py", "pytorch_env", "--llm qwen2.5-7b-inst --epochs 100", (0, 1, 2, 3)),
-        Row(3, 1, "/path/to/eval.py", "pytorch_env", "--llm qwen2.5-3b-inst --dataset test", None),
-        Row(4, 2, "/path/to/inference.py", None, "--llm qwen2.5-32b-inst --batch_size 1", (4, 5, 6, 7))]),
     ("empty lines and comments", "\n \n # x\n0,a.py\n", [Row(4, 0, "a.py", None, "", None)]),
     ("written on Windows", "\ufeff0,a.py,,,\r\n1,b.py,,,\r\n", [Row(1, 0, "a.py", None, "", None), Row(2, 1, "b.py", None, "", None)]),
     ("its last line is still being written", "0,a.py,env,--x,\n0,b.py,en", [Row(1, 0, "a.py", "env", "--x", None)]),
@@ -813,11 +803,6 @@ def test_tokens_that_cannot_be(user, text, kind, words):
     with pytest.raises(nexus.NexusError, match=words) as raised:
         nexus.add_token(TOKENS, user, text, None, NOW)
     assert raised.value.kind == kind
-
-
-def test_a_token_that_has_expired_may_be_given_again():
-    made = nexus.add_token(TOKENS, "dan@lab.org", "past-of-cyd1", None, NOW)
-    assert holders(made)["past-of-cyd1"] == "dan@lab.org" and len(made) == len(TOKENS)
 
 
 @pytest.mark.parametrize("given, gone", [
