@@ -13439,7 +13439,7 @@ h1, h2, h3, p, ul, pre { margin: 0; padding: 0; list-style: none; }
 h1 { font-size: 1.25rem; }
 h2, h3 { font-size: 1rem; }
 a { color: var(--accent); }
-a:not(:hover, #docs p a, .lines a) { text-decoration: none; }
+a:not(:hover, dd a, .lines a) { text-decoration: none; }
 code, pre, textarea, .command, .id, .line { font-family: var(--mono); font-size: .93em; }
 pre { white-space: pre-wrap; }
 :focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; border-radius: 4px; }
@@ -13488,7 +13488,8 @@ section, #job > div > * { margin-bottom: .8rem; }
 .rows > li { padding: .2rem .8rem; min-height: 34px; }
 .rows > li + li { border-top: 1px solid var(--line); }
 .rows + .rows, details > .rows { margin: .5rem 0; }
-.job, .group > .title { flex: 0 0 clamp(13rem, 16vw, 18rem); min-width: 0; color: inherit; }
+.job, .group > .title { flex: 0 0 clamp(13rem, 16vw, 18rem); min-width: 0; }
+.job { color: inherit; }
 .id { flex: 0 0 2.7rem; color: var(--accent); }
 .actions { display: flex; flex-wrap: wrap; gap: .3rem .6rem; }
 .rows .actions { flex-shrink: 0; min-width: 4.4rem; margin-left: auto; justify-content: flex-end; }
@@ -14470,20 +14471,23 @@ function fieldsOf(schema) {                     // [name, schema] of each
 }
 
 const listFields = (title, fields) => fields.length > 0 && [el('h3', {}, title), el('dl', {},
-  fields.map(([name, {description = '', ...type}]) => [el('dt', {}, el('code', {}, name)),
-    el('dd', {}, marked(description), ' ', el('span', {class: 'help'}, typeOf(type)))]))];
+  fields.map(([name, {description = '', ...type}]) => {
+    const word = typeOf(type), shape = word.replace('[]', '');
+    return [el('dt', {}, el('code', {}, name)), el('dd', {}, marked(description), ' ', el('span', {class: 'help'},
+      shapes[shape] ? el('a', {href: `#shape-${shape}`}, word) : word))];
+  }))];
 
-function drawReply([status, reply]) {
-  const [[kind, {schema}] = ['no content', {schema: reply}]] = Object.entries(reply.content ?? {});
-  const name = reply.$ref || kind === 'application/json' ? typeOf(schema) : kind, shape = name.replace('[]', '');
-  return el('p', {}, `${status === 'default' ? 'otherwise' : status}: `,
-    shapes[shape] ? el('a', {href: `#shape-${shape}`}, name) : name);
+function readReply([status, reply]) {           // [status, schema]
+  const [[kind, {schema}] = ['no content', {}]] = Object.entries(reply.content ?? {});
+  return status === 'default' ? ['otherwise', {$ref: 'Error'}]
+    : [status, kind === 'application/json' ? schema : {type: kind}];
 }
 
 function drawCall(path, method, {operationId: id, summary, parameters, requestBody, responses}) {
   const [[kind, {schema} = {}] = []] = Object.entries(requestBody?.content ?? {}), isJson = kind === 'application/json';
   const shape = shapes[typeOf(schema)] ?? schema, files = kind && !isJson ? fieldsOf(shape) : [];
-  const address = el('input', {'aria-label': 'Address', spellcheck: 'false', value: path.slice(1) || '.'});
+  const example = path.slice(1).replace(/{\w+}/g, (name) => name.slice(1, -1).toUpperCase()) || '.';
+  const address = el('input', {'aria-label': 'Address', spellcheck: 'false', value: example});
   const body = isJson && el('textarea', {'aria-label': 'Body', rows: 6, spellcheck: 'false'},
     pretty(JSON.stringify(shape.examples?.[0] ?? {})));
   const curl = el('pre', {tabindex: 0, 'aria-label': 'the same with curl'});
@@ -14508,7 +14512,7 @@ function drawCall(path, method, {operationId: id, summary, parameters, requestBo
   return el('details', {class: 'panel pad', id},
     el('summary', {}, el('b', {}, method), el('code', {}, path), muted(marked(summary))),
     listFields('Parameters', parameters.map(({name, schema: type, description}) => [name, {...type, description}])),
-    listFields('Body', fieldsOf(shape)), el('h3', {}, 'Answers'), Object.entries(responses).map(drawReply),
+    listFields('Body', fieldsOf(shape)), listFields('Answers', Object.entries(responses).map(readReply)),
     el('h3', {}, 'With curl'), curl, !files.length && el('form', {oninput, onsubmit},
       el('h3', {}, 'From here'), address, body, el('div', {class: 'buttons'}, send), answer));
 }
