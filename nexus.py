@@ -12403,7 +12403,9 @@ def show_added(call: Call, answer: Json) -> None:
         call.say(answer["warning"])
     if call.options.dry_run:
         call.show(answer["jobs"], lambda jobs, paint: paint.join([job["command"] for job in jobs]))
-        call.say(f"{format_count(len(answer['jobs']), 'job')} would be added; this was a dry run")
+        asked = describe_changes(read_fields(call, [name for name, row in ASKED.items() if row.flag]))
+        call.say(f"{format_count(len(answer['jobs']), 'job')} would be added{asked and ', with '}{asked}; "
+                 "this was a dry run")
     else:
         call.show(answer, lambda answer, paint: paint.join(answer.get("ids") or [answer["id"]]))
 
@@ -12645,7 +12647,17 @@ def cmd_edit(call: Call) -> None:
     if not change:
         refuse("there is nothing to change", hint="name what, like --gpus 2; nexus help edit lists the options")
     job = call.client.edit(call.options.id, **change)
-    call.say(f"job {job['id']} is changed")
+    call.say(f"job {job['id']} is changed: {describe_changes(change)}")
+
+
+def describe_changes(change: Json) -> str:
+    """`GPUs 2, after abc`; of variables, the names."""
+    told = []
+    for name, value in change.items():
+        line, show = SHOW_LINES["Asked for"].get(name, (f"{name}: {{}}", show_fact))
+        told.append(line.replace(":", "", 1).format("none" if value in (None, [], ()) else show(
+            list(value) if isinstance(value, dict) else value)))
+    return ", ".join(told)
 
 
 def cmd_retry(call: Call) -> None:
@@ -13246,20 +13258,24 @@ COMMANDS = (
     Command("queue", "pending jobs in the order they would start, and why they wait", cmd_queue, (
         NUMBER_OPTION, *CHOICE_OPTIONS, JSON_OPTION)),
     Command("history", "finished jobs", cmd_history, (
-        NUMBER_OPTION, SINCE, STATUS_OPTION, *CHOICE_OPTIONS, JSON_OPTION)),
-    Command("jobs", "all jobs kept", cmd_jobs, (NUMBER_OPTION, SINCE, STATUS_OPTION, *CHOICE_OPTIONS, JSON_OPTION)),
+        NUMBER_OPTION, SINCE, STATUS_OPTION, *CHOICE_OPTIONS, JSON_OPTION),
+            examples=("history --since 24h", "history --status failed")),
+    Command("jobs", "all jobs kept", cmd_jobs, (NUMBER_OPTION, SINCE, STATUS_OPTION, *CHOICE_OPTIONS, JSON_OPTION),
+            examples=("jobs --status running,pending", "jobs --name baseline --json")),
     Command("show", "all that is known of a job", cmd_show, (ID, JSON_OPTION)),
     Command("why", "why a job waits, GPU by GPU",
             lambda call: call.show(call.client.why(call.options.id), format_why), (ID, JSON_OPTION)),
     Command("wait", "wait for jobs to finish; exit with the first exit code that is not 0", cmd_wait, (
         ANY_IDS, GROUP,
-        argument("--any", action="store_true", help="return when the first of them has finished, with its exit code"))),
+        argument("--any", action="store_true", help="return when the first of them has finished, with its exit code")),
+            examples=("wait --group exp1", "wait --any abc abd")),
     Command("logs", "what a job printed, or the service's log", cmd_logs, (
         argument("ids", nargs="*", metavar="ID|GPU|service", help="jobs (default: the last started), or the service"),
         argument("-f", "--follow", action="store_true", help="follow the output until the job ends"),
         argument("-n", "--number", row=LINES, metavar="N", help="the last N lines"),
         argument("--stream", choices=STREAMS, default="both", help="stdout goes to stdout, stderr to stderr"),
-        argument("--timestamps", action="store_true", help="begin each line with the time at which it came"))),
+        argument("--timestamps", action="store_true", help="begin each line with the time at which it came")),
+            examples=("logs", "logs -f abc", "logs abc abd", "logs service -n 50")),
     Command("kill", "stop running jobs and all they started; returns when they are gone", cmd_end, (
         argument("ids", nargs="*", metavar="ID|GPU"),
         argument("--all", action="store_true", help="with a GPU: all jobs that share it"),
@@ -13267,8 +13283,10 @@ COMMANDS = (
         STATUS_OPTION,
         argument("--signal", metavar="NAME", row=CANCEL_KEYS["signal"],
                  help="the first signal, like INT (default: TERM); KILL follows in "
-                 f"{JobsConfig.kill_grace_seconds:g} s, or what kill_grace_seconds says"))),
-    Command("cancel", "stop jobs, pending or running", cmd_end, (ANY_IDS, GROUP, STATUS_OPTION)),
+                 f"{JobsConfig.kill_grace_seconds:g} s, or what kill_grace_seconds says")),
+            examples=("kill abc", "kill 0", "kill --signal INT abc", "kill --group exp1")),
+    Command("cancel", "stop jobs, pending or running", cmd_end, (ANY_IDS, GROUP, STATUS_OPTION),
+            examples=("cancel abc abd", "cancel --group exp1", "cancel --status pending")),
     Command("remove", "take pending jobs out of the queue", cmd_end, (IDS,)),
     Command("retry", "run finished jobs again, as new ones; prints their ids", cmd_retry, (
         ANY_IDS, argument("--failed", action="store_true", help="all jobs that failed and were not retried yet"),
@@ -13284,11 +13302,12 @@ COMMANDS = (
                       'edit abc --command "python train.py --lr 0.01"')),
     Command("clear", "forget finished jobs, with their logs", cmd_clear, (
         ANY_IDS, GROUP, STATUS_OPTION, argument("--all", action="store_true", help="all finished jobs")),
-            "Pending and running jobs stay."),
+            "Pending and running jobs stay.", examples=("clear abc", "clear --status failed,cancelled")),
     Command("move", "change a pending job's place", cmd_move, (
         ID, argument("--first", action="store_true", help="before all others, whatever their priority"),
         argument("--last", action="store_true", help="behind all that wait now"),
-        argument("--priority", metavar="P", row=JOB_FIELDS["priority"]))),
+        argument("--priority", metavar="P", row=JOB_FIELDS["priority"])),
+            examples=("move abc --first", "move abc --priority low")),
     Command("attach", "attach to a running job's screen session (Ctrl-A D leaves)", cmd_attach, (
         argument("id", metavar="ID|GPU"),), local="attach works"),
     Command("screens", "the screen sessions of nexus", cmd_screens, local="screens are listed"),
