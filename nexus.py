@@ -42,6 +42,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     import logging
+    import queue
     import ssl
     import subprocess
     from collections.abc import Generator
@@ -4849,10 +4850,8 @@ class NvidiaSmi:
             raise fail_smi(apps)
         processes = parse_compute_apps(apps.output)
         gpus = [replace(gpu, processes=processes.get(gpu.uuid, ())) for gpu in gpus]
-        return self.ask_slices(gpus, known, *only) if any(gpu.is_mig for gpu in gpus) else gpus
-
-    def ask_slices(self, gpus: Sequence[Gpu], known: Mapping[str, Gpu], *only: str) -> list[Gpu]:
-        """cut_cards() with what nvidia-smi tells of slices.  Raises: unavailable."""
+        if not any(gpu.is_mig for gpu in gpus):
+            return gpus
         listing, report = self.ask("-L"), self.ask(*only, "-q", "-x")
         error = "" if report.exit_code in (0, 14) else fail_smi(report).message
         return cut_cards(gpus, known.values(), listing.output, report.output, error)
@@ -7458,6 +7457,24 @@ def mix_environments(variables: Mapping[str, str], own: Mapping[str, str]) -> di
             "PATH": ":".join(dict.fromkeys(filter(None, paths)))}
 
 
+def start_writer(stream: IO[bytes], name: str) -> queue.Queue[bytes]:
+    """A queue that a thread writes to a stream, as a connection that was cut may block; b"" closes it."""
+    import queue
+    import threading
+    outbox: queue.Queue[bytes] = queue.Queue()
+
+    def write() -> None:
+        with contextlib.suppress(OSError):                  # the reader notices it, too
+            while content := outbox.get():
+                stream.write(content)
+                stream.flush()
+        with contextlib.suppress(OSError):                  # it may have something left to write
+            stream.close()
+
+    threading.Thread(target=write, name=name, daemon=True).start()
+    return outbox
+
+
 class Hello(Value):
     """What an agent says first."""
     machine: str                                # the boot and the host's name: two names of one machine are noticed
@@ -7521,7 +7538,6 @@ class Agent:
     def __init__(self, layout: Layout, config: Config, head: str, environ: Mapping[str, str],
                  log: logging.Logger) -> None:
         import collections
-        import queue
         self.clock, self.layout, self.config, self.environ, self.log = Clock(), layout, config, environ, log
         self.machine = Machine(config, layout, head)
         self.observer = Observer(self.machine, self.clock, config, log, find_visible_devices(environ))
@@ -7530,7 +7546,7 @@ class Agent:
         self.jobs: dict[str, Job] = {}                  # {find_key(): its attempt here}
         self.refused: dict[str, JobReport] = {}         # {find_key(): the attempt that could not be started}
         self.requests: collections.deque[bytes] = collections.deque()
-        self.replies: queue.Queue[bytes] = queue.Queue()
+        self.replies = start_writer(sys.stdout.buffer, "replies")
         self.is_connected, self.is_stopping = True, False
         self.question: Question | None = None           # to be answered
         self.wanted: Mapping[str, Wanted] | None = None     # by the latest question
@@ -7554,7 +7570,7 @@ class Agent:
         self.observer.probe(False)
         for thread in (Worker(self, "reading the GPUs", self.observe).thread,
                        Worker(self, "looking at directories", self.look_at_folders).thread,
-                       *(threading.Thread(target=act, daemon=True) for act in (self.read, self.write))):
+                       threading.Thread(target=self.read, daemon=True)):
             thread.start()
         folder = self.machine.screen.folder
         self.reply(Hello(
@@ -7595,13 +7611,6 @@ class Agent:
             self.events.wake()
         self.is_connected = False
         self.events.wake()
-
-    def write(self) -> None:
-        """In a thread, as a connection that was cut may block: send the replies."""
-        with contextlib.suppress(OSError):
-            while True:
-                sys.stdout.buffer.write(self.replies.get())
-                sys.stdout.buffer.flush()
 
     def reply(self, answer: Value) -> None:
         self.replies.put(encode_json(encode_value(answer)).encode("ascii") + b"\n")
@@ -7806,27 +7815,25 @@ class AgentLine:
 
     def __init__(self, ssh: Ssh, head: str, digest: str, grace_s: float) -> None:
         """Connect, and bring nexus.py there if it is missing.  Raises: unavailable, with ssh's words."""
-        import queue
         import subprocess
-        import threading
         self.ssh, self.name, self.received, self.errors = ssh, ssh.node.name, b"", open_scratch()
-        self.outbox: queue.Queue[bytes] = queue.Queue()
         try:
             self.process = subprocess.Popen(
                 ssh.list_words(f"sh -s {digest} {head} {grace_s}"), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 stderr=self.errors, env=ssh.environ, start_new_session=True)
         except OSError as error:
             raise NexusError("unavailable", f"ssh cannot be run: {error.strerror}", INSTALL_SSH) from None
-        threading.Thread(target=self.write, name=f"to node {self.name}", daemon=True).start()
+        assert self.process.stdin
+        self.outbox = start_writer(self.process.stdin, f"to node {self.name}")
         try:
-            self.send(AGENT_SCRIPT.encode())
+            self.outbox.put(AGENT_SCRIPT.encode())
             word = self.read_word()
             if word == "needs":
                 content = read_bytes(os.path.abspath(__file__))
                 if hash_code(content) != digest:
                     raise NexusError("unavailable", f"{os.path.abspath(__file__)} has changed since the service began",
                                      hint="nexus restart: then the nodes get the new one")
-                self.send(b"%d\n%s" % (len(content), content))
+                self.outbox.put(b"%d\n%s" % (len(content), content))
                 word = self.read_word()
             self.hello: Hello = decode_value(Hello, json.loads(self.read_line(SSH_TIMEOUT_S)))
         except BaseException as error:
@@ -7835,22 +7842,9 @@ class AgentLine:
                 raise describe_bad_node(self.name, error) from None
             raise
 
-    def write(self) -> None:
-        """In a thread, as a connection that was cut may block: send what is to be sent."""
-        assert self.process.stdin
-        with contextlib.suppress(OSError):                  # the reader notices it, too
-            while content := self.outbox.get():
-                self.process.stdin.write(content)
-                self.process.stdin.flush()
-        with contextlib.suppress(OSError):                  # it may have something left to write
-            self.process.stdin.close()
-
-    def send(self, content: bytes) -> None:
-        self.outbox.put(content)
-
     def ask(self, request: Mapping[str, Any]) -> None:
         """Send a request, whose reply read_line() gives in its turn."""
-        self.send(encode_json(request).encode("ascii") + b"\n")
+        self.outbox.put(encode_json(request).encode("ascii") + b"\n")
 
     def read_word(self) -> str:
         """The next line `nexus-agent: WORD`.  A login may print other lines.  Raises: unavailable."""
