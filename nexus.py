@@ -3394,12 +3394,11 @@ JOB: dict[str, Field] = {
 }
 PUBLIC_JOB_KEYS = frozenset(name for name, row in JOB.items() if row.public)
 OVERVIEW_JOB_KEYS = (                           # what GET /status?after= has of a job
-    "status", "id", "command", "user", "gpus", "name", "group", "attempt", "only_node", "node", "gpu_places",
-    "started_at", "finished_at", "runtime_seconds", "expected_time", "processes_left", "stopping", "unknown_since",
-    "idle_since", "outcome", "cause_line", "waiting_for", "is_held", "estimated_start", "last_line")
-OVERVIEW_GPU_KEYS = (
-    "index", "uuid", "name", "profile", "node", "place", "state", "job_ids", "allocated", "memory_total_mib",
-    "is_paused", "is_available", "unavailable", "used_by", "fault")
+    "status", "id", "command", "user", "gpus", "name", "group", "only_node", "node", "gpu_places", "started_at",
+    "finished_at", "runtime_seconds", "processes_left", "stopping", "unknown_since", "idle_since", "outcome",
+    "cause_line", "waiting_for", "is_held", "estimated_start", "last_line")
+OVERVIEW_GPU_KEYS = ("uuid", "name", "profile", "node", "place", "state", "job_ids", "memory_total_mib", "is_paused",
+                     "is_available", "unavailable", "used_by", "fault")
 GPU_READINGS = ("memory_used_mib", "utilization", "utilization_mean", "temperature", "power_watts")
 PUBLIC_NODE_KEYS = ("name", "gpus", "gpu_names", "running_jobs", "is_reachable", "is_leaving", "unknown_since")
 
@@ -13956,6 +13955,7 @@ function describe(job, note, reason = job.waiting_for) {
     isRunning && [
       job.gpus % 1 > 0 && el('span', {class: 'quiet muted'}, `${job.gpus} GPU`), since('idle', job.idle_since),
       since('unknown', job.unknown_since), job.stopping && badge('cancelled', 'stopping'),
+      job.processes_left > 0 && badge('Paused', 'command ended'),
       done && el('progress', {'aria-label': 'Progress', value: done, max: 100}),
       el('span', {class: 'line clip', title: line}, line)],
     status === 'pending' && el('span', {class: 'why'}, listed(hasNodes() && job.only_node && `on ${job.only_node}`,
