@@ -5905,16 +5905,26 @@ SLURM_SCRIPT = r'''  slurms='SLURM[A-Z0-9_]*|[A-Z]+_VISIBLE_DEVICES|GPU_DEVICE_O
 '''
 
 
+# Everybody can read the arguments of a program: variables go to env(1) in its environment.  Only those go as arguments
+# that bash itself uses, or whose names it does not take.
+SHELL_NAMES = (r"(?![A-Za-z_]\w*=)|((BASH|LC_|COMP_|EPOCH|HIST)\w*|\w*OPTS|E?UID|PPID|_|IFS|LANG|PATH|(OLD)?PWD|SHLVL"
+               r"|S?RANDOM|SECONDS|LINENO|GROUPS|DIRSTACK|FUNC(NAME|NEST)|OPT(ARG|ERR|IND)|PIPESTATUS|POSIXLY_CORRECT"
+               r"|TMOUT|(GLOB|EXEC)IGNORE)=")
+HIDE_SCRIPT = r"""  export -n PWD OLDPWD SHLVL
+  while IFS= read -r -d '' pair; do export -n "${pair%%=*}"; done < "/proc/$$/environ" 2>/dev/null"""
+
+
 def build_script(job: Job, environment: Mapping[str, str], layout: Layout,
                  leases: Sequence[tuple[str, str, str]] = (), recorder: int = 0) -> str:
     """The text of a job's job.sh.
 
     `recorder`: the pid of a service beside it, which records its end: job.sh need not wait for the disk; 0: none.
     """
-    pairs = [f"{quote(name)}={quote(text)}" for name, text in environment.items() if name != "NEXUS_JOB_NONCE"]
     # Without the nonce, a job.sh that is run by hand is not this job, which the service would end.
     nonce = environment.get("NEXUS_JOB_NONCE", "")
-    pairs += [f'NEXUS_JOB_NONCE="${{attempt:+{nonce}}}"'] if nonce else []
+    pairs = [f'NEXUS_JOB_NONCE="${{attempt:+{nonce}}}"'] if nonce else []
+    passed = [f"{quote(name)}={quote(text)}" for name, text in environment.items() if name != "NEXUS_JOB_NONCE"]
+    shown = [pair for pair in passed if re.match(SHELL_NAMES, pair)]
     is_slurm = job.current.slurm_key is not None
     if is_slurm:
         pairs += ['CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES-}"',
@@ -5952,8 +5962,10 @@ def build_script(job: Job, environment: Mapping[str, str], layout: Layout,
         *(f"{name}={quote(text)}" for name, text in settings.items()), f"umask={umask}",
         f"lease_files=({' '.join(quote(path) for path, _, _ in leases)})",
         f"lease_handles=({' '.join(path for _, path, _ in leases)})", "", "command_of_the_job() {",
-        '  umask "$umask"', *([SLURM_SCRIPT] if is_slurm else []), "  /usr/bin/env -i -- \\",
-        *(f"    {pair} \\" for pair in pairs), f'    "$@" {" ".join(map(quote, launch))}', "}",
+        '  umask "$umask"', *([SLURM_SCRIPT] if is_slurm else []), HIDE_SCRIPT,
+        *(f"  {pair} \\" for pair in (*pairs, *(pair for pair in passed if pair not in shown))),
+        "  /usr/bin/env -u _ -- \\", *(f"    {pair} \\" for pair in shown),
+        f'    "$@" {" ".join(map(quote, launch))}', "}",
         *([SNAPSHOT_SCRIPT] if job.snapshot else []), JOB_SCRIPT])
 
 

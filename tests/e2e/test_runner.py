@@ -278,13 +278,23 @@ ENVIRONMENT = {
 
 
 @pytest.mark.parametrize("environment", [
-    ENVIRONMENT, {"PATH": os.environ["PATH"], "OLDPWD": "/x", "PWD": "/y", "dir": "a", "HOME": "/z"}, {"dir": "no PATH"}],
-    ids=["all", "those of the script", "no PATH"])
+    ENVIRONMENT, {"PATH": os.environ["PATH"], "OLDPWD": "/x", "PWD": "/y", "HOME": "/z", "dir": "a", "attempt": "", "pair": "x",
+                  "leases": "x", "NEXUS_JOB_NONCE": "cafe"},
+    {"PATH": os.environ["PATH"], "UID": "5", "RANDOM": "5", "SECONDS": "x", "POSIXLY_CORRECT": "1", "LC_ALL": "nowhere", "HISTCMD": "x",
+     "OPTIND": "x", "SHLVL": "7", "TZ": "x", "PPID": "x", "BASHOPTS": "x", "SHELLOPTS": "braceexpand", "GROUPS": "x", "FUNCNAME": "x"},
+    {"dir": "no PATH"}], ids=["all", "those of the script", "those of bash", "no PATH"])
 def test_the_environment_is_exactly_what_it_was(box, environment):
     result = box.run("cat /proc/$$/environ > environ", environment=environment)
     assert result.exit_code == 0, box.text("stderr.log")
     seen = [entry for entry in seen_environment(box) if not entry.startswith("_=")]         # bash as sh sets it for all that it begins
     assert sorted(seen) == sorted(f"{name}={text}" for name, text in environment.items() if name != "_")
+
+
+def test_no_argument_shows_a_variable(box):
+    """Every user of the machine can read the arguments of each process."""
+    box.prepare("true", environment={"PATH": os.environ["PATH"], "WANDB_API_KEY": "hush"})
+    before, _, arguments = box.text("job.sh").partition("/usr/bin/env -u _ --")
+    assert "WANDB_API_KEY=hush" in before and "hush" not in arguments
 
 
 def test_a_large_environment_and_command(box):
