@@ -1458,8 +1458,12 @@ def check_submission(fields: Mapping[str, Any]) -> None:
         refuse("names has a name for each of commands")
     if "max_concurrent" in fields and "group" not in fields:
         refuse("max_concurrent is for a group, and this job has none", hint="name one: --group NAME")
-    if ("snapshot" in fields) != ("snapshot_repo" in fields):
+    cwd, repository = fields.get("cwd", ""), fields.get("snapshot_repo", "")
+    if ("snapshot" in fields) != bool(repository):
         refuse("snapshot and snapshot_repo come together")
+    is_inside = (cwd + "/").startswith(repository.rstrip("/") + "/")
+    if repository and (not is_inside or ".." in f"{cwd}/{repository}".split("/")):
+        refuse("snapshot_repo must be a folder that cwd is in, and neither may have ..")
 
 
 def check_gpus(job: Job) -> None:
