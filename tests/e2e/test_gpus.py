@@ -332,7 +332,7 @@ def test_own_process_is_not_foreign():
 
 
 def test_a_job_on_a_gpu_that_it_was_not_given():
-    """It is told in the job, the log and the health; and at `add`, where the command sets the variable."""
+    """It is told in the job and in the log; and at `add`, where the command sets the variable."""
     with live.Box(gpus=[{}, {}]) as box:
         done = box.nexus("add", "--cwd", "/tmp", "CUDA_VISIBLE_DEVICES=1 sleep 600")
         assert "the command sets CUDA_VISIBLE_DEVICES" in done.stderr and done.returncode == 0, done
@@ -340,11 +340,7 @@ def test_a_job_on_a_gpu_that_it_was_not_given():
         box.show([{}, {"memory.used": 8000}], processes=[busy(1, job["pid"], 7900)])
         says = "computes on GPU 1, which it was not given"
         live.until(lambda: any(says in note for note in box.job(job["id"])["notes"]), "the job's note")
-        assert f"Job {job['id']} {says}" in box.log() and f"job {job['id']} {says}" in box.nexus("health").stdout
-        assert says in box.nexus("show", job["id"]).stdout
-        assert box.nexus("kill", job["id"]).returncode == 0
-        box.show([{}, {}])
-        live.until(lambda: says not in box.nexus("health").stdout, "its health")
+        assert f"Job {job['id']} {says}" in box.log() and says in box.nexus("show", job["id"]).stdout
 
 
 def test_somebody_joins_a_running_job():
