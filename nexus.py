@@ -7450,6 +7450,7 @@ LOOK_WAIT_S = 10.0              # an agent replies when there is news, else afte
 SILENCE_S = 15.0                # a reply that is later than expected by this means that the connection is lost
 ANSWER_S = 120.0                # in which a whole reply must arrive, however slow the connection
 MAX_ANSWER_BYTES = 16 * 2**20
+MAX_LOGIN_LINES = 1000          # that a login may print before the agent begins
 LOG_BYTES = 2**20               # of all logs in one reply: a slow connection transfers it within ANSWER_S
 LOG_INTERVAL_S = 0.1            # how often logs are looked at
 HEAD_SILENCE_S = 180.0          # an agent without jobs ends when nobody has asked it for so long
@@ -7863,9 +7864,12 @@ class AgentLine:
 
     def read_word(self) -> str:
         """The next line `nexus-agent: WORD`.  A login may print other lines.  Raises: unavailable."""
-        while not (line := self.read_line(SSH_TIMEOUT_S)).startswith(b"nexus-agent: "):
-            pass
-        return line.decode("utf-8", "replace").split()[-1]
+        for _ in range(MAX_LOGIN_LINES):
+            line = self.read_line(SSH_TIMEOUT_S)
+            if line.startswith(b"nexus-agent: "):
+                return line.decode("utf-8", "replace").split()[-1]
+        raise NexusError("unavailable", f"cannot use {self.name}: its login prints more than {MAX_LOGIN_LINES} lines",
+                         hint=f"see what its shell prints: {self.ssh.by_hand} true")
 
     def read_line(self, silence_s: float) -> bytes:
         """Raises: unavailable."""
