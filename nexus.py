@@ -3949,8 +3949,8 @@ def form_rows() -> list[dict[str, Any]]:
     forms = {"add": ASKED, "pending": EDITS, "running": LIVE_CHANGES, "retry": CHANGES}
     labels = {name: text.partition(":")[0] for name, (text, _) in SHOW_LINES["Asked for"].items()}
     labels.update(begin="not before", env="variables", llm="LLM", node="only on", max_concurrent="most at once")
-    return [{"name": name, "like": row.like, "first": row.form,
-             "help": re.sub(r" \(default: [^)]*\)|[;,] default: [^)]*", "", row.help),
+    return [{"name": name, "help": re.sub(r" \(default: [^)]*\)|[;,] default: [^)]*", "", row.help),
+             "like": row.like, "first": row.form,
              "forms": [form for form, names in forms.items() if name in names],
              "label": labels.get(name, name)[0].upper() + labels.get(name, name)[1:],
              "type": "string" if row.text else row.schema["type"]}
@@ -12906,7 +12906,9 @@ def cmd_serve(call: Call) -> None:
         layout = make_layout(layout.home, config)
         if call.out.isatty() and not find_service(layout):
             call.say(f"serving; the log is in {layout.service_log}; Ctrl-C ends the service, jobs go on")
-        serve(layout, config, call.environ, DASHBOARD_PAGE, path)
+        page = DASHBOARD_PAGE.replace("FORM_ROWS", json.dumps(form_rows()))
+        page = page.replace("SHOW_ROWS", json.dumps(show_rows()))
+        serve(layout, config, call.environ, page, path)
     except RunsAlready:
         raise
     except NexusError as error:
@@ -14614,7 +14616,7 @@ if (isDocs) {
 </script>
 </body>
 </html>
-'''.replace("FORM_ROWS", json.dumps(form_rows())).replace("SHOW_ROWS", json.dumps(show_rows()))
+'''
 
 
 if __name__ == "__main__":
