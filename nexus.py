@@ -9525,6 +9525,9 @@ class Health(Part):
             faults = join_some(file.faults, 3, "; ")
             yield ("jobs file", os.path.exists(file.path), faults or f"{file.path} is watched",
                    faults and f"{file.path}: {faults}")
+        silent_s = now - self.disks_seen_at
+        if silent_s > 6 * DISK_INTERVAL_S:
+            yield "disks", False, f"they have not answered for {format_duration(silent_s)}", ""
         yield from self.disks
 
     def look_at_disks(self) -> float:
@@ -9538,6 +9541,7 @@ class Health(Part):
             except OSError as error:
                 checks.append((name, False, str(error), ""))
         self.disks: Sequence[tuple[str, bool, str, str]] = checks
+        self.disks_seen_at = self.clock.monotonic()
         return DISK_INTERVAL_S
 
     def list_hints(self) -> list[str]:

@@ -601,6 +601,14 @@ def test_until_nvidia_smi_answers(world):
     assert w.job(job_id).status == "running" and w.service.views.status()["gpu_trouble"] is None
 
 
+def test_a_disk_that_hangs_is_told(world):
+    w = world()
+    w.clock.pass_(31)
+    assert ("disks", False, "they have not answered for 31s", "") in w.service.health.list_checks()
+    w.service.health.look_at_disks()
+    assert "disks" not in [name for name, *_ in w.service.health.list_checks()]
+
+
 def test_a_slow_nvidia_smi_is_waited_for_and_said(world):
     w = world(gpus=1, refresh_rate_seconds=5)
     w.service.observer.latest = nexus.replace(w.service.observer.observation, took_s=24.0, began_at=w.clock.monotonic() - 24.0)
