@@ -10971,6 +10971,9 @@ class Handler(BaseHTTPRequestHandler):
     timeout = REQUEST_TIMEOUT_S
 
     def do_GET(self) -> None:
+        connections = self.server.server.connections[self.client_address[1] == os.geteuid()]
+        if self.connection in connections:          # else it came by the owner's socket, or has just been shut down
+            connections[self.connection] = True
         try:
             response = self.server.api.handle(self.read_request())
         except NexusError as error:
@@ -11156,21 +11159,26 @@ class Listener(ThreadingHTTPServer):
             watch_line(request, IDLE_TIMEOUT_S)
             if self.server.tls:                     # the handshake comes with the first read
                 request = self.server.tls.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
+            if not self.admit(request, self.server.connections[uid == os.geteuid()]):
+                request.close()
+                return
         super().process_request(request, (peer, uid))
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Others take no connection from the owner, and neither leave the jobs without descriptors."""
-        peer, uid = client_address
-        places = self.server.places[uid == os.geteuid()]
-        if peer == SOCKET_PEER:
-            super().process_request_thread(request, client_address)
-        elif places.acquire(blocking=False):
-            super().process_request_thread(request, client_address)
-            places.release()
-        else:
-            request.close()
+    def admit(self, request: socket.socket, connections: dict[socket.socket, bool]) -> bool:
+        """Whether there is room for a connection.  The oldest that has sent no request gives way."""
+        if len(connections) >= MAX_CONNECTIONS:
+            idle = next((one for one, has_asked in list(connections.items()) if not has_asked), None)
+            if idle is None:
+                return False
+            del connections[idle]                   # now: it must not be chosen a second time
+            with contextlib.suppress(OSError):      # its thread notices
+                socket.socket.shutdown(idle, socket.SHUT_RDWR)
+        connections[request] = False
+        return True
 
     def shutdown_request(self, request: Any) -> None:
+        for connections in self.server.connections.values():
+            connections.pop(request, None)
         request.close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -11185,11 +11193,12 @@ class Server:
     def __init__(self, api: Api, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
         """Raises: conflict, when the port is taken; usage, when there is no such address."""
         import http.server
-        import threading
         self.api, self.tls, opened = api, tls, listen(host, port)
         self.port: int = opened[0].getsockname()[1]
         own, self.socket_path = listen_to_own(api.service.layout)
-        self.places = {is_owner: threading.Semaphore(MAX_CONNECTIONS) for is_owner in (True, False)}
+        # {are they the owner's: {a connection over TCP: whether it has sent its request}}, the oldest first.  Others
+        # take none from the owner, and neither leave the jobs without descriptors.
+        self.connections: dict[bool, dict[socket.socket, bool]] = {True: {}, False: {}}
         handler = type("Handler", (Handler, http.server.BaseHTTPRequestHandler), {})
         listener = type("Listener", (Listener, http.server.ThreadingHTTPServer), {})
         self.listeners: list[Listener] = [listener(self, each, handler) for each in (*opened, own)]

@@ -830,7 +830,7 @@ class Listening(Bench):
         super().__exit__()
 
     def count_open(self):
-        return sum(nexus.MAX_CONNECTIONS - places._value for places in self.server.places.values())
+        return sum(map(len, self.server.connections.values()))
 
     def connect(self, source="127.0.0.1"):
         return socket.create_connection(("127.0.0.1", self.port), PATIENCE_S, (source, 0))
@@ -1373,18 +1373,25 @@ def is_open(line):
         return False
 
 
-@pytest.mark.parametrize("request_bytes", [
-    b"GET /health HTTP/1.1\r\nHost: localhost\r\n",
-    f"GET /service/logs?follow=true HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()])
-def test_others_leave_room_for_the_owner(monkeypatch, request_bytes):
+def test_who_has_sent_no_request_gives_way(monkeypatch):
+    monkeypatch.setattr(nexus, "MAX_CONNECTIONS", 3)
+    with Listening() as it, contextlib.ExitStack() as held:
+        lines = [held.enter_context(it.connect()) for _ in range(3)]
+        lines[0].sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n")
+        until(lambda: it.count_open() == 3)
+        assert is_open(held.enter_context(it.connect()))
+        assert lines[0].recv(1) == b"" and is_open(lines[1])
+
+
+def test_others_leave_room_for_the_owner(monkeypatch):
     monkeypatch.setattr(nexus, "MAX_CONNECTIONS", 3)
     monkeypatch.setattr(nexus, "find_peer_uid", lambda line, address: OWNER if address[0] == "127.0.0.1" else None)
     with Listening() as it, contextlib.ExitStack() as held:
         others = [held.enter_context(it.connect(f"127.0.0.{number}")) for number in (2, 3, 4)]
         for line in others:
-            line.sendall(request_bytes)
-        until(lambda: it.count_open() == 3)
-        assert held.enter_context(it.connect("127.0.0.5")).recv(1) == b""
+            line.sendall(f"GET /service/logs?follow=true HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
+            assert line.recv(100).startswith(b"HTTP/1.1 200")
+        assert held.enter_context(it.connect("127.0.0.5")).recv(1) == b"", "none of those that are served gives way"
         assert is_open(held.enter_context(it.connect()))
         others.pop().close()
         until(lambda: it.count_open() < 3)
