@@ -270,6 +270,7 @@ def test_what_may_be_repeated_is_repeated_over_nexus_url(own_home, is_answer):
         waiter.join(60)
         assert [job["status"] for job in waited] == ["completed"]
     finally:
+        wire.server.shutdown(socket.SHUT_RDWR)          # ends accept(), which would go on with another listener of that number
         wire.server.close()
 
 
@@ -456,6 +457,7 @@ def test_stop_through_a_tunnel_sees_the_end(own_home):
         done = own_home.run("stop", NEXUS_URL=f"http://127.0.0.1:{wire.port}")
         assert done.code == 0 and "has ended" in done.err, done
     finally:
+        wire.server.shutdown(socket.SHUT_RDWR)          # ends accept(), which would go on with another listener of that number
         wire.server.close()
 
 

@@ -507,9 +507,8 @@ def test_a_v6_socket_that_speaks_to_a_mapped_address():
 @needs_root
 def test_the_uid_of_another_user():
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        with as_user(NOBODY):
-            client = socket.create_connection(listener.getsockname())
-        with client, listener.accept()[0] as accepted:
+        speak = f"exec 3<>/dev/tcp/127.0.0.1/{listener.getsockname()[1]}; read x"
+        with subprocess.Popen(["bash", "-c", speak], user=NOBODY, stdin=subprocess.PIPE), listener.accept()[0] as accepted:
             assert nexus.find_socket_uid(accepted.getpeername(), accepted.getsockname()) == NOBODY
 
 
