@@ -358,11 +358,19 @@ def suggest(word: str, known: Iterable[str]) -> str:
     return f"did you mean '{names[near[0]]}'?" if near else ""
 
 
+def load_json(text: str | bytes) -> Any:
+    """Raises: ValueError, also where it is nested too deeply for Python's parser."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def parse_json(text: str | bytes, what: str) -> Any:
     """Raises: usage, naming `what` and where it is not JSON."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return load_json(text)
+    except ValueError as error:
         raise NexusError("usage", f"{what} is not valid JSON: {error}",
                          hint='send an object like {"command": "python train.py"}, in UTF-8') from None
 
@@ -1584,7 +1592,7 @@ def read_state(text: str) -> tuple[int, dict[str, Any]]:
 
     Raises: KeyError, TypeError or ValueError, when it is no state.json; conflict, for a newer nexus's.
     """
-    body: dict[str, Any] = decode("dict", json.loads(text))
+    body: dict[str, Any] = decode("dict", load_json(text))
     version, seq = decode("int", body["version"], "version"), decode("int", body["seq"], "seq")
     if version > STATE_VERSION:
         raise NexusError("conflict", "state.json was written by a newer nexus: its version is "
@@ -4425,7 +4433,7 @@ def remember_config(layout: Layout, path: str) -> None:
 def read_json(path: str) -> dict[str, Any] | None:
     """A JSON object from a file; None when there is none, or it is torn."""
     with contextlib.suppress(ValueError, TypeError):
-        return dict(decode("dict", json.loads(read_text(path) or "")))
+        return dict(decode("dict", load_json(read_text(path) or "")))
     return None
 
 
@@ -4513,7 +4521,7 @@ def read_tokens(path: str) -> dict[str, Token]:
     """{sha256: token} of tokens.json.  Raises: unavailable."""
     text = read_text(path)
     try:
-        rows = [] if text is None else json.loads(text)["tokens"]
+        rows = [] if text is None else load_json(text)["tokens"]
         return {row["sha256"]: Token(str(row["user"]), row["sha256"], parse_time(row["created_at"]),
                                      parse_time(row["expires_at"]) if row.get("expires_at") else None)
                 for row in rows}
@@ -6051,7 +6059,7 @@ def take_claim(folder: str, attempt: int) -> bool:
 def read_result(folder: str, attempt: int) -> Result | None:
     with contextlib.suppress(ValueError, TypeError, OSError):
         path = os.path.join(folder, f"result-{attempt}.json")
-        result = decode_value(Result, json.loads(read_text(path) or ""))
+        result = decode_value(Result, load_json(read_text(path) or ""))
         result = replace(result, finished_at=os.stat(path).st_mtime)       # job.sh writes it last
         if 0 <= (result.exit_code or 0) <= 255 and result.runtime_seconds is not None:
             if result.goes_on:                                             # these are the command's, not the job's
@@ -6264,7 +6272,7 @@ class Store:
                 return False
             try:
                 text = read_text(self.layout.state_file)
-                body = decode("dict", json.loads(text)) if text is not None else {}     # a deleted file changes nothing
+                body = decode("dict", load_json(text)) if text is not None else {}     # a deleted file changes nothing
             except (TypeError, ValueError) as error:
                 self.bad_edits += 1
                 if self.bad_edits < 3:                      # the other program may still be writing
@@ -6429,7 +6437,7 @@ class Recovery:
             for line in file:
                 at += len(line)
                 try:
-                    body = decode("dict", json.loads(line if line.endswith(b"\n") else b""))
+                    body = decode("dict", load_json(line if line.endswith(b"\n") else b""))
                     seq, tables = decode("int", body["seq"], "seq"), decode("dict", body["put"], "put")
                 except (ValueError, TypeError, KeyError):
                     unreadable.append(line.decode("ascii", "backslashreplace"))
@@ -7658,7 +7666,7 @@ class Agent:
 
     def take(self, line: bytes) -> None:
         """Take in a question: start and end jobs, so that what runs here is what it wants."""
-        self.question, self.asked_at = decode("Question", json.loads(line), "a question"), self.clock.monotonic()
+        self.question, self.asked_at = decode("Question", load_json(line), "a question"), self.clock.monotonic()
         self.wanted = {one.key: one for one in self.question.jobs}
         self.refused = {key: refusal for key, refusal in self.refused.items()
                         if key in self.wanted and self.wanted[key].attempt == refusal.attempt}
@@ -7851,7 +7859,7 @@ class AgentLine:
                                      hint="nexus restart: then the nodes get the new one")
                 self.outbox.put(b"%d\n%s" % (len(content), content))
                 word = self.read_word()
-            self.hello: Hello = decode_value(Hello, json.loads(self.read_line(SSH_TIMEOUT_S)))
+            self.hello: Hello = decode_value(Hello, load_json(self.read_line(SSH_TIMEOUT_S)))
         except BaseException as error:
             self.close()
             if isinstance(error, (OSError, TypeError, ValueError)):
@@ -7969,7 +7977,7 @@ class Node(MachineBackend):
                 if not self.questions:
                     self.ask(line)
             began_s = time.thread_time()
-            report = decode_value(Report, json.loads(line.read_line(LOOK_WAIT_S + SILENCE_S)))
+            report = decode_value(Report, load_json(line.read_line(LOOK_WAIT_S + SILENCE_S)))
             with self.guard:
                 question = self.questions.popleft()
             self.heard_at = self.clock.monotonic()
@@ -11502,7 +11510,7 @@ def read_answer(answer: Answer) -> Any:
     content = b"".join(answer.pieces)
     if answer.status < 400 and answer.headers.get("content-type", "").startswith("text/plain"):
         return content.decode()
-    data = json.loads(content.strip() or b"null")
+    data = load_json(content.strip() or b"null")
     if answer.status >= 400 and not (isinstance(data, dict) and "checks" in data):      # GET /health: 503 with a body
         raise decode_error(data, f"HTTP status {answer.status}")
     return data
@@ -11528,7 +11536,7 @@ class Client:
     def ask_list(self, path: str) -> tuple[list[dict[str, Any]], int]:
         """(a list or the requested part of it, the length of the whole list)."""
         headers, pieces = self.open_stream(path)
-        items = list(json.loads(b"".join(pieces)))
+        items = list(load_json(b"".join(pieces)))
         return items, int(headers.get("total-count", len(items)))
 
     def open_stream(self, path: str, accept: str = "") -> tuple[Mapping[str, str], Iterator[bytes]]:
@@ -11741,7 +11749,7 @@ class Client:
                 where = {"offset": headers["log-offset"]}
                 offsets = dict(zip(names, headers["log-offset"].split(",")))
                 for line in split_lines(pieces):
-                    entry = json.loads(line)
+                    entry = load_json(line)
                     offsets[entry["stream"]] = str(entry["end"])
                     where = {"offset": ",".join(offsets.values())}
                     yield entry

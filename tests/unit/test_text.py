@@ -156,3 +156,9 @@ def test_parse_json_refuses(reason, text):
         nexus.parse_json(text, "the body")
     assert caught.value.kind == "usage" and caught.value.message.startswith("the body is not valid JSON: "), reason
     assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "[1", "", b"\xff"])
+def test_what_is_no_json_is_a_value_error_however_deep(text):
+    with pytest.raises(ValueError):
+        nexus.load_json(text)
