@@ -241,7 +241,7 @@ def format_line(text: str, width: int = 0) -> str:
     from others.
     """
     line = text if text.isprintable() else re.sub(CONTROL, " ", text)
-    if not width or count_columns(line) <= width:
+    if not width or (len(line) <= 4 * width and count_columns(line) <= width):
         return line
     head, tail = line[:width], line[-width:]
     while count_columns(head) > max(1, width * 3 // 5 - 1):
@@ -348,10 +348,22 @@ def refuse(message: str, hint: str = "see nexus help add") -> NoReturn:
     raise NexusError("usage", message, hint)
 
 
+MAX_COMPARED = 300              # words, each cut at so many letters: difflib takes up to a millisecond for two
+MAX_COMPARED_LETTERS = 60
+
+
 def suggest(word: str, known: Iterable[str]) -> str:
     """`did you mean 'abc'?`, or "" if no known word is close to this one."""
     import difflib
-    name, names = word.lower().lstrip("-")[:100], {other.lower().lstrip("-"): other for other in known}
+    import itertools
+
+    def cut(text: str) -> str:
+        return text.lower().lstrip("-")[:MAX_COMPARED_LETTERS]
+
+    name, names = cut(word), {cut(other): other for other in known}
+    if len(names) > MAX_COMPARED:
+        alike = (other for other in names if other.startswith(name[:3]))
+        names = {other: names[other] for other in itertools.islice(alike, MAX_COMPARED)}
     near = difflib.get_close_matches(name, names, 1, 0.8) or [
         other for other in difflib.get_close_matches(name, names)
         if other.startswith(name[:3]) or name.startswith(other[:3]) or sorted(other) == sorted(name)]
@@ -483,15 +495,23 @@ def fits_alone(schema: Schema, given: Any) -> bool:
     if schema.get("type", "") not in ("", *types) or given not in schema.get("enum", [given]):
         return False
     if isinstance(given, str):
-        size = len(given.encode("utf-8", "surrogatepass"))
-        pattern = re.sub(r"\$$", r"\\Z", schema.get("pattern", ""))      # Python's $ also matches before a last newline
-        return size <= schema.get("x-max-bytes", size) and re.search(pattern, given) is not None
+        most = schema.get("x-max-bytes")
+        return ((most is None or 4 * len(given) <= most or len(given.encode("utf-8", "surrogatepass")) <= most)
+                and ("pattern" not in schema or make_search(schema["pattern"])(given) is not None))
     if isinstance(given, (list, tuple)):
         return bool(schema.get("minItems", 0) <= len(given) <= schema.get("maxItems", len(given)))
+    if isinstance(given, dict):
+        return bool(len(given) <= schema.get("maxProperties", len(given)))
     if "number" in types:                       # NaN fails both comparisons
         fits = schema.get("minimum", given) <= given <= schema.get("maximum", given)
         return bool(fits and ("x-decimals" not in schema or abs(given - round(given, schema["x-decimals"])) < 1e-8))
     return True
+
+
+@functools.lru_cache(None)
+def make_search(pattern: str) -> Callable[[str], re.Match[str] | None]:
+    """What searches a text for a pattern of JSON Schema: Python's $ also matches before a last newline."""
+    return re.compile(re.sub(r"\$$", r"\\Z", pattern)).search
 
 
 def check_object(schema: Schema, given: Mapping[Any, Any], name: str) -> dict[Any, Any]:
@@ -538,7 +558,7 @@ def describe_fault(schema: Schema, given: Any, name: str) -> NexusError:
     hint = suggest(given, words) if isinstance(given, str) else ""
     if not hint and examples:
         hint = f"like {' or '.join(examples)}"
-    shown = format_line(json.dumps(given, default=str), 60)
+    shown = format_line(json.dumps(given[:60] if isinstance(given, (list, tuple)) else given, default=str), 60)
     return NexusError("usage", f"{name or schema.get('title')} must be {describe_schema(schema)}, not {shown}", hint)
 
 
@@ -551,6 +571,7 @@ def describe_schema(schema: Schema) -> str:
         return " or ".join(map(describe_schema, schema["anyOf"]))
     kind = schema.get("type", "")
     words = schema["title"] if "title" in schema and kind != "object" else KIND_WORDS.get(kind, "something else")
+    words += f" of at most {schema['maxProperties']} keys" if "maxProperties" in schema else ""
     return words + (f", each {describe_schema(schema['items'])}" if "items" in schema else "")
 
 
@@ -773,7 +794,7 @@ COMMAND = matching(
     f"{MAX_ARGUMENT_BYTES} bytes (put it into a script)", examples=["python train.py"],
     **{"x-max-bytes": MAX_ARGUMENT_BYTES})
 VARIABLES: Schema = {
-    "type": "object", "propertyNames": matching("^[^=\\x00]+$", "the name of a variable", **{"x-max-bytes": 1024}),
+    "type": "object", "maxProperties": 10000, "propertyNames": matching("^[^=\\x00]+$", "the name of a variable", **{"x-max-bytes": 1024}),
     "additionalProperties": {**TEXT, "x-max-bytes": MAX_ARGUMENT_BYTES - 1025},
     "examples": [{"WANDB_MODE": "disabled"}]}
 CONDA = {**LINE, "pattern": "^[^-\\sC][^C]*$".replace("C", CONTROL[1:-1]),
@@ -797,6 +818,12 @@ DAY, CLOCK = "[12][0-9]{3}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])", "([01]?[0-
 BEGIN_TEXT = matching(f"^(now|\\+({DURATION})|({DAY}[ T])?{CLOCK}{ZONE}?)$",
                      "a time", examples=["22:00", "+2h", "2024-10-24 22:00", "2024-10-24T15:30:15Z"])
 SIZE_TEXT = matching(f"^{AMOUNT} ?[MGTmgt](i?[Bb])?$", "an amount of memory with its unit", examples=["10G", "500M"])
+
+
+# What one request may cost is bounded: it holds up all others while it changes State.
+MAX_JOBS = 100000               # jobs that one request adds or names
+MAX_PARENTS = 10000             # jobs after which one job may start
+MAX_LINKS = 1000000             # from pending jobs to those after which they start
 
 
 def round_gpus(gpus: float) -> float:
@@ -892,10 +919,11 @@ class Job(Value):
     group: str | None = optional(
         None, LINE, "jobs to be waited for, paused, killed or retried together", "asked kept form", flag="--group G")
     after: tuple[str, ...] = optional(
-        (), list_of(LINE), "start when these have completed; cancelled when one has not", "asked kept",
+        (), list_of(LINE, most=MAX_PARENTS), "start when these have completed; cancelled when one has not",
+        "asked kept",
         flag="--after ID,...", **OTHERS)
     after_any: tuple[str, ...] = optional(
-        (), list_of(LINE), "start when these have ended, however that was", "asked kept",
+        (), list_of(LINE, most=MAX_PARENTS), "start when these have ended, however that was", "asked kept",
         flag="--after-any ID,...", **OTHERS)
     pending_dependencies: tuple[str, ...] = ()                 # of `after` and `after_any`, those not ended yet
     after_process: tuple[int, int, str] | None = None   # (pid, start time, boot id) after whose end it starts
@@ -1086,16 +1114,20 @@ class State:
         self.running: dict[str, Job] = {}
         self.pending: dict[str, Job] = {}
         self.in_slurm: dict[str, Job] = {}                  # the pending jobs in Slurm's queue
-        self.ready: dict[JobClass, list[QueueItem]] = {}    # pending jobs by find_class(), each ascending
-        self.dependents: list[tuple[str, str]] = []         # ascending: (id, id of a pending job that depends on it)
+        # INDEXES, each {key: its items, ascending}
+        self.ready: dict[JobClass, list[QueueItem]] = {}    # pending jobs by find_class()
+        self.dependents: dict[str, list[str]] = {}          # {id: the pending jobs that depend on that job}
+        self.named: dict[tuple[str | None, str], list[tuple[int, str]]] = {}    # {(user or None for all, name): jobs}
+        self.members: dict[str, list[tuple[str, str]]] = {}                     # {group: (user, id) of its jobs}
+        self.unshared: set[tuple[str, Any]] = set()         # (index, key) of the lists that no other State has
         self.last_starts: dict[str, float] = {}             # {user: when a job of theirs was last started}
 
     def copy(self) -> State:
         """Another State, whose changes do not show in this one."""
         other = State()
         for name, fact in vars(self).items():
-            setattr(other, name, fact.copy() if isinstance(fact, (dict, list)) else fact)
-        other.ready = {one: items.copy() for one, items in self.ready.items()}
+            setattr(other, name, fact.copy() if isinstance(fact, dict) else fact)
+        self.unshared, other.unshared = set(), set()        # a list is copied when one of them changes it
         return other
 
     def put(self, change: Put) -> None:
@@ -1118,30 +1150,42 @@ class State:
                 index[new.id] = new
             elif old:
                 index.pop(old.id, None)
-        if old and old.status == PENDING:
-            for parent in old.pending_dependencies:
-                del self.dependents[bisect.bisect_left(self.dependents, (parent, old.id))]
-        if new and new.status == PENDING:
-            for parent in new.pending_dependencies:
-                bisect.insort(self.dependents, (parent, new.id))
-        if old and (one := find_class(old)):
-            items = self.ready[one]
-            del items[bisect.bisect_left(items, (old.queue_key, old.id))]
-            if not items:
-                del self.ready[one]
-        if new and (one := find_class(new)):
-            bisect.insort(self.ready.setdefault(one, []), (new.queue_key, new.id))
+        for name, list_entries in INDEXES.items():
+            before, after = (list_entries(job) if job else [] for job in (old, new))
+            if before != after:
+                both = {*before}.intersection(after) if before and after else ()
+                for key, item in before:
+                    if (key, item) not in both:
+                        items = self.own_items(name, key)
+                        del items[bisect.bisect_left(items, item)]
+                        if not items:
+                            del vars(self)[name][key]
+                for key, item in after:
+                    if (key, item) not in both:
+                        bisect.insort(self.own_items(name, key), item)
         if new and new.attempts:
             self.last_starts[new.user] = max(self.last_starts.get(new.user, 0.0), new.current.started_at or 0.0)
 
+    def own_items(self, name: str, key: Any) -> list[Any]:
+        """The items of an index, to be changed."""
+        index: dict[Any, list[Any]] = vars(self)[name]
+        if key not in index or (name, key) not in self.unshared:
+            index[key] = index.get(key, []).copy()
+            self.unshared.add((name, key))
+        return index[key]
+
     def list_dependents(self, job_id: str) -> list[Job]:
         """The pending jobs that depend on a job."""
-        start = bisect.bisect_left(self.dependents, (job_id, ""))
-        end = bisect.bisect_left(self.dependents, (job_id + " ", ""))
-        return [self.jobs[child_id] for _, child_id in self.dependents[start:end]]
+        return [self.jobs[child_id] for child_id in self.dependents.get(job_id, ())]
 
 
 FACTS: Mapping[str, Any] = {name: getattr(State, name) for name in State.__annotations__}       # and their defaults
+INDEXES: Mapping[str, Callable[[Job], list[tuple[Any, Any]]]] = {       # {field of State: (key, item)s of a job in it}
+    "ready": lambda job: [(one, (job.queue_key, job.id))] if (one := find_class(job)) else [],
+    "dependents": lambda job: [(one, job.id) for one in job.pending_dependencies] if job.status == PENDING else [],
+    "named": lambda job: [((user, job.name), (job.number, job.id)) for user in (None, job.user)] if job.name else [],
+    "members": lambda job: [(job.group, (job.user, job.id))] if job.group else [],
+}
 
 
 def is_in_slurm(job: Job) -> bool:
@@ -1201,21 +1245,41 @@ def change_status(job: Job, status: str, now: float, **facts: Any) -> Put:
 
 def end_job(state: State, job: Job, status: str, now: float, **facts: Any) -> Changes:
     """The changes that end a job, and that release or cancel the jobs that depend on it.  Raises: conflict."""
+    ended = yield from end_branch(state, job, status, now, **facts)
+    yield from release_dependents(state, ended)
+
+
+def end_branch(state: State, job: Job, status: str, now: float, **facts: Any) -> Changes:
+    """The changes that end a job, and that cancel the jobs that can never start now; it returns the ids of all those.
+
+    release_dependents() follows, once for all jobs that end together.  Raises: conflict.
+    """
     yield end_one(job, status, now, is_hook_due=state.has_hook, **facts)
     ended = [job.id]
-    while ended:
-        parent = state.jobs[ended.pop()]
-        for child in state.list_dependents(parent.id):
-            if parent.status == COMPLETED or parent.id not in child.after:
-                others = tuple(other for other in child.pending_dependencies if other != parent.id)
-                yield change_job(child, pending_dependencies=others)
-            else:
+    for job_id in ended:                        # it grows: those that come after them, and so on
+        parent = state.jobs[job_id]
+        for child in state.list_dependents(job_id) if parent.status != COMPLETED else ():
+            if job_id in child.after:
                 yield end_one(child, CANCELLED, now, cause="dependency", cause_line=describe_parent(parent),
                               is_hook_due=state.has_hook)
                 ended.append(child.id)
-        group = state.groups.get(parent.group or "")
-        if group and group.hold and not group.is_paused and not has_pending(state, group.name):
-            yield Put("groups", group.name, replace(group, hold=None))
+    return ended
+
+
+def release_dependents(state: State, ended: Sequence[str]) -> Changes:
+    """The changes of what waited for jobs that have ended: of jobs that depend on them, and of groups held so long."""
+    released: dict[str, set[str]] = {}
+    for job_id in ended:
+        for child in state.list_dependents(job_id):
+            released.setdefault(child.id, set()).add(job_id)
+    for child_id, gone in released.items():     # one change for all: a job may come after thousands
+        child = state.jobs[child_id]
+        others = tuple(other for other in child.pending_dependencies if other not in gone)
+        yield change_job(child, pending_dependencies=others)
+    for name in dict.fromkeys(state.jobs[job_id].group or "" for job_id in ended):
+        group = state.groups.get(name)
+        if group and group.hold and not group.is_paused and not has_pending(state, name):
+            yield Put("groups", name, replace(group, hold=None))
 
 
 def end_one(job: Job, status: str, now: float, **facts: Any) -> Put:
@@ -1225,7 +1289,7 @@ def end_one(job: Job, status: str, now: float, **facts: Any) -> Put:
 
 
 def has_pending(state: State, group: str) -> bool:
-    return any(job.group == group for job in state.pending.values())
+    return any(state.jobs[job_id].status == PENDING for _, job_id in state.members.get(group, ()))
 
 
 def list_holds(state: State) -> dict[str, str]:
@@ -1385,9 +1449,10 @@ class Asked(Value):
         flag="--after-pid PID")
     unique: bool = optional(
         False, FLAG, "add nothing if the same waits, runs or has completed", "asked", flag="--unique")
-    commands: tuple[str, ...] = optional((), list_of(COMMAND, 1), "instead of command: a job for each of them", "asked")
+    commands: tuple[str, ...] = optional(
+        (), list_of(COMMAND, 1, MAX_JOBS), "instead of command: a job for each of them", "asked")
     names: tuple[str, ...] = optional(
-        (), list_of(LINE), "with commands: a name for each of them, instead of name", "asked")
+        (), list_of(LINE, most=MAX_JOBS), "with commands: a name for each of them, instead of name", "asked")
     dry_run: bool = optional(False, FLAG, "check, and add nothing", "asked")
 
 
@@ -1397,7 +1462,7 @@ SUBMISSION = object_of(ASKED, "a job", nulls=ASKED, required=(),
                        examples=[{"command": "python train.py", "gpus": 1}])
 KEPT = [name for name, row in JOB_FIELDS.items() if row.kept]      # what a retry takes over from the first job
 CHOICE_KEYS = {
-    "ids": Field(list_of(STRING, 1), "these jobs", default=None),
+    "ids": Field(list_of(STRING, 1, MAX_JOBS), "these jobs", default=None),
     "group": Field(STRING, "jobs of this group", default=None),
     "status": Field(list_of(STATUS, 1), "jobs of these statuses; beside `ids`, what those must be", default=None,
                     text=STATUS, parse=lambda text: (text,)),
@@ -1437,6 +1502,8 @@ def parse_submissions(data: Any) -> list[Asked]:
         return parse_submission(data)
     if not data:
         refuse("the list of jobs is empty")
+    if len(data) > MAX_JOBS:
+        refuse(f"the list has {len(data)} jobs; at most {MAX_JOBS} are taken at once", hint="send it in parts")
     return [asked for number, item in enumerate(data, 1)
             for asked in parse_submission(item, f"job {number} of {len(data)}: ")]
 
@@ -4065,7 +4132,7 @@ BODIES = {                                      # {name: schema} of request bodi
     "Submission": SUBMISSION, "Edit": EDIT, "Choice": CHOICE, "CancelChoice": CANCEL, "RetryChoice": RETRY,
     "NodeAdded": NODE, "Form": FORM,
     "Submissions": {"title": "a job, or a list of jobs",
-                    "anyOf": [object_ref("Submission"), list_of(object_ref("Submission"), 1)],
+                    "anyOf": [object_ref("Submission"), list_of(object_ref("Submission"), 1, MAX_JOBS)],
                     "examples": SUBMISSION["examples"]}}
 ERROR = {
     "error": Field(one_of(*KINDS), "; ".join(f"{kind}: {meaning}" for kind, (_, _, meaning) in KINDS.items())),
@@ -8836,8 +8903,9 @@ class Drafts(Part):
                 environments[source] = self.make_environment(base, asked.env)
             digest, variables = environments[source]
             drafts.append((self.make_job(asked, user, digest), variables, asked))
-        for job in {request_class(job): job for job, _, _ in drafts}.values():
-            self.check_ever_runs(job)                       # once for all jobs with the same request
+        jobs = [job for job, _, _ in drafts]
+        self.check_ever_run(jobs)
+        self.check_commands(jobs)
         return drafts
 
     def make_job(self, asked: Asked, user: str, digest: str) -> Job:
@@ -8879,8 +8947,16 @@ class Drafts(Part):
         if job.cuda_arg and not re.search(CUDA_OPTION, job.command) and re.search(SHELL_CHARACTERS, job.command):
             refuse("cuda_arg: cannot tell where --cuda belongs in this command",
                    hint="write it there: python train.py --cuda 0 | tee log")
-        if not self.service.scripts.find_script(job)[1]:
-            check_command(job.command)
+        self.service.scripts.find_script(job)
+
+    def check_commands(self, jobs: Iterable[Job]) -> None:
+        """Raises: usage, for a command that is cut off in quotes."""
+        if self.config.jobs.allowed_script_paths:           # check_job() has read them all
+            return
+        unclear = [command for command in {job.command: None for job in jobs}
+                   if command.count('"') % 2 or command.count("'") % 2]
+        for command in unclear[:MAX_PARSED]:                # bash decides: it may be valid, for example in a comment
+            check_command(command)
 
     def make_change(self, jobs: Iterable[Job], change: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
         """The fields of Job for a `change` (None: the default), checked for each job.  Raises: usage, forbidden."""
@@ -8889,10 +8965,18 @@ class Drafts(Part):
                    for name, value in change.items() if name != "begin"}
         if "begin" in change:
             drafted["begin_at"] = change["begin"] and parse_begin(change["begin"], self.clock.now())
-        for job in {(request_class(job), job.command): replace(job, **drafted) for job in jobs if drafted}.values():
+        changed = {(request_class(job), job.command): replace(job, **drafted) for job in jobs if drafted}.values()
+        for job in changed:
             self.check_job(job)
-            self.check_ever_runs(job)
+        self.check_ever_run(changed)
+        self.check_commands(changed)
         return drafted
+
+    def check_ever_run(self, jobs: Iterable[Job]) -> None:
+        """Raises: usage, when no machine can ever run one of these jobs."""
+        self.service.gpu_watch.first_probe.wait(2.0)
+        for job in {request_class(job): job for job in jobs}.values():      # once for all jobs with the same request
+            self.check_ever_runs(job)
 
     def check_ever_runs(self, job: Job) -> None:
         """Raises: usage, when no machine can ever run the job.  A job passes while a machine's GPUs are unknown."""
@@ -8901,15 +8985,14 @@ class Drafts(Part):
                    "--gpu-type, or by [slurm] partition and extra_args")
         if self.service.is_slurm or not job.gpus:
             return
-        watch = self.service.gpu_watch
-        watch.first_probe.wait(2.0)
         own = tuple(gpu for gpu in self.service.observer.observation.gpus if not is_left_out(gpu, self.config.gpu))
         machines = {"": own, **{name: node.gpus for name, node in self.service.pool.nodes.items()}}
         machines = {name: gpus for name, gpus in machines.items() if job.only_node in (None, name)}
         if any(not gpus if name else self.service.observer.observation.error for name, gpus in machines.items()):
             return                              # the GPUs of one machine are unknown now
         if never := find_never(job, machines):
-            refuse(f"the job {never.detail}", NEVER_HINTS[never.subject] + watch.describe_limit("; the service "))
+            refuse(f"the job {never.detail}",
+                   NEVER_HINTS[never.subject] + self.service.gpu_watch.describe_limit("; the service "))
 
     def make_environment(self, base: Mapping[str, str], added: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
         """Return (digest, variables) of an environment with further variables.  Raises: usage."""
@@ -8930,11 +9013,12 @@ class Admission(Part):
         """Queue jobs, all or none; a dry run changes nothing.  A `key` used before returns the earlier jobs."""
         if key and caller.user != self.service.user:
             key = f"{caller.user} {key}"
+        if sum(not asked.unique for asked in submissions) > self.config.jobs.queue_limit:
+            raise NexusError("queue_full", f"{len(submissions)} jobs are more than the queue takes: queue_limit is "
+                             f"{self.config.jobs.queue_limit}", hint="raise [jobs] queue_limit")
         for asked in submissions:
             check_priority(asked.job.get("priority"), caller)
-            if asked.env and self.config.jobs.allowed_script_paths and not caller.is_owner:
-                raise NexusError("forbidden", "env may not be given: only some scripts may run here",
-                                 "give it as an argument: python train.py --seed 1")
+            self.check_env(asked.env, caller)
         drafts, now = self.service.drafts.make(submissions, caller.user), self.clock.now()
         ids, known, new_jobs = list[str](), list[str](), list[Job]()
 
@@ -8942,10 +9026,7 @@ class Admission(Part):
             earlier = [job for job in state.jobs.values() if job.key == key] if key else []
             if earlier:
                 return Added(tuple(job.id for job in sorted(earlier, key=lambda job: job.number)))
-            groups = {job.group for job, _, _ in drafts if job.group and not caller.is_owner}
-            for other in state.jobs.values() if groups else ():         # a group's jobs share its limit and its hold
-                if other.group in groups and other.user != caller.user:
-                    raise NexusError("forbidden", f"the group {other.group} is {other.user}'s", "take another name")
+            check_link_count(state, [job for job, _, _ in drafts])
             compared = state.jobs.values() if any(asked.unique for asked in submissions) else ()
             contents = {content_of(job): job.id for job in compared if job.status in (PENDING, RUNNING, COMPLETED)}
             for drafted, variables, asked in drafts:
@@ -8972,13 +9053,23 @@ class Admission(Part):
             self.service.wake()
         return added
 
+    def check_env(self, env: Mapping[str, str] | None, caller: Caller) -> None:
+        """Raises: forbidden."""
+        if env and self.config.jobs.allowed_script_paths and not caller.is_owner:
+            raise NexusError("forbidden", "env may not be given: only some scripts may run here",
+                             "give it as an argument: python train.py --seed 1")
+
     def add_job(self, state: State, job: Job, caller: Caller, now: float, variables: Mapping[str, str] | None = None,
                 limit: int | None = None, **facts: Any) -> Changes:
-        """Queue a job.  `variables`: None: State has them; `limit`: its group's.  Raises: queue_full, not_found."""
+        """Queue a job.  `variables`: None: State has them; `limit`: its group's.
+
+        Raises: queue_full, not_found, forbidden.
+        """
         config = self.config.jobs
         if len(state.pending) >= config.queue_limit:
             raise NexusError("queue_full", f"the queue is full: {len(state.pending)} jobs are pending, queue_limit is "
                              f"{config.queue_limit}", hint="wait for some to end, or raise [jobs] queue_limit")
+        check_own_group(state, job.group, caller)
         links = find_links(state, job, caller)
         if job.environment not in state.environments and variables is not None:
             yield Put("environments", job.environment, variables)
@@ -9018,13 +9109,14 @@ class Admission(Part):
                      and job.status == PENDING and is_withdrawn(job, self.layout.folder_of(job))}
 
         def stop(state: State) -> Changes:
-            left = find(state)
+            left, over = find(state), list[str]()
             for job_id in [job.id for job in left]:
                 job = state.jobs[job_id]                            # a job before it may have ended it too
-                if job.status == PENDING and job.current.slurm_key in (None, *withdrawn):
-                    yield from end_job(state, job, CANCELLED, now, cause="killed", stop_by=caller.name)
+                if job.status == PENDING and (job.current.slurm_key is None or job.current.slurm_key in withdrawn):
+                    over += yield from end_branch(state, job, CANCELLED, now, cause="killed", stop_by=caller.name)
                 elif job.status not in FINAL and job.current.stop_cause != "killed":    # killed means no retry
                     yield change_job(job, stop_cause="killed", stop_by=caller.name, stop_line=None, stop_signal=signal)
+            yield from release_dependents(state, over)
             return [state.jobs[job.id] for job in left]
 
         ended: list[Job] = self.store.update(stop)
@@ -9048,12 +9140,13 @@ class Admission(Part):
                 choice.status or job.status == FAILED or job.current.cause == "dependency")]
 
         def add(state: State) -> Changes:
-            new_ids = []
-            for job in find(state):
+            new_ids, jobs, latest = list[str](), find(state), dict[str, str]()
+            check_link_count(state, jobs)
+            for job in jobs:
                 check_status(job, FINAL, "only a finished one can be run again")
                 check_status(job, choice.status or FINAL, "nothing was done")
                 after, after_any = (
-                    tuple(dict.fromkeys(find_retried(state, parent) for parent in parents if parent in state.jobs))
+                    tuple(dict.fromkeys(find_retried(state, one, latest) for one in parents if one in state.jobs))
                     for parents in (job.after, job.after_any))
                 after = tuple(parent for parent in after if state.jobs[parent].status not in (FAILED, CANCELLED))
                 # check_priority(): only the owner may give a priority above normal.
@@ -9078,6 +9171,7 @@ class Admission(Part):
         asked = {*change, *([] if position is None else ["position"])}
         statuses = (PENDING, RUNNING) if asked <= {*LIVE_CHANGES} else (PENDING,)
         job_id, env = find_own_job(self.store.state, told, caller, statuses).id, change.pop("env", None)
+        self.check_env(env, caller)
         change = self.service.drafts.make_change([self.store.state.jobs[job_id]], change, caller)
         if position is not None and not caller.is_owner:
             raise NexusError("forbidden", f"only {self.service.user} may move a job ahead of other users' jobs",
@@ -9091,9 +9185,12 @@ class Admission(Part):
                 raise NexusError("conflict", f"Slurm has job {job.id} as {there}, and orders it among its own",
                                  "there: scontrol update, or top; [slurm] max_submitted says how many it gets at once")
             facts = dict(change)
+            if change.get("group") != job.group:
+                check_own_group(state, change.get("group"), caller)
             if "after" in change or "after_any" in change:
                 links = {name: change.get(name, [one for one in getattr(job, name) if one in state.jobs])
                          for name in ("after", "after_any")}        # a former one may be forgotten by now
+                check_link_count(state, [replace(job, **links)])
                 facts.update(find_links(state, replace(job, **links), caller))
                 check_links(state, replace(job, **facts))
             if env is not None:
@@ -9344,18 +9441,17 @@ class Housekeeping(Part):
         self.store.update(lambda state: [
             Put("jobs", job_id, None) for job_id, number in numbers.items()
             if job_id in state.jobs and state.jobs[job_id].number == number])
-        for job in gone:
-            self.service.run_guarded(f"After job {job.id}", self.release, job)
+        for code in {job.code for job in gone if job.code}:
+            self.service.run_guarded(f"After script {code}", self.drop_code, code)
+        for repository, snapshot in {(job.snapshot_repo, job.snapshot) for job in gone if job.snapshot}:
+            self.service.run_guarded(f"After snapshot {snapshot}", self.drop_snapshot, repository, snapshot)
         self.log.info("Trimmed %s %s, with their logs: %s", format_count(len(gone), "job"), why,
                       join_some([job.id for job in gone]))
 
-    def release(self, job: Job) -> None:
-        """Remove the code and snapshot that only a removed job needed."""
-        if job.code:
-            self.drop_code(job.code)
-        others = [other.snapshot for other in self.store.state.jobs.values()]
-        if job.snapshot and job.snapshot_repo and job.snapshot not in others:
-            release_snapshot(job.snapshot_repo, job.snapshot, self.environ)
+    def drop_snapshot(self, repository: str | None, snapshot: str) -> None:
+        """Let go of a snapshot unless a job has it."""
+        if repository and not any(job.snapshot == snapshot for job in self.store.state.jobs.values()):
+            release_snapshot(repository, snapshot, self.environ)
 
     @contextlib.contextmanager
     def keep_code(self, name: str, code: bytes | None) -> Iterator[None]:
@@ -10073,36 +10169,56 @@ def content_of(job: Job) -> tuple[object, ...]:
     return job.user, job.command, job.cwd, job.conda, job.env_digest
 
 
-def find_retried(state: State, job_id: str) -> str:
-    """Return the id of the latest retry of a job, or its own id."""
-    while state.jobs[job_id].retried_as in state.jobs:
-        job_id = str(state.jobs[job_id].retried_as)
+def find_retried(state: State, job_id: str, known: dict[str, str]) -> str:
+    """Return the id of the latest retry of a job, or its own id.  `known`: {id: one of its retries}, which grows."""
+    former = []
+    while (later := known.get(job_id) or state.jobs[job_id].retried_as) in state.jobs:
+        former.append(job_id)
+        job_id = str(later)
+    known.update(dict.fromkeys(former, job_id))
     return job_id
 
 
+MAX_PARSED = 100                # commands of one request that bash is asked about: it takes milliseconds for each
+
+
 def check_command(command: str) -> None:
-    """Raises: usage, for a command that is cut off in quotes."""
-    if command.count('"') % 2 or command.count("'") % 2:    # bash decides: it may be valid, for example in a comment
-        done = run(["bash", "-p", "-n", "-c", "--", command], 5)
-        if done.exit_code:
-            why = re.sub(r"^bash: (-c: )?(line [0-9]+: )?", "", done.output.strip().split("\n")[0])
-            refuse(f"bash cannot read the command: {format_line(why, 200)}",
-                   "close each quote; to try it: bash -n -c …")
+    """Raises: usage, if bash cannot read it."""
+    done = run(["bash", "-p", "-n", "-c", "--", command], 5)
+    if done.exit_code:
+        why = re.sub(r"^bash: (-c: )?(line [0-9]+: )?", "", done.output.strip().split("\n")[0])
+        refuse(f"bash cannot read the command: {format_line(why, 200)}",
+               "close each quote; to try it: bash -n -c …")
 
 
 def check_group(state: State, name: str, caller: Caller | None = None) -> None:
     """Raises: not_found, when the caller may see no job of the group."""
-    groups = {job.group for job in state.jobs.values() if job.group and (caller is None or caller.may_see(job.user))}
+    groups = [group for group in state.members if caller is None or caller.is_owner
+              or has_member(state, group, caller.user)]
     if name not in groups:
         raise NexusError("not_found", f"there is no job of group '{format_line(name, 60)}'",
                          hint=suggest(name, groups) or "nexus jobs lists all")
+
+
+def has_member(state: State, group: str, user: str) -> bool:
+    """Whether a job of this user is in the group."""
+    members = state.members.get(group, [])
+    return user in [first for first, _ in members[bisect.bisect_left(members, (user, "")):][:1]]
+
+
+def check_own_group(state: State, group: str | None, caller: Caller) -> None:
+    """Its jobs share its limit and its hold.  Raises: forbidden, when another user has a job of it."""
+    members = state.members.get(group or "", [])
+    for user, _ in (*members[:1], *members[-1:]):           # ascending: if these are the caller's, all are
+        if not caller.may_see(user):
+            raise NexusError("forbidden", f"the group {group} is {user}'s", "take another name")
 
 
 def choose_jobs(state: State, choice: Choice, caller: Caller, statuses: Sequence[str]) -> list[Job]:
     """The jobs of a choice, for a change of jobs in these statuses.  Raises: not_found; forbidden; conflict."""
     if choice.ids:
         try:
-            found = [find_own_job(state, told, caller, choice.status or statuses) for told in choice.ids]
+            found = [find_own_job(state, told, caller, choice.status or statuses) for told in dict.fromkeys(choice.ids)]
         except NexusError as error:
             rest = "; nothing was done to the others" if len(choice.ids) > 1 else ""
             raise NexusError(error.kind, error.message + rest, error.hint) from None
@@ -10124,17 +10240,17 @@ def find_own_job(state: State, told: str, caller: Caller, statuses: Container[st
     """
     job = state.jobs.get(told)
     if job is None:
-        named = [each for each in state.jobs.values() if each.name == told and caller.may_see(each.user)]
-        fitting = [each for each in named if each.status in statuses]
-        if len(fitting) > 1:
-            raise NexusError("conflict", f"{len(fitting)} jobs have the name '{told}': "
-                             f"{', '.join([each.id for each in fitting][:10])}", hint="name them by their ids")
+        named = state.named.get((None if caller.is_owner else caller.user, told))
         if not named:
             seen = [each for each in state.jobs.values() if caller.may_see(each.user)]
             raise NexusError("not_found", f"no job '{format_line(told, 40)}'", hint=(
                 f"it is a group, see nexus jobs --group {quote(told)}" if told in [each.group for each in seen] else
                 suggest(told, [*state.jobs, *(each.name or "" for each in seen)]) or "nexus jobs lists them"))
-        job = max(fitting or named, key=lambda each: each.number)
+        fitting = [job_id for _, job_id in named if state.jobs[job_id].status in statuses] if statuses else []
+        if len(fitting) > 1:
+            raise NexusError("conflict", f"{len(fitting)} jobs have the name '{told}': {', '.join(fitting[:10])}",
+                             hint="name them by their ids")
+        job = state.jobs[fitting[0] if fitting else named[-1][1]]
     if not caller.may_see(job.user):
         raise NexusError("forbidden", f"job {job.id} is {job.user}'s",
                          f"{caller.user}'s own: nexus jobs --user {caller.user}")
@@ -10150,6 +10266,18 @@ def find_links(state: State, job: Job, caller: Caller) -> dict[str, tuple[str, .
                 *(parent.id for parent in others if parent.status not in FINAL)]))}
 
 
+def check_link_count(state: State, jobs: Sequence[Job]) -> None:
+    """Raises: queue_full, when the pending jobs and these would come after too many."""
+    asked = sum(len(job.after) + len(job.after_any) for job in jobs)
+    if not asked:
+        return
+    ids = {job.id for job in jobs}
+    total = asked + sum(len(job.after) + len(job.after_any) for job in state.pending.values() if job.id not in ids)
+    if total > MAX_LINKS:
+        raise NexusError("queue_full", f"the jobs that wait would come after {total} others in all; at most "
+                         f"{MAX_LINKS} are taken", "let one job come after all of a stage, and the next stage after it")
+
+
 def find_lost_parent(state: State, job: Job) -> Job | None:
     """A job after which this one was to start, and which has failed or was cancelled."""
     parents = [state.jobs[parent] for parent in job.after]
@@ -10161,11 +10289,13 @@ def check_links(state: State, job: Job) -> None:
     if lost := find_lost_parent(state, job):
         raise NexusError("conflict", f"job {job.id} could never start: {describe_parent(lost)}",
                          hint="--after-any: however that ended")
-    waiting = list(job.pending_dependencies)
+    found, waiting = {*job.pending_dependencies}, [*job.pending_dependencies]
     for parent in waiting:                      # it grows: their parents, and so on
         if parent == job.id:
             raise NexusError("conflict", f"job {job.id} would wait for itself", hint=f"nexus show {job.id}")
-        waiting += [one for one in state.jobs[parent].pending_dependencies if one not in waiting]
+        further = [one for one in state.jobs[parent].pending_dependencies if one not in found]
+        found.update(further)
+        waiting += further
 
 
 def check_status(job: Job, statuses: Container[str], rule: str, hints: Mapping[str, str] = {}) -> Job:

@@ -81,7 +81,8 @@ def put(state, *changes):
 
 def indexes_of(state):
     """All indexes of a State, copied: what may be compared with those of another time."""
-    return {name: getattr(state, name).copy() for name in ("running", "pending", "dependents")}
+    lists = {name: {key: items.copy() for key, items in getattr(state, name).items()} for name in nexus.INDEXES}
+    return {"running": state.running.copy(), "pending": state.pending.copy(), **lists}
 
 
 def find_faults(schema, value):

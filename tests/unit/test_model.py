@@ -48,12 +48,19 @@ def check_indexes(made):
     ordered = nexus.list_pending(made)
     assert {one.id: one for one in ordered} == pending and len(ordered) == len(pending)
     assert made.pending == pending
-    by_class = {}
+    by_class, dependents, named, members = {}, {}, {}, {}
+    for one in made.jobs.values():
+        for user in (None, one.user) if one.name else ():
+            named.setdefault((user, one.name), []).append((one.number, one.id))
+        if one.group:
+            members.setdefault(one.group, []).append((one.user, one.id))
     for one in pending.values():
         if not one.is_held and not one.pending_dependencies and not (one.attempts and one.current.slurm_key):
             by_class.setdefault(nexus.find_class(one), []).append((one.queue_key, one.id))
-    assert made.ready == {key: sorted(items) for key, items in by_class.items()}
-    assert made.dependents == sorted((parent, one.id) for one in pending.values() for parent in one.pending_dependencies)
+        for parent in one.pending_dependencies:
+            dependents.setdefault(parent, []).append(one.id)
+    for index, wanted in ((made.ready, by_class), (made.dependents, dependents), (made.named, named), (made.members, members)):
+        assert index == {key: sorted(items) for key, items in wanted.items()}
     assert made.running == {id: one for id, one in made.jobs.items() if one.status == nexus.RUNNING}
     ended = {id: one for id, one in made.jobs.items() if one.status in nexus.FINAL}
     assert {one.id: one for one in nexus.list_finished(made)} == ended
@@ -145,7 +152,7 @@ def test_a_cancelled_child_names_its_parent(reason, facts, part):
     assert part in made.jobs["bbb"].current.cause_line, reason
     assert "job bbb, which was cancelled (dependency)" in made.jobs["ccc"].current.cause_line, "the next one up, not the first"
     assert made.jobs["bbb"].current.finished_at == NOW and made.jobs["bbb"].status_history[-1] == ("cancelled", NOW)
-    assert made.dependents == []
+    assert made.dependents == {}
 
 
 @pytest.mark.parametrize("status", ["completed", "failed", "cancelled"])
@@ -155,7 +162,7 @@ def test_after_any_an_end_is_as_good_as_another(status):
     end(made, "aaa", status=status)
     assert (made.jobs["bbb"].status, made.jobs["bbb"].pending_dependencies) == ("pending", ())
     assert made.jobs["ccc"].status == ("pending" if status == "completed" else "cancelled"), "after says more"
-    assert made.dependents == []
+    assert made.dependents == {}
 
 
 def test_a_chain_of_thousands_ends_at_once():
@@ -164,7 +171,7 @@ def test_a_chain_of_thousands_ends_at_once():
     for change in nexus.end_job(made, made.jobs[names[0]], "failed", NOW, cause="exit", exit_code=1):
         put(made, change)
     causes = {one.current.cause for one in nexus.list_finished(made)}
-    assert not made.pending and made.dependents == [] and causes == {"exit", "dependency"}
+    assert not made.pending and made.dependents == {} and causes == {"exit", "dependency"}
 
 
 # The order of the queue
