@@ -39,14 +39,14 @@ class Lab(Bench):
         return [*self.jobs[user], *(f"{status}-of-{user}" for status in STATUSES), f"group-of-{user}", user]
 
     def look(self):
-        """All that is not ann's: rows of State, and what its indexes say of them."""
+        """All that is not ann's: rows of State, and who is with them in a group or after them."""
         state = self.store.state
         groups = [f"group-of-{user}" for user in self.jobs if user != "ann"]
         with contextlib.suppress(OSError), open(self.layout.tokens_file) as file:
             tokens = file.read()
         return {"jobs": {id: job for id, job in state.jobs.items() if job.user != "ann"}, "tokens": tokens, "nodes": state.nodes,
-                "groups": {name: (state.groups.get(name), state.members.get(name)) for name in groups},
-                "dependents": {id: state.dependents.get(id) for id in self.others},
+                "groups": {name: (state.groups.get(name), [id for id, job in state.jobs.items() if job.group == name]) for name in groups},
+                "dependents": [id for id, job in state.jobs.items() if not {*self.others}.isdisjoint((*job.after, *job.after_any))],
                 "facts": {name: getattr(state, name) for name in nexus.FACTS if name != "next_number"},
                 "environments": {job.environment: state.environments[job.environment] for job in state.jobs.values()
                                  if job.user != "ann"}, "is_stopping": self.service.is_stopping}
