@@ -133,14 +133,24 @@ class Killer:
             self.await_service(service, words.count("service") > 1)
 
     def await_service(self, killed: int, again: bool) -> None:
-        began = time.monotonic()
+        """Until it answers; `again`: it is killed once more while it starts."""
+        began, starts = time.monotonic(), []
+        if self.chance.random() < 0.9:                  # somebody types a command; else the supervisor, which waits longer each time
+            starts.append(self.start())
         if again:
             live.until(lambda: self.box.pid() not in (None, killed) or time.monotonic() - began > 5)
             time.sleep(self.chance.random() * 0.3)
             if (pid := self.box.pid()) not in (None, killed):
                 live.kill(pid)
+                starts.append(self.start())
         self.box.await_service(120)
         self.away_s.append(time.monotonic() - began)
+        for start in starts:
+            start.wait(120)
+
+    def start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(self.box.argv("start"), env=self.box.environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                stderr=subprocess.DEVNULL, cwd="/")
 
     def resize(self, size: str) -> None:
         subprocess.run(["mount", "-o", f"remount,size={size}", self.box.home], check=True)
@@ -167,6 +177,7 @@ class Killer:
                     for _ in range(3):
                         time.sleep(self.chance.random())
                         self.kill_while_full()
+                self.await_service(0, False)
             self.kill()
             if count // 10 < self.counts.total() // 10:
                 print(f"{self.counts.total()} of {kills} kills", file=sys.stderr, flush=True)
