@@ -31,7 +31,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from shlex import quote
 
 __version__ = "1.0.0"
@@ -794,7 +794,8 @@ COMMAND = matching(
     f"{MAX_ARGUMENT_BYTES} bytes (put it into a script)", examples=["python train.py"],
     **{"x-max-bytes": MAX_ARGUMENT_BYTES})
 VARIABLES: Schema = {
-    "type": "object", "maxProperties": 10000, "propertyNames": matching("^[^=\\x00]+$", "the name of a variable", **{"x-max-bytes": 1024}),
+    "type": "object", "maxProperties": 10000,
+    "propertyNames": matching("^[^=\\x00]+$", "the name of a variable", **{"x-max-bytes": 1024}),
     "additionalProperties": {**TEXT, "x-max-bytes": MAX_ARGUMENT_BYTES - 1025},
     "examples": [{"WANDB_MODE": "disabled"}]}
 CONDA = {**LINE, "pattern": "^[^-\\sC][^C]*$".replace("C", CONTROL[1:-1]),
@@ -920,8 +921,7 @@ class Job(Value):
         None, LINE, "jobs to be waited for, paused, killed or retried together", "asked kept form", flag="--group G")
     after: tuple[str, ...] = optional(
         (), list_of(LINE, most=MAX_PARENTS), "start when these have completed; cancelled when one has not",
-        "asked kept",
-        flag="--after ID,...", **OTHERS)
+        "asked kept", flag="--after ID,...", **OTHERS)
     after_any: tuple[str, ...] = optional(
         (), list_of(LINE, most=MAX_PARENTS), "start when these have ended, however that was", "asked kept",
         flag="--after-any ID,...", **OTHERS)
@@ -8972,9 +8972,10 @@ class Drafts(Part):
         self.check_commands(changed)
         return drafted
 
-    def check_ever_run(self, jobs: Iterable[Job]) -> None:
+    def check_ever_run(self, jobs: Collection[Job]) -> None:
         """Raises: usage, when no machine can ever run one of these jobs."""
-        self.service.gpu_watch.first_probe.wait(2.0)
+        if not self.service.is_slurm and any(job.gpus for job in jobs):
+            self.service.gpu_watch.first_probe.wait(2.0)
         for job in {request_class(job): job for job in jobs}.values():      # once for all jobs with the same request
             self.check_ever_runs(job)
 
