@@ -1991,6 +1991,7 @@ class Result(Value):
     cause_line: str | None = None
     may_pass: bool = False                      # of `launch`: another attempt may succeed
     goes_on: bool = False                       # its command has ended, and others of its session go on
+    is_cut: bool = False                        # the disk of its logs was full at its end
 
 
 class Requeue(Value):
@@ -2002,8 +2003,8 @@ class Requeue(Value):
 class RunnerEvent(Value):
     """A line from a runner.
 
-    `start ID ATTEMPT PID STARTED BEGAN`, `end ID ATTEMPT CODE RUNTIME_CS`, `bounce ID ATTEMPT WHY` (the GPU is
-    somebody else's), or `fail ID ATTEMPT WHY`.
+    `start ID ATTEMPT PID STARTED BEGAN`, `end ID ATTEMPT CODE RUNTIME_CS [IS_CUT]`, `bounce ID ATTEMPT WHY` (the GPU
+    is somebody else's), or `fail ID ATTEMPT WHY`.
     """
     verb: str
     job_id: str
@@ -2012,12 +2013,12 @@ class RunnerEvent(Value):
 
 
 def parse_runner_event(line: str) -> RunnerEvent | None:
-    words, counts = line.split(), {"start": 6, "end": 5}
+    words, counts = line.split(), {"start": (6,), "end": (5, 6)}
     if len(words) < 3 or words[0] not in (*counts, "bounce", "fail") or not is_number(words[2]):
         return None
     if not is_job_id(words[1]):
         return None
-    if words[0] in counts and (len(words) != counts[words[0]] or not all(map(is_number, words[3:]))):
+    if words[0] in counts and (len(words) not in counts[words[0]] or not all(map(is_number, words[3:]))):
         return None
     return RunnerEvent(words[0], words[1], int(words[2]), tuple(words[3:]))
 
@@ -3112,9 +3113,11 @@ def judge_end(job: Job, result: Result, evidence: Evidence, runtime_s: float, co
     code = result.exit_code
     number = code - 128 if code is not None and 128 < code < 160 else None
     cause, line = find_cause(job, result, evidence, number)
+    notes = [evidence.error] if evidence.error and evidence.error != line else []
     facts = {"exit_code": code, "signal": number, "cause": cause, "cause_line": line,
              "finished_at": max(result.finished_at or now, job.current.started_at or 0), "runtime_seconds": runtime_s,
-             "processes_left": None, "log_base": tuple(map(max, job.log_base, evidence.log_sizes)), **evidence.samples}
+             "notes": (*job.current.notes, *notes), "processes_left": None,
+             "log_base": tuple(map(max, job.log_base, evidence.log_sizes)), **evidence.samples}
     if cause is None:
         return COMPLETED, facts
     if cause == "killed":
@@ -3470,12 +3473,13 @@ JOB: dict[str, Field] = {
     "rss_mib": Field(or_null(FLOAT), "memory of its processes now, as in peak_rss_mib"),
     "cpu_percent": Field(or_null(FLOAT), "CPU in use now"),
     "last_line": Field(or_null(STRING), "while it runs: the last line that it printed, or what its progress bar shows"),
+    "unrecorded": Field(or_null(STRING), "how it has ended, while it counts as running: the disk takes no record"),
 }
 PUBLIC_JOB_KEYS = frozenset(name for name, row in JOB.items() if row.public)
 OVERVIEW_JOB_KEYS = (                           # what GET /status?after= has of a job
     "status", "id", "command", "user", "gpus", "name", "group", "only_node", "node", "gpu_places", "started_at",
     "finished_at", "runtime_seconds", "processes_left", "stopping", "unknown_since", "idle_since", "outcome",
-    "cause_line", "waiting_for", "is_held", "estimated_start", "last_line")
+    "cause_line", "waiting_for", "is_held", "estimated_start", "last_line", "unrecorded")
 OVERVIEW_GPU_KEYS = ("uuid", "name", "profile", "node", "place", "state", "job_ids", "memory_total_mib", "is_paused",
                      "is_available", "unavailable", "used_by", "fault")
 GPU_READINGS = ("memory_used_mib", "utilization", "utilization_mean", "temperature", "power_watts")
@@ -3525,7 +3529,8 @@ def job_json(job: Job, now: float, node: str | None, **known: Any) -> dict[str, 
         "attempts": [current if one is job.current else attempt_json(one, now)
                      for one in job.attempts if one.started_at is not None],
         "status_history": [[status, format_time(at)] for status, at in job.status_history],
-        "unknown_since": None, "idle_since": None, "rss_mib": None, "cpu_percent": None, "last_line": None, **known}
+        "unknown_since": None, "idle_since": None, "rss_mib": None, "cpu_percent": None, "last_line": None,
+        "unrecorded": None, **known}
 
 
 def make_patch(old: Any, new: Any) -> Any:
@@ -3715,7 +3720,8 @@ def list_states(job: Json) -> list[str]:
     left = "1 process goes on" if count == 1 else f"{count} processes go on"
     return [*([f"stopping: {job['stopping']}"] if job["stopping"] else []),
             *([f"its command has ended, {left}"] if count else []),
-            *([f"idle for {show_idle(job)}"] if job["idle_since"] else [])]
+            *([f"idle for {show_idle(job)}"] if job["idle_since"] else []),
+            *([job["unrecorded"]] if job["unrecorded"] else [])]
 
 
 def show_idle(job: Json) -> str:
@@ -3869,9 +3875,11 @@ def format_queue(jobs: Sequence[Json], paint: Paint) -> str:
 
 
 def format_jobs(jobs: Sequence[Json], paint: Paint) -> str:
-    """On a terminal, a failed job's last line stands below it."""
-    causes = [format_line(job["cause_line"] or "", max(20, paint.width - 5)) for job in jobs]
-    return format_table(JOB_COLUMNS, jobs, paint, causes)
+    """On a terminal, a failed job's last line stands below it, and how one ended that is not recorded yet."""
+    below = [format_line(job["cause_line"] or job["unrecorded"] or "", max(20, paint.width - 5)) for job in jobs]
+    if not paint.width:
+        jobs = [{**job, "status": "; ".join(filter(None, [job["status"], job["unrecorded"]]))} for job in jobs]
+    return format_table(JOB_COLUMNS, jobs, paint, below)
 
 
 # `nexus top`: a row for each GPU; below them what waits, with one row for a group
@@ -4044,7 +4052,7 @@ def format_job(job: Json, paint: Paint, last_lines: Sequence[str] = ()) -> str:
     """The output of `nexus show ID`: what SHOW_LINES has words for, and the last lines that it printed."""
     lines = [f"{paint('white', 'Job ' + job['id'])}: {job['status']}"
              + (f" ({job['outcome'] or '-'})" if job["status"] in FINAL else "")
-             + "".join(f": {state}" for state in list_states(job))]
+             + "".join(f"; {state}" for state in list_states(job))]
     # One attempt alone is told by the other lines.
     attempts = job["attempts"] if len(job["attempts"]) > 1 or job["status"] == PENDING else []
     facts: dict[str, Any] = {
@@ -4492,7 +4500,7 @@ def choose_config(layout: Layout) -> str:
 def remember_config(layout: Layout, path: str) -> None:
     """Start the service with this config file from now on.  Raises: unavailable."""
     if path != layout.config_file:
-        write_atomic(layout.choice_file, [path + "\n"])
+        write_if_changed(layout.choice_file, path + "\n")
     else:
         remove_file(layout.choice_file)
 
@@ -4548,6 +4556,21 @@ def write_atomic(path: str, pieces: Iterable[str], mode: int = 0o600, is_synced:
             os.replace(aside, path)
         if is_synced:
             sync_folder(os.path.dirname(path))
+
+
+def is_own_file(path: str) -> bool:
+    """Whether it is a file of this user's into which nobody else may write, and no link to one."""
+    import stat
+    with contextlib.suppress(OSError):
+        status = os.lstat(path)
+        return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
+    return False
+
+
+def write_if_changed(path: str, text: str) -> None:
+    """Write a file unless it is this one already: what is there needs no room on a full disk.  Raises: unavailable."""
+    if not is_own_file(path) or read_text(path) != text:
+        write_atomic(path, [text])
 
 
 def sync_folder(path: str) -> None:
@@ -5405,8 +5428,7 @@ class Screen:
                 faults.append(reply)
             else:
                 return f"screen: {format_line('; and '.join(faults), 300)}"
-            if read_text(self.rc) != SCREEN_RC:
-                write_atomic(self.rc, [SCREEN_RC], is_synced=False)
+            write_if_changed(self.rc, SCREEN_RC)
             self.call("-wipe", "nexus")         # removes sockets of killed sessions with this prefix
             return None
         except (OSError, NexusError) as error:
@@ -5795,16 +5817,18 @@ has_company() {
     grep -qv " $$ "
 }
 # Write how it ended: code $1, after $took, for $cause and $words; $goes_on if others of its session do.  A full disk
-# loses nothing: retry until there is room.
+# loses nothing: retry until there is room, and say that there was none.
 finish() {
   until { [ -z "$cause" ] || printf '%s\n' "$words" > "$dir/fault-$attempt"; } &&
       printf '{"exit_code": %s, "runtime_seconds": %s.%02d%s}\n' "$1" $((took / 100)) $((took % 100)) \
-        "${cause:+, \"cause\": \"$cause\"}${goes_on:+, \"goes_on\": true}" > "$dir/result-$attempt.json" &&
+        "${cause:+, \"cause\": \"$cause\"}${goes_on:+, \"goes_on\": true}${is_cut:+, \"is_cut\": true}" \
+        > "$dir/result-$attempt.json" &&
       { [ -d "/proc/$recorder" ] || sync "$dir/result-$attempt.json"; }      # a running service records the end itself
   do
+    is_cut=yes
     sleep 2
     [ -d "$dir" ] || break
-    say end "$id" "$attempt" "$1" "$took"
+    say end "$id" "$attempt" "$1" "$took" 1
   done 2>/dev/null
   rm -f "$dir/claim-$$"
 }
@@ -5832,7 +5856,7 @@ fi
 
 trap : HUP                                # it outlives screen; the command does not inherit this
 trap : INT QUIT TERM                      # Ctrl-C, or `kill 0`, ends the command, not this script
-viewer='' cause='' is_new='' goes_on=''
+viewer='' cause='' is_new='' goes_on='' is_cut=''
 
 # Whoever links this name first has the attempt: this script, or a service that found no runner.
 read -r stat < /proc/$$/stat
@@ -6152,7 +6176,9 @@ delay=1 has_run=
 while :; do
   rm -f "$home/start_error.json"
   read -r began rest < /proc/uptime
-  "$@" </dev/null >/dev/null 2>>"$home/service.log"
+  log=$home/service.log
+  true 2>/dev/null 3>>"$log" || log=/dev/null       # the disk may have no room for it
+  "$@" </dev/null >/dev/null 2>>"$log"
   code=$?
   read -r ended rest < /proc/uptime
   if [ $((${ended%.*} - ${began%.*})) -gt 10 ]; then delay=1 has_run=yes; fi
@@ -6193,8 +6219,12 @@ def start_supervisor(layout: Layout, screen: Screen | None, environ: Mapping[str
     # -I: a types.py in PYTHONPATH must not hide Python's own.  This sys.path comes last: tomli may be anywhere in it.
     service = [sys.executable, "-I", "-c", SERVICE_STARTER, os.pathsep.join(sys.path), layout.cache_dir,
                os.path.abspath(__file__), "serve", *options]
-    write_atomic(layout.supervisor_script, [SUPERVISOR_SCRIPT], is_synced=False)
-    command = ["/bin/sh", layout.supervisor_script, layout.home, *service]
+    try:
+        write_if_changed(layout.supervisor_script, SUPERVISOR_SCRIPT)
+        script = [layout.supervisor_script]
+    except NexusError:                          # the disk is full: what waits on it is shown all the same
+        script = ["-c", SUPERVISOR_SCRIPT, layout.supervisor_script]
+    command = ["/bin/sh", *script, layout.home, *service]
     started = {name: text for name, text in environ.items() if not is_job_variable(name) and (
         name != "CUDA_VISIBLE_DEVICES" or find_visible_devices(environ) is not None)}
     started.update(NEXUS_HOME=layout.home, NEXUS_ROLE="service")
@@ -6280,6 +6310,7 @@ class Store:
         self.version = int(clock.now() * 1e6)               # grows with each change that users see, over restarts too
         self.note_status_changes: Callable[[Sequence[Job]], None] = lambda jobs: None       # given the jobs
         self.last_error: NexusError | None = None           # why the last write failed
+        self.unsettled: Recovery | None = None              # what was recovered, until it is on the disk again
         self.saving, self.committing, self.counting = (threading.Lock() for _ in range(3))
         self.journal = Journal(layout.journal_file)
         self.stamp: tuple[int, ...] | None = None           # of state.json as last written, or as last taken over
@@ -6313,13 +6344,13 @@ class Store:
 
     def write(self, line: str, is_synced: bool) -> None:
         """Append changes to the journal.  Raises: unavailable."""
+        if self.unsettled and (refusal := self.last_error):     # what settle() has to keep aside may be in the journal
+            raise NexusError(refusal.kind, refusal.message, refusal.hint)
         try:
             with disk("write", self.journal.path):
                 self.journal.append(line.encode("ascii"), is_synced)
         except NexusError as error:
-            if self.last_error is None:
-                self.log.error("%s: nothing new is accepted or started until it can be written", error.message)
-            self.last_error = error
+            self.note_refusal(error)
             raise
         if self.last_error is not None:
             self.log.info("The journal can be written again")
@@ -6327,6 +6358,11 @@ class Store:
         self.last_error = None
         if self.journal.size > max(MIN_JOURNAL_BYTES, self.stamp[1] if self.stamp else 0):
             self.checkpoint_wanted.set()
+
+    def note_refusal(self, error: NexusError) -> None:
+        if self.last_error is None:
+            self.log.error("%s: nothing new is accepted or started until it can be written", error.message)
+        self.last_error = error
 
     def look_for_edit(self, take: Callable[[Mapping[str, Any]], None]) -> bool:
         """Call `take` with the keys of EDITABLE that another program changed in state.json; return whether it did.
@@ -6359,7 +6395,8 @@ class Store:
         """Write state.json, and begin the journal anew.  Raises: OSError, unavailable; then nothing is lost."""
         path = self.layout.state_file
         with self.saving:
-            self.update(forget_unused)
+            if not self.unsettled:
+                self.update(forget_unused)
             with self.committing:
                 state, journal_size = self.state, self.journal.size
             if self.checkpoint_seq == state.seq:
@@ -6382,7 +6419,10 @@ class Store:
                 self.journal.begin_anew(journal_size)
 
     def recover(self) -> None:
-        """Read State from the disk.  Raises: conflict, if it is another machine's or a newer nexus's; unavailable."""
+        """Read State from the disk.  Raises: conflict, if it is another machine's or a newer nexus's; unavailable.
+
+        Where nothing can be written, State is there to be read; settle() is to be called again.
+        """
         state_file = self.layout.state_file
         self.stamp = stamp_of(state_file)               # later edits are noticed after the recovery
         make_folder(self.layout.journal_dir)
@@ -6401,15 +6441,30 @@ class Store:
         state.host, self.service_id = self.host, state.service_id
         self.state, self.saved_facts = state, found.saved_facts
         self.checkpoint_seq, self.journal.size = found.checkpoint_seq if is_good else -1, found.journal_size
+        if is_good:
+            return
+        self.unsettled = found
+        try:
+            self.settle()
+        except NexusError as error:
+            self.note_refusal(error)
+            self.checkpoint_wanted.set()
+
+    def settle(self) -> None:
+        """Keep aside what a recovery found broken, and write state.json anew.  Raises: unavailable."""
+        found = self.unsettled
+        assert found
         with disk("write", self.layout.journal_dir):
-            for path, why in found.broken.items():
+            for path, why in list(found.broken.items()):
                 aside = f"{path}.broken-{time.strftime('%Y%m%d-%H%M%S')}"
                 os.replace(path, aside)
                 self.log.error("Recovery: %s is broken (%s); it is kept as %s", path, why, aside)
+                del found.broken[path]
+                self.stamp = stamp_of(self.layout.state_file)
             self.keep_damage(found.damage)
-            if not is_good:                             # a new one is written at once
-                self.stamp = stamp_of(state_file)
-                self.save_checkpoint()
+            found.damage = []
+            self.save_checkpoint()
+        self.unsettled = None
 
     def keep_damage(self, damage: Sequence[Json]) -> None:
         """Log what is lost, and keep it in a file for a person to look at.  Raises: OSError."""
@@ -7178,8 +7233,8 @@ class HostedJob:
                 self.machine.leases.close_own(event.job_id)
                 self.host.observer.lease_backoff.succeed()
         elif event.verb == "end":
-            code, took_cs = map(int, event.words)
-            self.take_result(Result(min(code, 255), None, took_cs / 100))
+            code, took_cs, *is_cut = map(int, event.words)
+            self.take_result(Result(min(code, 255), None, took_cs / 100, is_cut=any(is_cut)))
         elif event.verb == "fail":
             self.fail_launch(why)
         else:
@@ -8268,6 +8323,9 @@ class Outcomes(Part):
                 lambda state: end_job(state, state.jobs[job.id], CANCELLED, now, cause="killed", cause_line=line))
             self.log.info("Job %s cancelled: %s", job.id, line or "killed")
         else:
+            former = self.unrecorded.get(job.id)        # as of a tick before, where the disk refused the record
+            if (former and former.is_cut) or (not job.current.node and self.is_disk_full(job)):
+                news = replace(news, is_cut=True)
             if job.status == PENDING:                   # Slurm refused it; only a running job can fail
                 self.record_start(job, started_at=now)
             if news.cause == "launch" and not job.current.node:
@@ -8310,13 +8368,24 @@ class Outcomes(Part):
         folder, trouble = self.layout.folder_of(job), None
         most = TAIL_BYTES if result.exit_code else 0
         text = read_tail(os.path.join(folder, "stderr.log"), job.log_base[1], most)
-        if result.exit_code and not job.current.node:
-            try:
-                if os.statvfs(folder).f_bavail == 0:
-                    trouble = f"No space left on device: {folder} (the job's logs may be cut)"
-            except OSError:
-                trouble = f"its log folder is gone: {folder}"
+        if result.is_cut:
+            trouble = f"No space left on device: {job.current.node or folder} (the job's logs may be cut)"
+        elif result.exit_code and not job.current.node and not os.path.isdir(folder):
+            trouble = f"its log folder is gone: {folder}"
         return Evidence(text, measure_logs(folder), trouble, self.service.observer.find_usage(job.id).samples)
+
+    def is_disk_full(self, job: Job) -> bool:
+        with contextlib.suppress(OSError):
+            return os.statvfs(self.layout.folder_of(job)).f_bavail == 0
+        return False
+
+    def describe_unrecorded(self, job: Job) -> str | None:
+        """How a running job has ended, while the disk refuses the record."""
+        result = self.unrecorded.get(job.id)
+        if result is None or self.store.last_error is None:
+            return None
+        how = f" ({result.cause})" if result.exit_code is None else f" with {result.exit_code}"
+        return f"it has ended{how}, to be recorded when there is room"
 
     def keep_samples(self) -> None:
         """Record the usage of running jobs before a restart.  Raises: unavailable."""
@@ -9407,6 +9476,28 @@ def pause_gpus(state: State, uuids: Sequence[str], *reasons: tuple[str, str]) ->
 class Housekeeping(Part):
     """Keeps the disk in order: forgets finished jobs with their files, keeps sent scripts, writes state.json."""
 
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self.unwritten: list[Callable[[], None]] = []       # what writes each file that the disk refused
+        self.refusal: NexusError | None = None              # why it did
+
+    def write_soon(self, write: Callable[[], None]) -> None:
+        """Call `write`, and while it raises `unavailable` call it again: a full disk keeps no service from its jobs."""
+        self.unwritten.append(write)
+        self.write_rest()
+
+    def write_rest(self) -> None:
+        refusal = None
+        for write in list(self.unwritten):
+            try:
+                write()
+                self.unwritten.remove(write)
+            except NexusError as error:
+                refusal = error
+        if refusal and not self.refusal:
+            self.log.error("%s: it is tried again", refusal.message)
+        self.refusal = refusal
+
     def clear(self, choice: Choice, caller: Caller) -> list[str]:
         """Forget finished jobs, with their logs; return their ids.  Raises: usage; as choose_jobs(); unavailable."""
         if not set(choice.status or FINAL) <= set(FINAL):
@@ -9475,7 +9566,10 @@ class Housekeeping(Part):
 
     def keep_state(self) -> float:
         """Apply edits of state.json; write it when the journal has grown.  Return the seconds until the next call."""
+        self.write_rest()
         try:
+            if self.store.unsettled:
+                self.store.settle()
             self.store.look_for_edit(self.apply_edit)
             if self.store.checkpoint_wanted.is_set() and not self.store.bad_edits:
                 self.store.checkpoint_wanted.clear()
@@ -9615,6 +9709,9 @@ class Health(Part):
         error = self.store.last_error
         hint = f"{error.message}: nothing new is accepted or started until there is room" if error else ""
         yield "state", not error, error.message if error else "written", hint
+        refusal = service.housekeeping.refusal
+        if refusal:
+            yield "files", False, refusal.message, f"{refusal.message}: it is written when there is room"
         damaged = ", ".join(self.store.list_damaged())
         if damaged:
             yield ("lost", False,
@@ -9752,11 +9849,12 @@ class Views(Part):
             "runtime_seconds": round(self.service.outcomes.find_runtime_s(job, now), 3),
             "unknown_since": node.since if node and node.trouble else None,
             "idle_since": format_time(self.service.gpu_watch.find_idle_since(job)),
-            "last_line": self.service.log_watch.find_last_line(job.log_dir)}
+            "last_line": self.service.log_watch.find_last_line(job.log_dir),
+            "unrecorded": self.service.outcomes.describe_unrecorded(job)}
 
     def info(self) -> dict[str, Any]:
         return {"version": __version__, "hash": self.service.hash, "pid": os.getpid(), "user": self.service.user,
-                "home": self.layout.home,
+                "home": self.layout.home, "url": self.service.url,
                 "uptime_seconds": round(self.clock.monotonic() - self.service.started_monotonic, 3)}
 
     def list_groups(self, caller: Caller) -> list[dict[str, Any]]:
@@ -9952,6 +10050,7 @@ class Service:
         self.user = find_user(os.geteuid())
         self.owner = Caller(self.user, self.user)
         self.hash = file_hash()                             # of the running code: the file may change later
+        self.url = ""                                       # where it listens, once it does
         self.node = store.host.partition(CONTAINER)[0]
         self.started_monotonic = clock.monotonic()
         self.is_stopping = self.is_going_down = False
@@ -9999,6 +10098,11 @@ class Service:
         """End the loop.  Safe in a signal handler."""
         self.is_stopping = True
         self.wake()
+
+    def withdraw(self) -> None:
+        """Remove what clients find this service by.  Raises: unavailable."""
+        for path in (self.layout.service_file, self.layout.socket_file):
+            remove_file(path)
 
     def note_status_changes(self, jobs: Sequence[Job]) -> None:
         """The store calls this with jobs whose status has changed."""
@@ -11262,13 +11366,21 @@ def listen_on(address: str, port: int) -> socket.socket:
 MAX_SOCKET_PATH = 107           # bytes: the kernel's limit
 
 
+def open_socket_path(layout: Layout) -> tuple[str, int]:
+    """(a path of api.sock that the kernel takes, the descriptor of the home that it needs, or -1).  Raises: OSError."""
+    path = layout.socket_file
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
+        return path, -1
+    home = os.open(layout.home, os.O_PATH)
+    return f"/proc/{os.getpid()}/fd/{home}/{os.path.basename(path)}", home
+
+
 def listen_to_own(layout: Layout) -> tuple[socket.socket, str]:
     """(api.sock for the owner's programs, the path by which they reach it).  Raises: unavailable."""
-    listener, path = socket.socket(socket.AF_UNIX), layout.socket_file
-    with disk("make", path):
-        remove_file(path)
-        if len(os.fsencode(path)) > MAX_SOCKET_PATH:     # use a path through the folder's descriptor, which stays open
-            path = f"/proc/{os.getpid()}/fd/{os.open(layout.home, os.O_PATH)}/{os.path.basename(path)}"
+    listener = socket.socket(socket.AF_UNIX)
+    with disk("make", layout.socket_file):
+        remove_file(layout.socket_file)
+        path, _ = open_socket_path(layout)              # its descriptor stays open
         listener.bind(path)
         os.chmod(path, 0o600)
         listener.listen(1024)
@@ -11355,11 +11467,16 @@ def find_peer_uid(connection: socket.socket, address: Any) -> int | None:
     gone, our end is not established any more, so that is checked last.
     """
     if connection.family == socket.AF_UNIX:
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)      # pid, uid, gid
-        return int.from_bytes(credentials[4:8], sys.byteorder)
+        return read_credentials(connection)[1]
     uid = find_socket_uid(unmap(address[:2]), unmap(connection.getsockname()[:2]))
     is_open = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_ESTABLISHED       # tcp(7)
     return uid if is_open else None
+
+
+def read_credentials(connection: socket.socket) -> tuple[int, int]:
+    """(pid, uid) of the process that connected a Unix socket, or that listens at its other end.  Source: unix(7)."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)      # pid, uid, gid
+    return int.from_bytes(credentials[:4], sys.byteorder), int.from_bytes(credentials[4:8], sys.byteorder)
 
 
 def load_tls(config: ServiceConfig) -> ssl.SSLContext | None:
@@ -11379,13 +11496,16 @@ def load_tls(config: ServiceConfig) -> ssl.SSLContext | None:
     return context
 
 
-def load_token(layout: Layout, clock: Clock) -> str:
-    """The owner's token; made at the first start."""
+def read_token(layout: Layout) -> str | None:
+    """The owner's token; None: there is none yet.  Raises: unavailable."""
     token = (read_text(layout.token_file) or "").strip()
-    if len(token) < 16:
-        token = clock.new_token()
+    return token if len(token) >= 16 else None
+
+
+def keep_token(layout: Layout, token: str) -> None:
+    """Write the owner's token, unless there is one.  Raises: unavailable."""
+    if read_token(layout) is None:
         write_atomic(layout.token_file, [token + "\n"])
-    return token
 
 
 def make_log(layout: Layout, config: ServiceConfig) -> logging.Logger:
@@ -11396,7 +11516,7 @@ def make_log(layout: Layout, config: ServiceConfig) -> logging.Logger:
     log = logging.getLogger("nexus")
     handler = logging.handlers.RotatingFileHandler(
         layout.service_log, maxBytes=int(config.log_max_mb * 2**20), backupCount=config.log_backups, encoding="utf-8",
-        errors="backslashreplace")
+        errors="backslashreplace", delay=True)
     handler.setFormatter(logging.Formatter("[%(asctime)s] %(message)s", "%Y-%m-%d %H:%M:%S"))
     if config.log_format == "json":
         handler.format = format_log_json  # type: ignore[method-assign]
@@ -11441,7 +11561,7 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], page: str,
     log = make_log(layout, config.service)
     store = Store(layout, clock, log)
     store.recover()
-    token = load_token(layout, clock)
+    token = read_token(layout) or clock.new_token()
     machine = Machine(config, layout, store.service_id)
     service = Service(config, layout, store, machine, clock, log, environ)
     api = Api(service, token, page)
@@ -11452,35 +11572,40 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], page: str,
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     own = machine.processes.find(os.getpid())
     host = f"[{config.service.host}]" if ":" in config.service.host else config.service.host
-    url = f"{'https' if tls else 'http'}://{host}:{server.port}"
-    remember_config(layout, config_file)
-    write_atomic(layout.service_file, [json.dumps({
+    service.url = url = f"{'https' if tls else 'http'}://{host}:{server.port}"
+    keep = service.housekeeping.write_soon
+    keep(lambda: keep_token(layout, token))
+    keep(lambda: remember_config(layout, config_file))
+    running = json.dumps({
         "pid": os.getpid(), "started": own.started if own else 0, "boot_id": machine.boot_id, "url": url,
         "port": server.port, "socket": server.socket_path, "config": config_file, "version": __version__,
         "hash": file_hash(),
-        "machine": store.host}) + "\n"])
-    # Checked after service.json is visible; `nexus stop` does the reverse, so that one of the two sees the other.
+        "machine": store.host})
+    keep(lambda: write_if_changed(layout.service_file, running + "\n"))
+    # Checked after api.sock is there; `nexus stop` does the reverse, so that one of the two sees the other.
     if os.path.exists(layout.stopped_file):
-        os.unlink(layout.service_file)
+        service.withdraw()
         return
     log.info("Service started: nexus %s (%s), pid %d, %s", __version__, file_hash(), os.getpid(), url)
-    service.pool.begin_nodes()                  # before the first request can name a node
+    keep(service.pool.begin_nodes)              # before the first request can name a node
     server.serve()
     service.run(lock)
     if not service.is_stopping:
         return
     mark_stopped(layout, True)
-    try:
-        store.save_checkpoint()
-        os.unlink(layout.service_file)
-    except (OSError, NexusError) as error:
-        log.warning("At the end: %s", error)
+    for act in (store.save_checkpoint, service.withdraw):
+        try:
+            act()
+        except (OSError, NexusError) as error:
+            log.warning("At the end: %s", error)
     log.info("Service ended; running jobs go on")
 
 
 def check_start(layout: Layout, config: Config) -> ssl.SSLContext | None:
     """Check what would keep a service from starting; return the context for https.  Raises: why it cannot start."""
     secure_folders(layout)
+    with disk("lock", layout.lock_file), opened(layout.lock_file, os.O_RDWR | os.O_CREAT):
+        pass                                    # the one file that it must have: said here, not by a log that is full
     running = read_json(layout.service_file)
     if running and running.get("machine") != read_machine():
         refuse_elsewhere(layout, running)
@@ -11724,18 +11849,14 @@ class Client:
             running = find_service(self.layout)
             if not running:
                 raise ConnectionRefusedError("it does not run")
-            connection = socket.socket(socket.AF_UNIX)
-            connection.settimeout(ANSWER_TIMEOUT_S)
             try:
-                connection.connect(running["socket"])
-            except BaseException as error:
-                connection.close()
-                if not isinstance(error, FileNotFoundError) or find_service(self.layout) != running:
+                return connect_to_own(self.layout, ANSWER_TIMEOUT_S)
+            except FileNotFoundError:
+                if find_service(self.layout) != running:
                     raise                               # else it lives, and has not just ended
-                raise NexusError("unavailable", f"the service cannot be reached: {running['socket']} is gone",
+                raise NexusError("unavailable", f"the service cannot be reached: {self.layout.socket_file} is gone",
                                  hint=f"kill {running['pid']} ends it, and the next command starts it anew; "
                                  "jobs go on") from None
-            return connection
         connection = socket.create_connection((self.host, self.port), ANSWER_TIMEOUT_S)
         try:
             watch_line(connection, ANSWER_TIMEOUT_S)
@@ -11942,15 +12063,44 @@ def encode_query(query: Mapping[str, Any]) -> str:
     return "?" + urllib.parse.urlencode(given, doseq=True, errors="surrogateescape") if given else ""
 
 
+def connect_to_own(layout: Layout, timeout_s: float) -> socket.socket:
+    """A connection to api.sock.  Raises: OSError."""
+    connection, (path, home) = socket.socket(socket.AF_UNIX), open_socket_path(layout)
+    try:
+        connection.settimeout(timeout_s)
+        connection.connect(path)
+        return connection
+    except BaseException:
+        connection.close()
+        raise
+    finally:
+        if home >= 0:
+            os.close(home)
+
+
 def find_service(layout: Layout) -> dict[str, Any] | None:
     """service.json of a running service, or None.  Raises: conflict, for another machine's."""
     running = read_json(layout.service_file)
     if not running or not isinstance(running.get("pid"), int):
-        return None
+        return ask_for_service(layout)
     refuse_elsewhere(layout, running)
-    if running.get("machine") != read_machine() or not is_alive(running):
+    if running.get("machine") != read_machine():
         return None
-    return running
+    return running if is_alive(running) else ask_for_service(layout)
+
+
+def ask_for_service(layout: Layout) -> dict[str, Any] | None:
+    """What service.json would say of a service that listens at api.sock, where a full disk has refused it; or None."""
+    try:
+        connection = connect_to_own(layout, OWNER_TIMEOUT_S)
+        with connection:
+            own = Processes().find(read_credentials(connection)[0])
+            told = read_answer(send_request(connection, "GET", "/", {"Host": "localhost"}, None))
+        return {**pick(told, ("url", "version", "hash")), "pid": own.pid, "started": own.started,
+                "boot_id": read_boot_id(), "machine": read_machine()} if own else None
+    except (OSError, NexusError, LookupError, TypeError, ValueError):
+        pass                                            # nobody listens, or no nexus does
+    return None
 
 
 def start_service(layout: Layout, environ: Mapping[str, str], path: str,
@@ -14132,6 +14282,7 @@ function describe(job, note, reason = job.waiting_for) {
       job.processes_left > 0 && badge('Paused', 'command ended'),
       done && el('progress', {'aria-label': 'Progress', value: done, max: 100}),
       el('span', {class: 'line clip', title: line}, line)],
+    job.unrecorded && el('span', {class: 'why'}, `${status}; ${job.unrecorded}`),
     status === 'pending' && el('span', {class: 'why'}, listed(hasNodes() && job.only_node && `on ${job.only_node}`,
       reason, start && `starts in about ${about(-secondsSince(start))}`)),
     isOver(job) && el('span', {class: 'cause small command clip', title: job.cause_line}, job.cause_line)];
@@ -14625,7 +14776,8 @@ function drawFacts(job) {
       + 'nothing is known of this job until it is back.'),
     banner('warn', idle && `Its GPUs have done nothing since ${clock(idle)}. `
       + `If it waits for an answer, on the machine: nexus attach ${id}`),
-    banner('bad', job.cause_line), banner('warn', job.notes.join('; ')),
+    banner('bad', job.cause_line), banner('bad', job.unrecorded && `${job.status}; ${job.unrecorded}`),
+    banner('warn', job.notes.join('; ')),
     el('pre', {class: 'panel pad', key: 'command', 'aria-label': 'Command'}, commandOf(job)),
     why && section('why', 'Why it waits', '', el('ul', {class: 'panel pad'},
       list([why.why, ...why.facts]), list(why.verdicts, 'muted'))),

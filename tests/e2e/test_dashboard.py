@@ -732,6 +732,17 @@ def test_an_unwell_service_is_not_green_and_an_idle_job_is_amber(browser, box):
         page.unroute_all(behavior="ignoreErrors")
 
 
+def test_an_end_that_the_disk_does_not_take_is_shown(browser):
+    with live.Box(gpus=1, is_starting=False) as box:
+        words = "it has ended with 0, to be recorded when there is room"
+        box.serve(f"nexus.Outcomes.describe_unrecorded = lambda *_: {words!r}")
+        job = box.wait_started(box.add("sleep 600"))
+        with visit(browser, box) as page:
+            expect(row(page, job["id"])).to_contain_text(f"running; {words}")
+            open_log(page, job["id"])
+            expect(page.locator("#job")).to_contain_text(f"running; {words}")
+
+
 def test_a_job_is_added(browser, box):
     with visit(browser, box, is_expecting_errors=True) as page:
         page.get_by_role("button", name="Add job").click()

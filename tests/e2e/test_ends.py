@@ -100,7 +100,7 @@ def test_what_idles_is_ended_and_shown(box):
     pid = int(live.until(lambda: live.read(box.path("pid")), "its pid"))
     box.show([gpu], processes=[{"gpu": "GPU-1", "pid": pid, "memory": 100}])
     live.until(lambda: box.job(idle)["processes_left"], "the first look at what is left")
-    assert "running: its command has ended, " in box.nexus("show", idle).stdout.splitlines()[0]
+    assert "running; its command has ended, " in box.nexus("show", idle).stdout.splitlines()[0]
     assert all("processes go on" in box.nexus(*command).stdout for command in ((), ("top",)))
     job = box.wait(idle, "completed")
     assert job["runtime_seconds"] >= 20 and "dozing (pid " in " ".join(job["notes"]), job

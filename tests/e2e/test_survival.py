@@ -19,11 +19,11 @@ import nexus
 
 
 @contextlib.contextmanager
-def small_disk(path):
+def small_disk(path, options="size=2m"):
     """A real file system of 2 MB, mounted there."""
     live.need_root()
     path.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=0700", "nexus-test", path], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"{options},mode=0700", "nexus-test", path], check=True)
     try:
         yield path
     finally:
@@ -531,25 +531,135 @@ def test_jobs_that_signal_their_group(launcher):
         box.wait(box.add("true"), "completed")
 
 
-def test_home_on_a_full_disk():
-    """Killed while its whole home is full, it comes back by itself once there is room."""
+@contextlib.contextmanager
+def small_home(options="size=6m", **settings):
+    """A box whose home is a small disk of its own."""
     with contextlib.ExitStack() as stack:
-        box = live.Box(gpus=1, is_starting=False)
+        box = live.Box(gpus=2, is_starting=False, **settings)
         stack.callback(box.close)
         config = live.read(box.home / "config.toml")
-        stack.enter_context(small_disk(box.home))
+        stack.enter_context(small_disk(box.home, options))
         stack.enter_context(box)
         (box.home / "config.toml").write_text(config)
+        yield box
+
+
+UNRECORDED = "it has ended with {}, to be recorded when there is room"
+
+
+@pytest.mark.parametrize("launcher", ["screen", "direct"])
+def test_home_on_a_full_disk(launcher):
+    """Killed while its whole home is full, it comes back, shows all, and goes on when there is room."""
+    with small_home(launcher=launcher) as box:
         box.start()
-        jobs = [box.add(f"exit {code}") for code in (0, 3)]
-        box.wait(jobs[1], "failed")
+        ran, go = box.path("ran"), box.path("go")
+        ids = {code: box.wait_started(box.add(f"echo {code} >> {ran}; while [ ! -e {go} ]; do sleep 0.05; done; exit {code}"))["id"]
+               for code in (0, 5)}
+        after = [box.add(f"echo after >> {ran}", after=[ids[0]])]
+        waiter = subprocess.Popen(box.argv("wait", ids[0]), env=box.environ, cwd="/")
         fill(box.home)
-        box.kill_service()
-        live.until(lambda: "No space left" in live.read(box.home / "service.log") or box.pid(), "a start that fails, or does not")
+
+        def is_refused():
+            status, answer = box.call("POST", "/queue", {"command": f"echo after >> {ran}", "after": [ids[0]]})
+            after.extend([answer["id"]] if status == 200 else [])
+            return status == 503
+        live.until(is_refused, "the end of the page that the journal has", interval_s=0)
+        (box.home / "supervisor.sh").write_text("exit 1 # of an older nexus\n" if launcher == "direct" else nexus.SUPERVISOR_SCRIPT)
+        box.kill_all_of_service()
+        go.touch()
+        live.until(lambda: not live.find_commands(f"{go} ]"), "the commands' ends")
+        old = box.info()
+
+        done = box.nexus("jobs")
+        assert done.returncode == 0 and ids[0] in done.stdout and box.info() == old, done
+        for code, job_id in ids.items():
+            words = UNRECORDED.format(code)
+            live.until(lambda words=words: f"running; {words}" in box.nexus("jobs").stdout, words)
+            assert f"Job {job_id}: running; {words}\n" in box.nexus("show", job_id).stdout
+            assert box.nexus().stdout.count(words) == 1 and words in box.nexus("top").stdout
+            job, row = box.job(job_id), box.ask("GET", "/status?after=0")["jobs"][job_id]
+            assert (job["status"], job["exit_code"], job["unrecorded"]) == ("running", None, words) and row["unrecorded"] == words
+        assert [box.job(job_id)["status"] for job_id in after] == ["pending"] * len(after) and waiter.poll() is None
+        for command in (["add", "true"], ["kill", ids[0]]):
+            done = box.nexus(*command)
+            assert done.returncode == 6 and "No space left" in done.stderr and "goes on by itself" in done.stderr, (command, done)
+        assert any("service.json: No space left" in hint for hint in box.status()["hints"]) and box.nexus("health").returncode
+
+        # service.json still tells of the service that was killed: this one is found, stopped and started without it
+        pid = box.ask("GET", "/")["pid"]
+        assert pid != old["pid"] and "runs already" in box.nexus("start").stderr
+        assert box.nexus("restart").returncode == 0 and not live.is_alive(pid)
+        pid = box.ask("GET", "/")["pid"]
+        live.kill(pid)
+        live.until(lambda: box.ask("GET", "/")["pid"] != pid, "the supervisor to start it again")
+        pid = box.ask("GET", "/")["pid"]
+        assert box.nexus("stop").returncode == 0 and not live.is_alive(pid) and "does not run" in box.nexus("stop").stderr
+        assert box.nexus("jobs").returncode == 0 and box.job(ids[5])["status"] == "running"
+
         (box.home / "filler").unlink()
+        job = box.wait(ids[0], "completed")
+        assert job["attempt"] == 1 and "No space left on device" in " ".join(job["notes"]) and job["unrecorded"] is None
+        assert "(the job's logs may be cut)" in box.nexus("show", ids[0]).stdout
+        job = box.wait(ids[5], "failed")
+        assert (job["attempt"], job["exit_code"], job["cause"]) == (1, 5, "exit") and "No space left" in job["cause_line"]
+        assert waiter.wait(live.PATIENCE_S) == 0
+        for job_id in after:
+            box.wait(job_id, "completed")
+        assert sorted(ran.read_text().split()) == ["0", "5", *["after"] * len(after)]
+        box.await_service()                             # by service.json
+        live.until(lambda: box.health()["is_healthy"], "a look at the disks")
+        assert box.wait(box.add("true"), "completed")["notes"] == [] and "Internal error" not in box.log()
+
+
+def test_a_job_that_ends_on_a_full_disk_while_no_service_runs():
+    """And none does before there is room: its runner has seen it."""
+    with small_home(launcher="direct") as box:
+        box.start()
+        job = box.wait_started(box.add(f"while [ ! -e {box.path('go')} ]; do sleep 0.05; done"))
+        box.kill_all_of_service()
+        fill(box.home)
+        box.path("go").touch()
+        live.until(lambda: not live.find_commands(f"{box.path('go')} ]"), "its command's end")
+        live.until(lambda: [pid for pid in live.descendants(job["pid"]) if live.read(f"/proc/{pid}/comm") == "sleep\n"], "a pause")
+        (box.home / "filler").unlink()
+        live.until(lambda: not live.is_alive(job["pid"]), "its runner's end")
+        box.start()
+        job = box.wait(job["id"], "completed")
+        assert job["attempt"] == 1 and "the job's logs may be cut" in " ".join(job["notes"])
+
+
+def test_a_home_in_which_no_file_can_be_made():
+    """No inode is left: the files that are there are enough for a start, and the journal takes jobs."""
+    with small_home("size=9m,nr_inodes=120", launcher="direct") as box:
+        box.start()
+        before = box.add("exit 3")
+        box.wait(before, "failed")
+        box.kill_all_of_service()
+        made = 0
+        with contextlib.suppress(OSError):
+            for made in range(1000):
+                (box.home / f"filler-{made}").touch()
+        done = box.nexus("jobs")
+        assert done.returncode == 0 and before in done.stdout, (made, done)
+        late = box.add("true")
+        live.until(lambda: "No space left" in (box.job(late)["waiting_for"] or ""), lambda: box.job(late))
+        for path in box.home.glob("filler-*"):
+            path.unlink()
+        box.wait(late, "completed")
         box.await_service()
-        assert [box.job(job_id)["exit_code"] for job_id in jobs] == [0, 3]
-        box.wait(box.add("true"), "completed")
+
+
+def test_a_first_start_on_a_full_disk():
+    with small_home(launcher="direct") as box:
+        fill(box.home)
+        done = box.nexus()
+        assert done.returncode == 0 and "No space left" in done.stdout and not (box.home / "state.json").exists(), done
+        done = box.nexus("add", "true")
+        assert done.returncode == 6 and "No space left" in done.stderr, done
+        (box.home / "filler").unlink()
+        live.until(lambda: box.nexus("add", "true").returncode == 0, "it to go on by itself")
+        box.await_service()
+        assert (box.home / "state.json").exists() and len((box.home / "token").read_text()) > 16
 
 
 def test_without_its_fifo():

@@ -57,6 +57,49 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch,
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["state.json"]
 
 
+def is_there(path):
+    path.write_text("text")
+
+
+def is_a_link(path):
+    path.with_name("other").write_text("text")
+    path.symlink_to("other")
+
+
+def is_open_to_all(path):
+    path.write_text("text")
+    path.chmod(0o622)
+
+
+def is_a_fifo(path):
+    os.mkfifo(path)
+
+
+THERE = [  # reason, what is there, whether it is written
+    ("it is there", is_there, False), ("it is not", lambda _: None, True), ("another text", lambda path: path.write_text("tex"), True),
+    ("others may change it", is_open_to_all, True), ("it may be another's", is_a_link, True), ("it is no file", is_a_fifo, True),
+]
+
+
+@pytest.mark.parametrize("reason, make, is_written", THERE, ids=[case[0] for case in THERE])
+def test_what_is_there_needs_no_room(tmp_path, monkeypatch, reason, make, is_written):
+    path = tmp_path / "supervisor.sh"
+    make(path)
+    real_open = os.open
+
+    def refuse(name, flags, *mode, **where):
+        if flags & os.O_CREAT:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real_open(name, flags, *mode, **where)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(nexus.NexusError) if is_written else contextlib.nullcontext():
+        nexus.write_if_changed(str(path), "text")
+    monkeypatch.undo()
+    nexus.write_if_changed(str(path), "text")
+    assert path.read_text() == "text" and not path.is_symlink() and not path.stat().st_mode & 0o022
+
+
 # The end of a log
 
 

@@ -401,6 +401,7 @@ SCREENS = [  # reason, text, sessions
 SAYINGS = [  # reason, line, saying
     ("a job began", "start abc 1 4242 267381 267384\n", nexus.RunnerEvent("start", "abc", 1, ("4242", "267381", "267384"))),
     ("and ended", "end abc 2 137 6050", nexus.RunnerEvent("end", "abc", 2, ("137", "6050"))),
+    ("on a full disk", "end abc 2 137 6050 1", nexus.RunnerEvent("end", "abc", 2, ("137", "6050", "1"))),
     ("its directory is gone", "fail abc 3 cwd", nexus.RunnerEvent("fail", "abc", 3, ("cwd",))),
     ("its GPU was taken by another user's", "bounce abc 1 bob", nexus.RunnerEvent("bounce", "abc", 1, ("bob",))),
     ("another verb", "begin abc 1 2 3", None),

@@ -723,7 +723,10 @@ def test_what_was_seen_of_it_is_kept():
 
 def test_what_went_wrong_with_its_logs_is_told():
     told = nexus.judge_end(running("aaa"), nexus.Result(1), nexus.Evidence("x\n", error="the disk is full"), 60.0, config().jobs, NOW)[1]
-    assert (told["cause"], told["cause_line"]) == ("exit", "the disk is full")
+    assert (told["cause"], told["cause_line"], told["notes"]) == ("exit", "the disk is full", ())
+    one = running("aaa", notes=("umask",))
+    told = nexus.judge_end(one, nexus.Result(0), nexus.Evidence(error="the disk is full"), 60.0, config().jobs, NOW)[1]
+    assert (told["cause"], told["cause_line"], told["notes"]) == (None, None, ("umask", "the disk is full"))
 
 
 GROUP_ENDS = [  # reason, group before, (status, cause, whether soon, whether more wait), failures after, part of the hold

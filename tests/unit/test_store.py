@@ -333,6 +333,31 @@ def test_recovery_brings_back_what_was_acknowledged(history, tmp_path, reason, a
     live_on(box, tmp_path)
 
 
+@pytest.mark.parametrize("name", ["fsync", "replace"])
+@pytest.mark.parametrize("reason, act", HARMLESS, ids=[case[0] for case in HARMLESS])
+def test_recovery_on_a_full_disk(history, tmp_path, monkeypatch, reason, act, name):
+    """All is there to be read; nothing is changed before what was recovered is on the disk again."""
+    box = history.crash(tmp_path / "copy")
+    act(box)
+    monkeypatch.setattr(os, name, failing())
+    box.open()
+    assert box.dump() == history.dump()
+    if not box.store.unsettled:
+        return                                          # there was nothing to write
+    for act in (lambda: box.add("xyz"), box.store.settle):
+        with pytest.raises(nexus.NexusError) as caught:
+            act()
+        assert caught.value.kind == "unavailable" and "No space left" in caught.value.message
+    monkeypatch.undo()
+    assert box.crash(tmp_path / "other").open().dump() == history.dump(), "killed, it could be read again"
+    with pytest.raises(nexus.NexusError):
+        box.add("xyz")
+    box.store.settle()
+    assert box.dump() == history.dump()
+    box.add("xyz")
+    live_on(box, tmp_path)
+
+
 DAMAGE = [  # reason, what happens, what is known to be missing
     ("a line in the middle is garbage", rewrite("journal.jsonl", change_line(1, b"garbage\n")), "after change 6 comes change 8"),
     ("a change of no table", rewrite("journal.jsonl", lambda content: content.replace(b'"jobs":{"abc":{', b'"jubs":{"abc":{')),
