@@ -4417,10 +4417,9 @@ def check_owner(path: str, what: str) -> None:
                          hint="name a folder of your own: export NEXUS_HOME=~/.nexus, or nexus config edit")
 
 
-def secure_folder(path: str, what: str) -> None:
-    """Make a folder that nobody else can write into, or exchange.  Raises: forbidden, unavailable."""
+def check_folder(path: str, what: str) -> None:
+    """Raises: forbidden, when others own a folder, can write into it, or exchange it; OSError, unavailable."""
     import stat
-    make_folder(path)
     check_owner(path, what)
     if os.stat(path).st_mode & 0o022:
         raise NexusError("forbidden", f"others may write into {path} ({what}), and could run commands as you",
@@ -4438,11 +4437,12 @@ def secure_folder(path: str, what: str) -> None:
 
 
 def secure_folders(layout: Layout) -> None:
-    """Make nexus's folders.  Raises: forbidden, unavailable."""
+    """Make nexus's folders, which nobody else may write into, or exchange.  Raises: forbidden, unavailable."""
     with disk("look at", ""):
-        secure_folder(layout.home, "NEXUS_HOME")
-        secure_folder(layout.journal_dir, "the folder of [state] state_file")
-        secure_folder(layout.log_dir, "[state] log_dir")
+        for path, what in ((layout.home, "NEXUS_HOME"), (layout.journal_dir, "the folder of [state] state_file"),
+                           (layout.log_dir, "[state] log_dir")):
+            make_folder(path)
+            check_folder(path, what)
         os.chmod(layout.home, os.stat(layout.home).st_mode & 0o7700)
 
 
@@ -11685,8 +11685,8 @@ def refuse_elsewhere(layout: Layout, running: Mapping[str, Any]) -> None:
 
 # ==== 16. CLIENT ==== the Python API; one transport; finds, checks and starts the service
 # This machine's service is reached by its socket in the home, which only its owner can open.  Before anything is sent
-# to a NEXUS_URL on this machine, the kernel is asked whose program listens there: another user's gets nothing.  Safe
-# requests are repeated while the service restarts.
+# to it, or to a NEXUS_URL on this machine, the kernel is asked whose program listens there: another user's gets
+# nothing.  Safe requests are repeated while the service restarts.
 
 START_TIMEOUT_S = 30.0
 OWNER_TIMEOUT_S = 5.0           # until a program has accepted a connection
@@ -12064,11 +12064,17 @@ def encode_query(query: Mapping[str, Any]) -> str:
 
 
 def connect_to_own(layout: Layout, timeout_s: float) -> socket.socket:
-    """A connection to api.sock.  Raises: OSError."""
+    """A connection to api.sock.  Raises: OSError; forbidden, when it is another user's program that listens there."""
     connection, (path, home) = socket.socket(socket.AF_UNIX), open_socket_path(layout)
     try:
         connection.settimeout(timeout_s)
         connection.connect(path)
+        _, uid = read_credentials(connection)
+        if uid != os.geteuid():
+            raise NexusError("forbidden",
+                             f"{layout.socket_file} belongs to a program of {find_user(uid)}: nothing was sent to it",
+                             hint=f"others could write into {layout.home}: look at what is in it; then "
+                                  f"rm {layout.socket_file} {layout.service_file}, and nexus start")
         return connection
     except BaseException:
         connection.close()
@@ -12079,8 +12085,15 @@ def connect_to_own(layout: Layout, timeout_s: float) -> socket.socket:
 
 
 def find_service(layout: Layout) -> dict[str, Any] | None:
-    """service.json of a running service, or None.  Raises: conflict, for another machine's."""
-    running = read_json(layout.service_file)
+    """service.json of a running service, or None.
+
+    Raises: forbidden, when others may write into the home; conflict, for another machine's.
+    """
+    if not os.path.isdir(layout.home):
+        return None
+    with disk("look at", layout.home):
+        check_folder(layout.home, "NEXUS_HOME")
+    running = read_json(layout.service_file) if is_own_file(layout.service_file) else None
     if not running or not isinstance(running.get("pid"), int):
         return ask_for_service(layout)
     refuse_elsewhere(layout, running)
@@ -12098,7 +12111,10 @@ def ask_for_service(layout: Layout) -> dict[str, Any] | None:
             told = read_answer(send_request(connection, "GET", "/", {"Host": "localhost"}, None))
         return {**pick(told, ("url", "version", "hash")), "pid": own.pid, "started": own.started,
                 "boot_id": read_boot_id(), "machine": read_machine()} if own else None
-    except (OSError, NexusError, LookupError, TypeError, ValueError):
+    except NexusError as error:
+        if error.kind == "forbidden":
+            raise
+    except (OSError, LookupError, TypeError, ValueError):
         pass                                            # nobody listens, or no nexus does
     return None
 

@@ -1,6 +1,7 @@
 """Whose folders nexus works in: tried with another user who may write where the owner does not look."""
 
 import contextlib
+import json
 import os
 import subprocess
 import types
@@ -121,6 +122,61 @@ def test_a_home_or_log_folder_that_others_may_write(users, box):
     box.home.chmod(0o755)
     box.start()
     assert box.home.stat().st_mode & 0o777 == 0o700
+
+
+FORGED = [  # reason, mode of the home while another user writes there, and afterwards; what a command says
+    ("all may write there", 0o777, 0o777, "others may write into {home} (NEXUS_HOME)"),
+    ("a group may", 0o777, 0o770, "others may write into {home} (NEXUS_HOME)"),
+    ("all could write there before", 0o777, 0o700, "{home}/api.sock belongs to a program of {user}: nothing was sent to it"),
+]
+
+
+@pytest.mark.parametrize("has_file", [True, False], ids=["service.json", "api.sock alone"])
+@pytest.mark.parametrize("reason, before, after, words", FORGED, ids=[case[0] for case in FORGED])
+def test_another_users_socket_in_the_home_gets_nothing(users, box, reason, before, after, words, has_file):
+    """Neither the environment nor anything else."""
+    box.start()
+    running = box.info()
+    box.nexus("stop")
+    box.folder.chmod(0o755)
+    box.home.chmod(before)
+    path = box.home / "api.sock"
+    path.unlink(missing_ok=True)
+    with live.listener(0, users.bob.uid, str(path)) as heard:
+        assert heard() == "listens\n"
+        own = live.until(users.bob.processes)[0]
+        if has_file:
+            make(box.home / "service.json", users.bob, 0o644, json.dumps({**running, "pid": own, "started": int(live.stat(own)[19])}))
+        box.home.chmod(after)
+        for command in (["add", "true"], ["run", "true"], ["jobs"], ["start"], ["stop"], ["logs", "service"]):
+            done = box.nexus(*command, environ={"SECRET": "hunter2"})
+            assert done.returncode == 5 and words.format(home=box.home, user=users.bob.name) in done.stderr, (command, done)
+            assert "\nhint: " in done.stderr and "Traceback" not in done.stderr
+        assert heard() == "listens\n"
+    # What the messages say helps
+    box.home.chmod(0o700)
+    path.unlink()
+    (box.home / "service.json").unlink(missing_ok=True)
+    assert box.nexus("run", "--gpus", "0", "echo $SECRET", environ={"SECRET": "hunter2"}).stdout == "hunter2\n"
+
+
+def test_service_json_leads_to_no_other_socket(users, box):
+    """The socket of a home is in it."""
+    box.start()
+    with live.listener(0, users.bob.uid, str(users.open / "elsewhere.sock")) as heard:
+        told = json.dumps({**box.info(), "socket": str(users.open / "elsewhere.sock")})
+        make(box.home / "service.json", users.ann, 0o600, told)
+        assert box.nexus("run", "--gpus", "0", "echo $SECRET", environ={"SECRET": "hunter2"}).stdout == "hunter2\n"
+        assert heard() == "listens\n"
+
+
+def test_a_home_with_a_long_path():
+    """Its socket is found there all the same, also without service.json."""
+    with live.Box(gpus=1, name="x" * 150) as box:
+        assert box.nexus("run", "echo hello").stdout == "hello\n"
+        (box.home / "service.json").unlink()
+        assert box.nexus("run", "echo hello").stdout == "hello\n" and not (box.home / "service.json").exists()
+        assert box.nexus("stop").returncode == 0 and not box.supervisors()
 
 
 def test_all_that_nexus_makes_is_the_owners_alone():

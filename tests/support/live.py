@@ -182,10 +182,11 @@ LISTEN = """
 import os, socket, sys
 host = sys.argv[1]
 os.setuid(int(sys.argv[3]))
-server = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+server = socket.socket(socket.AF_UNIX if "/" in host else socket.AF_INET6 if ":" in host else socket.AF_INET)
 server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 if ":" in host: server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-server.bind((host, int(sys.argv[2])))
+server.bind(host if "/" in host else (host, int(sys.argv[2])))
+if "/" in host: os.chmod(host, 0o777)
 server.listen(50)
 print("listens", flush=True)
 while True:
@@ -200,7 +201,7 @@ while True:
 
 @contextlib.contextmanager
 def listener(port, uid=65534, host="127.0.0.1"):
-    """A program of that user's on the port; yields what it says: that it listens, if it can, and what it received."""
+    """A program of that user's on the port, or at the path `host`; yields what it says: that it listens, and what it received."""
     need_root()
     with tempfile.TemporaryFile() as out, subprocess.Popen(
             [sys.executable, "-c", LISTEN, host, str(port), str(uid)], stdout=out, stderr=subprocess.DEVNULL) as process:
