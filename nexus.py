@@ -5780,7 +5780,7 @@ def push_snapshot(ssh: Ssh, repository: str, commit: str, name: str, environ: Ma
 JOB_SCRIPT = r'''
 say() { [ -p "$events" ] && printf '%s\n' "$*" 1<>"$events"; } 2>/dev/null
 uptime_cs() { read -r up rest < /proc/uptime; up=${up%.*}${up#*.}; }
-fail() { rm -f "$dir/claim-$$"; say fail "$id" "$attempt" "$@"; printf '%s\n' "$*" >&2; exit 0; }
+fail() { rm -f "$dir/claim-$$"; say fail "$id" "$attempt" "$@"; printf '%s\n' "$*" >&7; exit 0; }
 # The locks on the GPUs' lease files keep other users' services off.  The service holds them until this script does.
 # Anybody may write the folder, so the files are opened by the descriptors of the service, and must name it.
 leases=()
@@ -5850,10 +5850,12 @@ if [ -z "$attempt" ]; then                # by hand
       "$repo" "$commit" >&2
     exit 1
   }
-  cd "$cwd" && command_of_the_job
+  cd "$cwd" && exec 5>&2 6>&1 7>&2 && command_of_the_job exec
   exit
 fi
 
+# Of a command that a signal ended, bash says the whole text, with its variables: this shell's own words are for nobody.
+exec 7>&2 2>/dev/null
 trap : HUP                                # it outlives screen; the command does not inherit this
 trap : INT QUIT TERM                      # Ctrl-C, or `kill 0`, ends the command, not this script
 viewer='' cause='' is_new='' goes_on='' is_cut=''
@@ -5876,22 +5878,25 @@ printf '%s\n' "$up" >> "$dir/attempt-$attempt" || fail "the log folder $dir cann
 say start "$id" "$attempt" "$$" "$started" "$up"
 if [ "$commit" ]; then
   [ -d "$tree" ] || is_new=yes            # an earlier attempt's tree stays, with what that has written
-  said=$(check_out 2>&1) || refuse launch "the snapshot of $repo cannot be checked out: $said"
+  said=$(check_out 2>&1) || {
+    [ $? -le 128 ] || said="git was ended by a signal"
+    refuse launch "the snapshot of $repo cannot be checked out: $said"
+  }
 fi
 cd "$cwd" 2>/dev/null || refuse launch "the directory $cwd cannot be entered; make it again, or add the job with --cwd"
-PATH=$job_path type -P bash > /dev/null || refuse launch "bash was not found on PATH ($job_path)"
+PATH=$job_path type -P bash > /dev/null || refuse launch "bash was not found on PATH, as $dir/job.sh sets it"
 exec 5>>"$dir/stderr.log" 6>>"$dir/stdout.log" || refuse launch "the log files in $dir cannot be written"
 if [ -t 1 ]; then                         # under screen, its window shows the logs
   (
     release_leases
     NEXUS_ROLE=viewer exec tail -qn 100 -s 0.2 -f --pid=$$ "$dir/stdout.log" "$dir/stderr.log"
-  ) </dev/null 2>/dev/null 5>&- 6>&- &
+  ) </dev/null 5>&- 6>&- 7>&- &
   viewer=$!
 fi
 
 uptime_cs; begin=$up
 read -r rest rest rest rest first < /proc/loadavg
-command_of_the_job >&6 2>&5 5>&- 6>&-
+command_of_the_job
 code=$?
 
 trap '' HUP INT QUIT TERM USR1 USR2       # a stop's signals are not for what this script itself runs from here on
@@ -5923,10 +5928,11 @@ end_viewer
 # Of a job with --snapshot.  Its checkout is $tree, whose .git borrows all but HEAD and index from the repository.
 # `git worktree add` would write into that, and break other git programs that run at that moment.
 SNAPSHOT_SCRIPT = r'''
-git_in() {
-  /usr/bin/env -i PATH="$job_path" HOME="$home" LC_ALL=C GIT_TERMINAL_PROMPT=0 GIT_OPTIONAL_LOCKS=0 \
-    git $git_options -C "$@"
-}
+git_in() (
+  hide_environment
+  export PATH="$job_path" HOME="$home" LC_ALL=C GIT_TERMINAL_PROMPT=0 GIT_OPTIONAL_LOCKS=0
+  exec git $git_options -C "$@"
+)
 check_out() {
   local common
   umask "$umask"
@@ -5959,6 +5965,7 @@ CONDA_SCRIPT = r'''
 # conda, mamba and micromamba print what a shell must evaluate for it.  `conda run` would hold the output back.  All
 # names begin with nexus_, so that they do not meet those of the job's environment or of an activation script.
 nexus_name=$1 nexus_fault=$NEXUS_JOB_FAULT
+nexus_order=${CUDA_DEVICE_ORDER+=$CUDA_DEVICE_ORDER} nexus_devices=${CUDA_VISIBLE_DEVICES+=$CUDA_VISIBLE_DEVICES}
 unset NEXUS_JOB_FAULT
 nexus_known=(~/{miniconda3,miniforge3,mambaforge,anaconda3}/bin/conda ~/.local/bin/micromamba ~/bin/micromamba
              /opt/{conda,miniconda3,miniforge3,anaconda3}/bin/conda)
@@ -5972,7 +5979,7 @@ nexus_fail() {
 }
 nexus_explain() {
   "$nexus_exe" env list </dev/null >&2
-  nexus_fail "the conda environment '$nexus_name' was not found, or could not be activated, by $nexus_exe:\
+  nexus_fail "the conda environment '$nexus_name' was not found, or could not be activated, by ${nexus_exe##*/}:\
  stderr.log says why, and which there are"
 }
 
@@ -5981,13 +5988,14 @@ for nexus_exe in "$CONDA_EXE" "$MAMBA_EXE" "$(type -P conda)" "$(type -P mamba)"
   [ -f "$nexus_exe" ] && [ -x "$nexus_exe" ] && break
 done
 [ "$nexus_exe" ] || nexus_fail "no conda was found for the environment '$nexus_name': not by CONDA_EXE or MAMBA_EXE,\
- not as conda, mamba or micromamba on PATH, and none of ${nexus_known[*]%/bin/conda} is there"
+ not as conda, mamba or micromamba on PATH, and none of {~,/opt}/{miniconda3,miniforge3,mambaforge,anaconda3},\
+ /opt/conda, {~,~/.local}/bin/micromamba is there"
 case ${nexus_exe##*/} in
   *mamba*) nexus_text=$("$nexus_exe" shell activate "$nexus_name" --shell bash </dev/null);;
   *) nexus_text=$("$nexus_exe" shell.posix activate "$nexus_name" </dev/null);;
 esac || nexus_explain
 eval "nexus_activate() { $nexus_text
-}" || nexus_explain
+}" 2>/dev/null || nexus_explain            # bash would quote what it cannot parse, and PATH stands in it
 trap "nexus_fail \"a script of the conda environment '\$nexus_name' ended the activation with exit code \$?\"" EXIT
 nexus_activate </dev/null >&2
 trap - EXIT
@@ -5996,25 +6004,42 @@ if [ "${VIRTUAL_ENV-}" ]; then             # active where the job was added; its
   PATH=$CONDA_PREFIX/bin:$PATH
   unset VIRTUAL_ENV VIRTUAL_ENV_PROMPT
 fi
+[ -z "$nexus_order" ] || export "CUDA_DEVICE_ORDER$nexus_order"          # whatever a script of the environment says
+[ -z "$nexus_devices" ] || export "CUDA_VISIBLE_DEVICES$nexus_devices"
 exec "${@:2}"
 '''
 
 
-# Slurm's variables go on to the command: its GPUs, job and node.
-SLURM_SCRIPT = r'''  slurms='SLURM[A-Z0-9_]*|[A-Z]+_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ZE_AFFINITY_MASK'
-  for name in $(/usr/bin/env | sed -En "s/^($slurms)=.*/\1/p"); do
-    eval "set -- \"\$@\" \"$name=\$$name\""
+# What the runner itself was given is not the job's, but for $kept: Slurm's GPUs, job and node.
+HIDE_SCRIPT = r"""
+hide_environment() {
+  local pair
+  export -n PWD OLDPWD SHLVL
+  while IFS= read -r -d '' pair; do
+    [[ ${pair%%=*} =~ ^($kept)$ ]] || export -n "${pair%%=*}"
+  done < "/proc/$$/environ"
+} 2>/dev/null
+"""
+SLURM_NAMES = "SLURM[A-Z0-9_]*|[A-Z]+_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ZE_AFFINITY_MASK"
+
+
+# Everybody can read the arguments of a program: so bash gives a job its variables in the environment, as assignments
+# before env(1).  What bash cannot pass on so comes as NEXUS_JOB_VARIABLE_1, whose text is `NAME=TEXT`: names that are
+# none for bash, like those of exported functions, and those that only bash itself sets.
+BASH_NAMES = (r"BASH(_VERSINFO|_ARG[CV]|_SOURCE|_LINENO|OPTS|PID)|SHELLOPTS|E?UID|PPID|GROUPS|FUNCNAME"
+              r"|(?![A-Za-z_][A-Za-z0-9_]*$)(.|\n)*")
+UNPACK_PROGRAM = (              # one line: sh has no $'\n'.  Python may have changed os.environ
+    'import os, sys; mark = b"NEXUS_JOB_VARIABLE_"; found = open("/proc/self/environ", "rb").read().split(bytes(1))[:-1]; '
+    'texts = [text.partition(b"=")[2] if text.startswith(mark) else text for text in found]; '
+    'os.execvpe(sys.argv[1], sys.argv[1:], dict(text.split(b"=", 1) for text in texts))')
+# Of a job with such variables, in command_of_the_job().  Python may be elsewhere on a node of Slurm's.
+UNPACK_SCRIPT = r"""
+  unpack=()
+  for python in @PYTHON@ /usr/bin/python3; do
+    [ ! -x "$python" ] || { unpack=("$python" -I -S -c @PROGRAM@); break; }
   done
-'''
-
-
-# Everybody can read the arguments of a program: variables go to env(1) in its environment.  Only those go as arguments
-# that bash itself uses, or whose names it does not take.
-SHELL_NAMES = (r"(?![A-Za-z_]\w*=)|((BASH|LC_|COMP_|EPOCH|HIST)\w*|\w*OPTS|E?UID|PPID|_|IFS|LANG|PATH|(OLD)?PWD|SHLVL"
-               r"|S?RANDOM|SECONDS|LINENO|GROUPS|DIRSTACK|FUNC(NAME|NEST)|OPT(ARG|ERR|IND)|PIPESTATUS|POSIXLY_CORRECT"
-               r"|TMOUT|(GLOB|EXEC)IGNORE)=")
-HIDE_SCRIPT = r"""  export -n PWD OLDPWD SHLVL
-  while IFS= read -r -d '' pair; do export -n "${pair%%=*}"; done < "/proc/$$/environ" 2>/dev/null"""
+  [ "${#unpack[@]}" -gt 0 ] || echo "nexus: without Python these variables are not set:" @NAMES@ >&5
+"""
 
 
 def build_script(job: Job, environment: Mapping[str, str], layout: Layout,
@@ -6023,31 +6048,42 @@ def build_script(job: Job, environment: Mapping[str, str], layout: Layout,
 
     `recorder`: the pid of a service beside it, which records its end: job.sh need not wait for the disk; 0: none.
     """
+    is_slurm = job.current.slurm_key is not None
+    kept = SLURM_NAMES if is_slurm else ""
     # Without the nonce, a job.sh that is run by hand is not this job, which the service would end.
     nonce = environment.get("NEXUS_JOB_NONCE", "")
     pairs = [f'NEXUS_JOB_NONCE="${{attempt:+{nonce}}}"'] if nonce else []
-    passed = [f"{quote(name)}={quote(text)}" for name, text in environment.items() if name != "NEXUS_JOB_NONCE"]
-    shown = [pair for pair in passed if re.match(SHELL_NAMES, pair)]
-    is_slurm = job.current.slurm_key is not None
     if is_slurm:
         pairs += ['CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES-}"',
                   'NEXUS_GPU_ID="${SLURM_JOB_GPUS:-${CUDA_VISIBLE_DEVICES-}}"']
+    passed = {name: text for name, text in environment.items() if name not in ("NEXUS_JOB_NONCE", "_")}
+    carried = [name for name in passed if re.fullmatch(BASH_NAMES, name)]
+    pairs += [f"{name}=${{{name}-{quote(text)}}}" if re.fullmatch(kept, name) else f"{name}={quote(text)}"
+              for name, text in passed.items() if name not in carried]
+    pairs += [f"NEXUS_JOB_VARIABLE_{number}={quote(f'{name}={passed[name]}')}"
+              for number, name in enumerate(carried, 1)]
     command = job.command
     if re.search(TEE_PIPE, command) and len(command.encode("utf-8", "replace")) + len(TEE_ENDING) < MAX_ARGUMENT_BYTES:
         command += TEE_ENDING
     launch = ["bash", "-c", *(["--"] if command.startswith(("-", "+")) else []), command]
+    words, unpack, unpack_words = [*map(quote, launch)], "", ""
+    if carried:
+        unpack = UNPACK_SCRIPT.replace("@PYTHON@", quote(sys.executable)).replace("@PROGRAM@", quote(UNPACK_PROGRAM))
+        unpack = unpack.replace("@NAMES@", " ".join(map(quote, carried)))
+        words, unpack_words = ['"${unpack[@]}"', *words], '"${unpack[*]@Q}"'
     if job.tty:                                 # script(1) runs $SHELL, which may be fish, or /bin/false
-        shell = [f"SHELL={environment['SHELL']}"] if "SHELL" in environment else ["-u", "SHELL"]
-        inner = " ".join(map(quote, ["exec", "/usr/bin/env", *shell, *launch]))
-        launch = ["/usr/bin/env", "SHELL=/bin/sh", "script", "-q", "-e", "-f", "-c", inner, "/dev/null"]
+        shell = "unset SHELL"
+        if "SHELL" in passed:
+            pairs.append(f"NEXUS_JOB_SHELL={quote(passed['SHELL'])}")
+            shell = 'export SHELL="$NEXUS_JOB_SHELL"; unset NEXUS_JOB_SHELL'
+        inner = quote(f"{shell}; exec ") + unpack_words + quote(f" {' '.join(map(quote, launch))}")
+        words = ["/usr/bin/env SHELL=/bin/sh script -q -e -f -c", inner, "/dev/null"]
     if job.conda:                               # -p: this bash ignores BASH_ENV, which is the command's
-        pairs.append('NEXUS_JOB_FAULT="${attempt:+$dir/fault-$attempt}"')
-        kept = [f"{name}={environment[name]}" for name in ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES")
-                if name in environment]
-        launch = ["bash", "-p", "-c", CONDA_SCRIPT, "nexus", job.conda, "/usr/bin/env", *kept, *launch]
+        pairs.insert(0, 'NEXUS_JOB_FAULT="${attempt:+$dir/fault-$attempt}"')     # before a `dir` of the job's own
+        words = [*map(quote, ["bash", "-p", "-c", CONDA_SCRIPT, "nexus", job.conda]), *words]
     folder, cwd = layout.folder_of(job), job.cwd
     settings = {"id": job.id, "dir": folder, "recorder": str(0 if is_slurm else recorder), "events": layout.events_file,
-                "job_path": environment.get("PATH") or os.defpath, "commit": job.snapshot or ""}
+                "kept": kept, "job_path": environment.get("PATH") or os.defpath, "commit": job.snapshot or ""}
     if job.snapshot_repo:
         tree = os.path.join(folder, "files")
         cwd = os.path.join(tree, os.path.relpath(job.cwd, job.snapshot_repo))
@@ -6064,11 +6100,11 @@ def build_script(job: Job, environment: Mapping[str, str], layout: Layout,
         "with the attempt's number.", "attempt=${1:-}",
         *(f"{name}={quote(text)}" for name, text in settings.items()), f"umask={umask}",
         f"lease_files=({' '.join(quote(path) for path, _, _ in leases)})",
-        f"lease_handles=({' '.join(path for _, path, _ in leases)})", "", "command_of_the_job() {",
-        '  umask "$umask"', *([SLURM_SCRIPT] if is_slurm else []), HIDE_SCRIPT,
-        *(f"  {pair} \\" for pair in (*pairs, *(pair for pair in passed if pair not in shown))),
-        "  /usr/bin/env -u _ -- \\", *(f"    {pair} \\" for pair in shown),
-        f'    "$@" {" ".join(map(quote, launch))}', "}",
+        f"lease_handles=({' '.join(path for _, path, _ in leases)})", "",
+        HIDE_SCRIPT,
+        "# $1: `exec`, by hand.", "command_of_the_job() {", '  umask "$umask"', "  hide_environment" + unpack,
+        *(f"  {pair} \\" for pair in pairs),
+        f'    "$@" /usr/bin/env -u _ -- {" ".join(words)} >&6 2>&5 5>&- 6>&- 7>&-', "}",
         *([SNAPSHOT_SCRIPT] if job.snapshot else []), JOB_SCRIPT])
 
 
