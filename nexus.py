@@ -167,6 +167,11 @@ class NexusError(Exception):
         return {"error": self.kind, "message": self.message, "hint": self.hint}
 
 
+def describe_exception(error: BaseException) -> str:
+    """Its type and words.  repr() of a UnicodeError holds all of the text, which may be a job's environment."""
+    return f"{type(error).__name__}: {error}"
+
+
 def decode_error(told: object, otherwise: str = "") -> NexusError:
     """The error that to_json() encoded; `otherwise`: its message if no nexus sent it."""
     told = told if isinstance(told, dict) else {}
@@ -558,8 +563,15 @@ def describe_fault(schema: Schema, given: Any, name: str) -> NexusError:
     hint = suggest(given, words) if isinstance(given, str) else ""
     if not hint and examples:
         hint = f"like {' or '.join(examples)}"
-    shown = format_line(json.dumps(given[:60] if isinstance(given, (list, tuple)) else given, default=str), 60)
-    return NexusError("usage", f"{name or schema.get('title')} must be {describe_schema(schema)}, not {shown}", hint)
+    part = given[:60] if isinstance(given, (list, tuple)) else given
+    shown = "" if is_secret(schema) else f", not {format_line(json.dumps(part, default=str), 60)}"
+    return NexusError("usage", f"{name or schema.get('title')} must be {describe_schema(schema)}{shown}", hint)
+
+
+def is_secret(schema: Schema) -> bool:
+    """Whether a value, or one in it, is only taken in, and shown nowhere: `writeOnly`."""
+    inner = (*schema.get("anyOf", ()), *schema.get("properties", {}).values(), schema.get("items", {}))
+    return "writeOnly" in schema or any(map(is_secret, filter(None, inner)))
 
 
 KIND_WORDS = {"string": "a text", "boolean": "true or false", "array": "a list", "object": "an object", "null": "null"}
@@ -794,9 +806,9 @@ COMMAND = matching(
     f"{MAX_ARGUMENT_BYTES} bytes (put it into a script)", examples=["python train.py"],
     **{"x-max-bytes": MAX_ARGUMENT_BYTES})
 VARIABLES: Schema = {
-    "type": "object", "maxProperties": 10000,
-    "propertyNames": matching("^[^=\\x00]+$", "the name of a variable", **{"x-max-bytes": 1024}),
-    "additionalProperties": {**TEXT, "x-max-bytes": MAX_ARGUMENT_BYTES - 1025},
+    "type": "object", "writeOnly": True, "maxProperties": 10000,
+    "propertyNames": matching("^[^=\\x00]+$", "the name of a variable", **{"x-max-bytes": 1024, "writeOnly": True}),
+    "additionalProperties": {**TEXT, "x-max-bytes": MAX_ARGUMENT_BYTES - 1025, "writeOnly": True},
     "examples": [{"WANDB_MODE": "disabled"}]}
 CONDA = {**LINE, "pattern": "^[^-\\sC][^C]*$".replace("C", CONTROL[1:-1]),
          "title": "a conda environment's name or path"}
@@ -1584,10 +1596,10 @@ JSON_KINDS: Mapping[str, tuple[type, ...]] = {
     "tuple": (list, tuple), "dict": (dict,)}
 
 
-def decode(kind: str, given: Any, name: str = "it") -> Any:
+def decode(kind: str, given: Any, name: str = "it", is_hidden: bool = False) -> Any:
     """Decode a fact.  `kind` is written as annotations are: `tuple[int, ...] | None`.
 
-    Raises: TypeError, ValueError.
+    Raises: TypeError, ValueError.  `is_hidden`: they do not show it.
     """
     is_optional = kind.endswith(" | None")
     if kind == "Any" or (is_optional and given is None):
@@ -1601,12 +1613,13 @@ def decode(kind: str, given: Any, name: str = "it") -> Any:
         kinds = [inner[:-len(", ...")]] * len(given) if inner.endswith(", ...") else inner.split(", ")
         fits = len(kinds) == len(given)
     if not fits:
-        shown = type(given).__name__ if isinstance(given, (list, dict)) else format_line(repr(given), 60)
+        is_hidden = is_hidden or outer == "Mapping" or isinstance(given, (list, dict))
+        shown = type(given).__name__ if is_hidden else format_line(repr(given), 60)
         raise TypeError(f"{name} is {shown}, and not {kind}")
     if outer == "tuple":
         return tuple(decode(one, item, name) for one, item in zip(kinds, given))
     if outer == "Mapping":                      # its keys are texts, as all keys of JSON
-        return {key: decode(inner.partition(", ")[2], item, name) for key, item in given.items()}
+        return {key: decode(inner.partition(", ")[2], item, name, True) for key, item in given.items()}     # variables
     if outer == "bytes":
         import base64
         return base64.b64decode(given, validate=True)
@@ -1978,6 +1991,22 @@ def parse_proc_stat(text: str) -> Process:
                    bool(int(cells[6]) & PF_KTHREAD), sum(map(int, cells[11:15])), name[1:])
 
 
+CGROUPS = "/sys/fs/cgroup"
+
+
+def list_oom_files(text: str) -> list[str]:
+    """The files that may count a group's `oom_kill`.  `text`: /proc/PID/cgroup.
+
+    In a container, the group may be what is shown as the topmost one.
+    Source: cgroups(7), admin-guide/cgroup-v2.rst, admin-guide/cgroup-v1/memory.rst.
+    """
+    groups = [line.split(":", 2) for line in text.splitlines() if line.count(":") >= 2]
+    second = [f"{CGROUPS}{path.rstrip('/')}/memory.events" for _, names, path in groups if not names]
+    first = [f"{CGROUPS}/memory{path.rstrip('/')}/memory.oom_control" for _, names, path in groups
+             if "memory" in names.split(",")]
+    return [*second, *first, f"{CGROUPS}/memory.events", f"{CGROUPS}/memory/memory.oom_control"]
+
+
 # A line of `screen -ls`: PID.NAME, and `Detached` or the like.  Version and locale decide on the date between them.
 SCREEN_SESSION = r"(?m)^\t(\d{1,10}\.[^\t\n]+)\t(?:.*\t)?\(([^\t\n]*)\)\r?$"
 
@@ -2199,13 +2228,56 @@ def find_oom_line(text: str) -> str | None:
     return None
 
 
+# What bash wrote into stderr.log of a command that a signal ended, until job.sh had its own words go nowhere: the whole
+# text, with the variables.  The end of a log may begin in the middle of that.
+RUNNER_WORDS = r"(?ms)^[^\n]*/job\.sh: \S+ \d+: +\d+ [^\n]*NEXUS_JOB_NONCE=.*"
+RUNNER_REST = r' /usr/bin/env -u _ -- |"\$@" (bash|/usr/bin/env) '
+# What a shell says of a program that a signal ended: `bash: line 1:   565 Aborted     (core dumped) python x.py`.  bash
+# puts blanks behind its word, in any language; dash says the word alone; the last ones are zsh's, fish's, and others'.
+SIGNAL_WORDS = ("Hangup|Interrupt|Quit|Illegal instruction|Trace/breakpoint trap|Aborted|Bus error|Killed|Terminated"
+                "|Floating point exception|User defined signal [12]|Segmentation fault|Alarm clock|Bad system call"
+                "|CPU time limit exceeded|File size limit exceeded|Virtual timer expired|Stack fault")
+SHELL_WORDS = "|".join((
+    rf".*: \S+ \d+: +\d+ (({SIGNAL_WORDS}).*|[^\d\s:][^:]{{1,22}}? {{2,}}.*)", rf".*: +\d+ ({SIGNAL_WORDS}) {{2,}}.*",
+    rf"({SIGNAL_WORDS})( +\(core dumped\))?",
+    r"\S+:(\d+:)? (hangup|interrupt|quit|illegal hardware instruction|trace trap|abort|bus error|killed|terminated"
+    r"|floating point exception|user-defined signal [12]|segmentation fault)( +\(core dumped\))?  +\S.*",
+    r"fish: (Job \d+, )?'.*' terminated by signal SIG.*", r"timeout: the monitored command dumped core",
+    r"Command terminated by signal \d+"))
+# tqdm's: ` 45%|####5     | 9/20 [00:10<00:12,  1.13s/it]`, or `9it [00:10,  1.13s/it]`
+PROGRESS_BAR = r"(?:[^|]*\d{1,3}%\|[^|]*\|(?:[^][]*\[\d+:\d+[^]]*\]|.*)|(?:.*?: )?\d+it \[\d+:\d+[^]]*\])"
+
+
 def find_last_lines(text: str, count: int) -> list[str]:
     """The last non-empty lines, as a terminal would show them, without colours and other escape sequences."""
-    import itertools
+    return take_last((line.rpartition("\r")[2] for line in list_lines(text)), count)
+
+
+def find_cause_lines(text: str, count: int) -> list[str]:
+    """The last lines that may say why a program failed: no progress bars, and no shell's words of a signal."""
+    return take_last(map(drop_progress, list_lines(text)), count)
+
+
+def list_lines(text: str) -> Iterable[str]:
+    """From the last to the first."""
     text = re.sub(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\))", "", text)
-    lines = (format_line(line.rstrip("\r").rpartition("\r")[2].strip(), 300).strip()
-             for line in reversed(text.split("\n")))
-    return list(itertools.islice(filter(None, lines), count))[::-1]
+    text = re.sub(RUNNER_WORDS, "", text)
+    return [] if re.search(RUNNER_REST, text) else (line.rstrip("\r") for line in reversed(text.split("\n")))
+
+
+def drop_progress(line: str) -> str:
+    """What may be the cause of a failure in a line, or ""."""
+    *before, last = line.split("\r")
+    words = re.sub(f"^{PROGRESS_BAR}", "", last)        # an error may follow a bar
+    if words == last and before and not re.fullmatch(" +", before[-1]):     # it was drawn anew, and not cleared
+        return ""
+    return "" if re.fullmatch(SHELL_WORDS, words.strip()) else words
+
+
+def take_last(lines: Iterable[str], count: int) -> list[str]:
+    import itertools
+    shown = (format_line(line.strip(), 300).strip() for line in lines)
+    return list(itertools.islice(filter(None, shown), count))[::-1]
 
 
 # Slurm's programs.  Times are in UTC; fields are separated by |, and the one that may hold | comes last.
@@ -3147,7 +3219,21 @@ def find_cause(job: Job, result: Result, evidence: Evidence, signal: int | None)
         return None, None
     if job.gpus and not evidence.error and (line := find_oom_line(evidence.stderr)):
         return "cuda-oom", line
-    return "signal" if signal else "exit", evidence.error or next(iter(find_last_lines(evidence.stderr, 1)), None)
+    return "signal" if signal else "exit", evidence.error or next(iter(find_cause_lines(evidence.stderr, 1)), None)
+
+
+LACK_OF_MEMORY = "killed (SIGKILL); the kernel ended a process for lack of memory in these seconds"
+
+
+def explain_kill(job: Job, result: Result, before: int | None, now: int | None) -> Result:
+    """The result of an attempt, with the kernel's lack of memory as its cause where SIGKILL ended it meanwhile.
+
+    `before`, `now`: how many processes the kernel had ended for that at the last reading but one, and has now; None:
+    unknown.
+    """
+    is_killed = result.exit_code == 128 + 9 and not result.cause and not job.current.stop_cause
+    is_lacking = before is not None and now is not None and now > before
+    return replace(result, cause="signal", cause_line=LACK_OF_MEMORY) if is_killed and is_lacking else result
 
 
 # The processes of a job that must end, or whose command has ended
@@ -3491,8 +3577,9 @@ def hide_private(shown: Mapping[str, Any], public: Container[str]) -> dict[str, 
     return {key: content if key in public else None for key, content in shown.items()}
 
 
-SIGNAL_NAMES = {1: "SIGHUP", 2: "SIGINT", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV",
-                13: "SIGPIPE", 15: "SIGTERM", 24: "SIGXCPU", 25: "SIGXFSZ"}
+SIGNAL_NAMES = {1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS",
+                8: "SIGFPE", 9: "SIGKILL", 10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 14: "SIGALRM",
+                15: "SIGTERM", 24: "SIGXCPU", 25: "SIGXFSZ", 31: "SIGSYS"}
 
 
 def get_outcome(attempt: Attempt) -> str | None:
@@ -5158,6 +5245,16 @@ class Processes:
                 os.kill(process.pid, number)
 
 
+def count_oom_kills() -> int | None:
+    """How many processes the kernel has ended for lack of memory: of this process's group, else of the machine."""
+    with contextlib.suppress(NexusError):
+        for path in (*list_oom_files(read_text(f"{PROC}/self/cgroup") or ""), f"{PROC}/vmstat"):
+            match = re.search("(?m)^oom_kill ([0-9]{1,18})$", read_text(path) or "")
+            if match:
+                return int(match[1])
+    return None
+
+
 def find_process_user(pid: int) -> str | None:
     with contextlib.suppress(OSError):
         return find_user(os.stat(f"{PROC}/{pid}").st_uid)
@@ -5553,6 +5650,9 @@ class Machine:
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
             env=self.screen.environ(), start_new_session=True)
         return None if self.no_screen_reason else f"{child.pid}.{name}"
+
+    def count_oom_kills(self) -> int | None:
+        return count_oom_kills()
 
     def is_going_down(self) -> bool:
         """Whether the machine is being shut down, as far as systemd says."""
@@ -6029,7 +6129,8 @@ SLURM_NAMES = "SLURM[A-Z0-9_]*|[A-Z]+_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ZE_AFFI
 BASH_NAMES = (r"BASH(_VERSINFO|_ARG[CV]|_SOURCE|_LINENO|OPTS|PID)|SHELLOPTS|E?UID|PPID|GROUPS|FUNCNAME"
               r"|(?![A-Za-z_][A-Za-z0-9_]*$)(.|\n)*")
 UNPACK_PROGRAM = (              # one line: sh has no $'\n'.  Python may have changed os.environ
-    'import os, sys; mark = b"NEXUS_JOB_VARIABLE_"; found = open("/proc/self/environ", "rb").read().split(bytes(1))[:-1]; '
+    'import os, sys; mark = b"NEXUS_JOB_VARIABLE_"; '
+    'found = open("/proc/self/environ", "rb").read().split(bytes(1))[:-1]; '
     'texts = [text.partition(b"=")[2] if text.startswith(mark) else text for text in found]; '
     'os.execvpe(sys.argv[1], sys.argv[1:], dict(text.split(b"=", 1) for text in texts))')
 # Of a job with such variables, in command_of_the_job().  Python may be elsewhere on a node of Slurm's.
@@ -6567,7 +6668,7 @@ class Recovery:
             except FileNotFoundError:
                 continue
             except (LookupError, TypeError, ValueError) as error:
-                self.broken[path] = format_line(repr(error), 200)
+                self.broken[path] = format_line(describe_exception(error), 200)
         self.put_rows(tables, self.source)
         self.state.next_number = max([self.state.next_number, *(job.number + 1 for job in self.state.jobs.values())])
         self.saved_facts = {name: getattr(self.state, name) for name in EDITABLE}
@@ -7056,6 +7157,7 @@ class Observer:
         self.members: Mapping[tuple[str, int], Sequence[Process]] = {}      # {(job id, attempt): its processes}
         self.misplaced: dict[tuple[str, int], str] = {}     # {(job id, attempt): that it uses what it was not given}
         self.memory_mib: Mapping[tuple[str, int], float | None] = {}        # {(job id, attempt): its host memory}
+        self.oom_kills: tuple[int | None, ...] = ()         # Machine.count_oom_kills() at the last two refreshes
         self.lease_holders: Mapping[str, str] = {}          # {GPU uuid: the user whose nexus holds it}
         self.lease_error: NexusError | None = None          # why the leases could not be read
         self.lease_backoff = Backoff(*LEASE_BACKOFF_S)      # jobs get no GPU until it is over
@@ -7081,6 +7183,7 @@ class Observer:
     def take_in(self, running: Sequence[Job]) -> None:
         """Take the latest reading; find the owners of GPU processes, and what the running jobs take."""
         self.observation = self.latest
+        self.oom_kills = (*self.oom_kills[-1:], self.machine.count_oom_kills())
         here = [job for job in running if job.current.boot_id == self.machine.boot_id]
         members = self.machine.processes.find_members(here, is_refresh=True)
         self.misplaced = {(job.id, job.attempt): self.misplaced.get((job.id, job.attempt), "") for job in running}
@@ -7291,6 +7394,9 @@ class HostedJob:
     def take_result(self, result: Result) -> None:
         if result.cause == "bounce":
             return self.take_bounce(result.cause_line or "")
+        if result.exit_code == 128 + 9:
+            before = next(iter(self.host.observer.oom_kills), None)
+            result = explain_kill(self.job, result, before, self.machine.count_oom_kills())
         if not self.result or self.result.goes_on:      # the first end counts, unless others of its session went on
             self.result = result
         self.next_look_at = 0.0
@@ -8393,7 +8499,7 @@ class Outcomes(Part):
         if job.group:
             group = state.groups.get(job.group) or Group(job.group)
             is_soon = runtime_s <= self.config.gpu.guard_seconds and facts["cause"] not in ("timeout", "reboot")
-            last_words = " / ".join(find_last_lines(evidence.stderr, 3)) or facts["cause_line"]
+            last_words = " / ".join(find_cause_lines(evidence.stderr, 3)) or facts["cause_line"]
             last_words = last_words or f"{facts['cause']} {facts['exit_code']}"
             counted = count_group_end(group, status, facts["cause"], is_soon, last_words, has_pending(state, job.group))
             if counted != group:
@@ -8457,7 +8563,8 @@ class Outcomes(Part):
         code = f", exit code {done.exit_code}" if done.exit_code is not None else ""
         line = f" ({format_line(done.cause_line, 300)})" if done.cause_line else ""
         again = f"; {describe_next_attempt(job, self.clock.now())}" if job.status == PENDING else ""
-        what, how = "failed" if again else job.status, f"{done.cause}{code}{line}{again}"
+        cause = f"signal {get_outcome(done)}" if done.cause == "signal" else done.cause
+        what, how = "failed" if again else job.status, f"{cause}{code}{line}{again}"
         if done.cause in (REQUEUED, PREEMPTED) and job.status == PENDING:
             what, how = "ended", f"{done.cause_line}; it goes back to the queue"
         self.service.tell(before, "Job %s %s%s: %s", job.id, what, place, how)
@@ -8512,7 +8619,8 @@ class Starter(Part):
         except Exception as error:
             hosted = self.service.local.host.hosted.get(job.id)
             if not hosted or hosted.launched_at is None:
-                self.service.outcomes.take_news(job, Result(None, None, 0.0, "launch", format_line(repr(error), 300)))
+                why = format_line(describe_exception(error), 300)
+                self.service.outcomes.take_news(job, Result(None, None, 0.0, "launch", why))
             raise
         if news:
             self.service.outcomes.take_news(job, news)
@@ -9947,7 +10055,9 @@ class Views(Part):
             place = f" as Slurm's {last.slurm_id}" if last.slurm_id else ""
             place += format_place(last.gpu_places, last.slurm_node or last.node)
             ran = f"it {'runs' if job.status == RUNNING else 'ran'}{place}"
-            return {**answer, "why": last.cause_line or last.cause or ran}
+            why = last.cause_line or last.cause or ran
+            outcome = f"{get_outcome(last)}: " if last.cause == "signal" and last.cause_line != LACK_OF_MEMORY else ""
+            return {**answer, "why": outcome + why}
         position = [other.id for other in list_pending(state)].index(job.id)
         facts = describe_place(job, position, estimates.get(job.id), capacities, self.config.jobs, now)
         for other in state.running.values() if job.gpus and not job.preemptible else ():
@@ -10231,7 +10341,8 @@ class Service:
 
     def fail(self, phase: str, error: BaseException) -> None:
         self.failure_count += 1
-        failure, before, self.failed_at = f"{phase}: {error!r}", self.failed_at, self.clock.monotonic()
+        failure, before = f"{phase}: {describe_exception(error)}", self.failed_at
+        self.failed_at = self.clock.monotonic()
         if failure != self.last_failure or self.failed_at - before > 60:    # repeated errors must not fill the disk
             self.log.error("Internal error while %s", phase, exc_info=error)
         self.last_failure = failure
@@ -13562,7 +13673,8 @@ SERVICE_OPTIONS = (
     argument("--log-level", choices=("DEBUG", "INFO", "WARNING", "ERROR"), help="lowest level kept in service.log"),
 )
 ENV = argument("--env", metavar="NAME=VALUE", action="append", default=[], row=Field(
-    matching("^[^=]+=", "NAME=VALUE", examples=["WANDB_MODE=disabled"]), convert=lambda text: text.split("=", 1)),
+    matching("^[^=]+=", "NAME=VALUE", examples=["WANDB_MODE=disabled"], writeOnly=True),
+    convert=lambda text: text.split("=", 1)),
                help="a variable on top of the environment; repeatable")
 JOB_OPTIONS = (
     argument("command", nargs="*", metavar="COMMAND",

@@ -111,6 +111,10 @@ class FakeMachine:
         self.processes, self.psutil = FakeProcesses(self), FakePsutil()
         self.children, self.gone, self.launched, self.refusal = {}, [], [], None
         self.next_pid = 100
+        self.oom_kills = 0
+
+    def count_oom_kills(self):
+        return self.oom_kills
 
     def query_gpus(self, known):
         if isinstance(self.shown, Exception):

@@ -273,7 +273,7 @@ REFUSED = [  # reason, submission, what the message names
     ("more GPUs than named", {"command": "ls", "gpus": 3, "gpu_ids": [0, 1, 1]}, "3 GPUs"),
     ("GPUs named for a CPU job", {"command": "ls", "gpus": 0, "gpu_ids": [0]}, "gpu_ids"),
     ("a priority that is none", {"command": "ls", "priority": "urgent"}, "urgent"),
-    ("a name no variable can have", {"command": "ls", "env": {"A=B": "1"}}, "A=B"),
+    ("a name no variable can have", {"command": "ls", "env": {"A=B": "1"}}, "a key of env must be the name of a variable"),
     ("NUL in a variable", {"command": "ls", "env": {"A": "a\0"}}, "A"),
     ("a variable longer than Linux takes", {"command": "ls", "env": {"A": "x" * 131070}}, "A"),
     ("a third decimal", {"command": "ls", "gpus": 0.125}, "two decimals"),
