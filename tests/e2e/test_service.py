@@ -314,6 +314,27 @@ def test_starts_that_come_to_nothing_leave_no_trail(world):
     assert [status for status, _ in w.job(job_id).status_history] == ["pending", "running"]
 
 
+@pytest.mark.parametrize("is_said", [True, False])
+@pytest.mark.parametrize("rises_at, is_cause", [("before", False), ("last reading", True), ("end", True)])
+def test_the_kernel_ends_a_job_for_lack_of_memory(world, is_said, rises_at, is_cause):
+    """Its count may have risen just before the last reading; what it did long ago is no cause."""
+    w = world()
+    job_id = w.add(gpus=0)
+    w.run(job_id, 101)
+    w.machine.oom_kills += rises_at == "before"
+    w.probe()
+    w.probe()
+    w.machine.oom_kills += rises_at == "last reading"
+    w.probe()
+    w.machine.oom_kills += rises_at == "end"
+    w.end(job_id, 137, is_said)
+    w.turn(seconds=2.0)
+    w.turn()
+    ended = w.api(job_id)
+    assert (ended["cause"], ended["signal"]) == ("signal", 9)
+    assert ended["cause_line"] == (nexus.LACK_OF_MEMORY if is_cause else None)
+
+
 def test_bounce_that_nobody_heard(world):
     """Its runner said so while no service was there: its result file says it too."""
     w = world()

@@ -642,6 +642,54 @@ def test_a_line_of_a_log_is_one_harmless_line(text):
         assert line == line.strip() and (0 < len(line) <= 300 and not re.search(nexus.CONTROL, line))
 
 
+OLD_WORDS = ('/h/logs/job_abc/job.sh: line 15:   565 Aborted                 NEXUS_JOB_NONCE="${attempt:+cafe}" KEY=\'a\nhush\' '
+             '/usr/bin/env -u _ -- PATH=/hush "$@" bash -c \'x\ny\'')
+CAUSES = [  # reason, the end of stderr, the line that may be the cause
+    ("the program's own line", "terminate called: NCCL timeout\n", "terminate called: NCCL timeout"),
+    ("bash", "NaN\nbash: line 1:   565 Aborted                 (core dumped) python x.py\n", "NaN"),
+    ("a script", "NaN\n/a b/run.sh: line 12: 12345 Killed                  python x.py\n", "NaN"),
+    ("a word without room", "NaN\nbash: line 1:  9303 Floating point exceptionpython x.py\n", "NaN"),
+    ("without a line", "NaN\nbash:  9398 Aborted                 (core dumped) python x.py\n", "NaN"),
+    ("another language", "NaN\nbash: Zeile 1:   565 Abgebrochen             (Speicherabzug geschrieben) python x.py\n", "NaN"),
+    ("dash", "NaN\nSegmentation fault (core dumped)\n", "NaN"), ("dash, alone", "Killed\n", None),
+    ("zsh", "NaN\nzsh:1: segmentation fault (core dumped)  python x.py\n", "NaN"),
+    ("fish", "NaN\nfish: Job 1, 'python x.py' terminated by signal SIGABRT (Abort)\n", "NaN"),
+    ("timeout", "NaN\ntimeout: the monitored command dumped core\n", "NaN"),
+    ("what a shell itself finds", "bash: line 1: nope: command not found\n", "bash: line 1: nope: command not found"),
+    ("a number after a colon", "data.csv: line 12: 5 fields expected\n", "data.csv: line 12: 5 fields expected"),
+    ("a word of the kind", "Aborted by the watchdog\n", "Aborted by the watchdog"),
+    ("tqdm, drawn anew", "NaN\n\r  0%|          | 0/9 [00:00<?, ?it/s]\r 45%|####5     | 4/9 [00:10<00:12,  1.13s/it]\n", "NaN"),
+    ("in a file", "NaN\nEpoch 1:  45%|\u2588\u2588\u258c  | 9/20 [00:10<00:12,  1.1s/it, loss=0.3]\n", "NaN"),
+    ("without a total", "NaN\ntrain: 9it [00:10,  1.13s/it]\n", "NaN"),
+    ("an error behind a bar", "\r 45%|###   | 9/20 [00:10<00:12,  1.1s/it]RuntimeError: NaN\n", "RuntimeError: NaN"),
+    ("a bar that was cleared away", "\r 45%|###   | 9/20 [00:10<00:12]\r          \rRuntimeError: NaN\n", "RuntimeError: NaN"),
+    ("another bar", "NaN\nstep 1\rstep 2\rstep 3\n", "NaN"), ("Windows", "NaN\r\n", "NaN"),
+    ("job.sh, formerly", f"NaN\n{OLD_WORDS}\n", "NaN"), ("the end of that", OLD_WORDS[60:] + "\n", None),
+    ("nearly all of it", OLD_WORDS.partition("PATH=")[2], None),
+]
+
+
+@pytest.mark.parametrize("reason, text, line", CAUSES, ids=[case[0] for case in CAUSES])
+def test_which_line_is_the_cause(reason, text, line):
+    for code, signal, cause in ((134, 6, "signal"), (1, None, "exit")):
+        assert nexus.find_cause(job(), nexus.Result(code), nexus.Evidence(text), signal) == (cause, line)
+    assert "hush" not in " ".join(nexus.find_last_lines(text, 5))
+
+
+OOM_FILES = [  # reason, /proc/self/cgroup, the first files that are looked at
+    ("version 2", "0::/user.slice/session-2.scope\n", ["/sys/fs/cgroup/user.slice/session-2.scope/memory.events"]),
+    ("a container", "0::/\n", ["/sys/fs/cgroup/memory.events"]),
+    ("version 1", "4:memory:/a:b\n2:cpu,cpuacct:/\n0::/x\n",
+     ["/sys/fs/cgroup/x/memory.events", "/sys/fs/cgroup/memory/a:b/memory.oom_control"]),
+    ("none", "", ["/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"]),
+]
+
+
+@pytest.mark.parametrize("reason, text, first", OOM_FILES, ids=[case[0] for case in OOM_FILES])
+def test_list_oom_files(reason, text, first):
+    assert nexus.list_oom_files(text)[:len(first)] == first
+
+
 # POST /api/submit: the form, and the flat YAML in it
 
 PLAIN_TYPE = "multipart/form-data; boundary=B"

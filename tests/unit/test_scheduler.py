@@ -713,6 +713,25 @@ def test_judge_end(reason, fields, result, stderr, keys, status, facts):
     assert nexus.decode_row("jobs", "aaa", kept) == after, "the journal can keep it"
 
 
+KILLS = [  # reason, exit code, fields of the job, how many the kernel had ended before and has now, whether that is the cause
+    ("one meanwhile", 137, {}, 0, 1, True), ("none", 137, {}, 3, 3, False), ("another signal", 139, {}, 0, 1, False),
+    ("an exit", 1, {}, 0, 1, False), ("nexus sent it", 137, {"stop_cause": "timeout"}, 0, 1, False),
+    ("unknown before", 137, {}, None, 1, False), ("unknown now", 137, {}, 0, None, False),
+]
+
+
+@pytest.mark.parametrize("reason, code, fields, before, now, is_cause", KILLS, ids=[case[0] for case in KILLS])
+def test_whether_the_kernel_lacked_memory(reason, code, fields, before, now, is_cause):
+    one, result = running("abc", **fields), nexus.Result(code)
+    told = nexus.explain_kill(one, result, before, now)
+    assert told == (nexus.Result(137, cause="signal", cause_line=nexus.LACK_OF_MEMORY) if is_cause else result)
+    status, facts = nexus.judge_end(one, told, nexus.Evidence("loss 0.5\n"), 60.0, config().jobs, NOW)
+    if is_cause:
+        assert (status, facts["signal"], facts["cause"], facts["cause_line"]) == (nexus.FAILED, 9, "signal", nexus.LACK_OF_MEMORY)
+    elif fields:
+        assert facts["cause"] == "timeout"
+
+
 def test_what_was_seen_of_it_is_kept():
     one, samples = running("aaa", retries=1), {"peak_rss_mib": 5.0, "cpu_seconds": 2.0}
     told = nexus.judge_end(one, nexus.Result(0), nexus.Evidence(samples=samples), 60.0, config().jobs, NOW)[1]
