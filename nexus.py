@@ -948,6 +948,9 @@ class Job(Value):
     snapshot_repo: str | None = optional(None, PATH, "the work tree of snapshot", "asked kept hidden")
     # a file of Layout.code_folder; its cwd is a folder of its own
     code: str | None = optional(None, TEXT, "the script that came with it", "kept hidden")
+    variables: tuple[tuple[str, str], ...] = optional(
+        (), {"type": "object", "additionalProperties": STRING}, "its own over those of `environment`, which many share",
+        "kept hidden")
     labels: tuple[tuple[str, str], ...] = optional(
         (), {"type": "object", "additionalProperties": TEXT}, "what its submitter calls it by, for whoever asks",
         "kept")
@@ -1440,6 +1443,13 @@ def next_place(state: State, priority: int) -> dict[str, Any]:
 # service's own environment.
 
 
+EACH_KEYS = {**{name: Job.FIELDS[name] for name in ("command", "name", "group", "cwd")},
+             "env": Field(VARIABLES, "its own variables, on top of those that all of them have", default={})}
+EACH = object_of(EACH_KEYS, "one of several jobs", required=["command"],
+                 examples=[{"command": "python train.py --lr 0.1", "env": {"SEED": "1"}}])
+MAX_OWN_VARIABLES = 65536       # bytes of one job's
+
+
 class Asked(Value):
     """A checked submission: the fields that its Job keeps, and the others."""
     job: Mapping[str, Any]                      # the given fields of Job
@@ -1465,6 +1475,9 @@ class Asked(Value):
         (), list_of(COMMAND, 1, MAX_JOBS), "instead of command: a job for each of them", "asked")
     names: tuple[str, ...] = optional(
         (), list_of(LINE, most=MAX_JOBS), "with commands: a name for each of them, instead of name", "asked")
+    each: tuple[Mapping[str, Any], ...] = optional(
+        (), list_of(EACH, 1, MAX_JOBS), "instead of command: a job for each of them, with what differs between them",
+        "asked")
     dry_run: bool = optional(False, FLAG, "check, and add nothing", "asked")
 
 
@@ -1529,21 +1542,28 @@ def parse_submission(data: Any, where: str = "") -> list[Asked]:
         message = f"{where}{error.message}; none was added" if where else error.message
         raise NexusError(error.kind, message, error.hint or "see nexus help add") from None
     others = {name: fields.pop(name) for name in Asked.FIELDS if name in fields}
-    rows = [{"command": command} for command in others.pop("commands", ())]
+    rows: list[dict[str, Any]] = [{"command": command} for command in others.pop("commands", ())]
     for row, name in zip(rows, others.pop("names", ())):
         row["name"] = name
+    for row in others.pop("each", ()):
+        own = {"variables": tuple(row["env"].items())} if "env" in row else {}
+        rows.append({**{key: fact for key, fact in row.items() if key != "env"}, **own})
     return [Asked({**fields, **row}, **others) for row in rows or [{}]]
 
 
 def check_submission(fields: Mapping[str, Any]) -> None:
     """Check that the fields of a submission go together.  Raises: usage."""
-    if "commands" in fields and "command" in fields:
-        refuse("commands comes instead of command")
-    if "command" not in fields and "commands" not in fields:
+    given = [name for name in ("command", "commands", "each") if name in fields]
+    if len(given) > 1:
+        refuse(f"{given[1]} comes instead of {given[0]}")
+    if not given:
         refuse("command is missing")
     if fields.get("names") and len(fields["names"]) != len(fields.get("commands", ())):
         refuse("names has a name for each of commands")
-    if "max_concurrent" in fields and "group" not in fields:
+    rows = fields.get("each", ())
+    if any(len(json.dumps(row.get("env"))) > MAX_OWN_VARIABLES for row in rows):
+        refuse(f"the env of one of `each` is larger than {MAX_OWN_VARIABLES} bytes", hint="write long texts to a file")
+    if "max_concurrent" in fields and "group" not in fields and not (rows and all("group" in row for row in rows)):
         refuse("max_concurrent is for a group, and this job has none", hint="name one: --group NAME")
     cwd, repository = fields.get("cwd", ""), fields.get("snapshot_repo", "")
     if ("snapshot" in fields) != bool(repository):
@@ -2142,41 +2162,102 @@ def parse_jobs_row(number: int, line: str) -> JobsRow:
     return JobsRow(number, priority, script, conda_env, arguments, gpu_ids)
 
 
-MAX_SWEEP = 10000                       # commands of one sweep
+MAX_SWEEP = 10000                       # jobs of one sweep
+SPAN_NUMBER = r"[+-]?[0-9]{1,12}(?:\.[0-9]{1,12})?"
+PLACEHOLDER = r"(?<!\$)\{([A-Za-z_]\w*)\}"             # `{lr}`, and not the shell's `${lr}`
+BRACKETS = {")": "(", "]": "[", "}": "{"}
+AWK_WORDS = ("print", "next", "exit", "getline")       # that awk programs have in braces
 
 
-def parse_sweep(text: str) -> tuple[str, tuple[str, ...]]:
-    """(name, values) of `lr=1e-3,1e-4` or `seed=0..4` (inclusive).  Raises: usage."""
-    name, _, values = text.partition("=")
-    expanded: list[str] = []
-    for part in values.split(","):
-        span = re.fullmatch(r"(-?[0-9]{1,9})\.\.(-?[0-9]{1,9})", part)
-        if span:
-            expanded += map(str, range(int(span[1]), int(span[2]) + 1)[:MAX_SWEEP + 1])
+def parse_sweep(text: str, read_lines: Callable[[str], Iterable[str]]) -> tuple[str, tuple[str, ...]]:
+    """(name, values) of `lr=1e-3,1e-4`, `seed=0..4`, `lr=0.1..0.5..0.2`, `s=@values.txt`, `layers=[64,64],[128]`.
+
+    `read_lines`: returns the lines of a file.  Quotes stay in the values.  Raises: usage; what `read_lines` raises.
+    """
+    name, _, listed = text.partition("=")
+    values: list[str] = []
+    for part in split_values(listed, f"--sweep {name}"):
+        if part.startswith("@@"):
+            values.append(part[1:])
+        elif part.startswith("@"):
+            values += [line.strip() for line in read_lines(part[1:]) if line.strip()]
+        elif re.fullmatch(r"(?=.*[0-9])[-+0-9.e]*\.\.[-+0-9.e]*", part):
+            values += expand_span(part, f"--sweep {name}")
         else:
-            expanded.append(part)
-    if not re.fullmatch(r"[A-Za-z_]\w*", name) or not expanded or not all(expanded):
+            values.append(part)
+    if not re.fullmatch(r"[A-Za-z_]\w*", name) or not values or not all(values):
         refuse(f"--sweep {format_line(text, 60)} is not like NAME=VALUE,VALUE",
                hint="--sweep lr=1e-3,1e-4 --sweep seed=0..4")
-    return name, tuple(expanded)
+    return name, tuple(values)
 
 
-def expand_sweep(command: str, sweeps: Sequence[tuple[str, Sequence[str]]]) -> list[tuple[str, str]]:
-    """[(command, name)] of every combination, the last sweep changing fastest; a name is like `lr=3e-4 seed=4`.
+def split_values(text: str, what: str) -> list[str]:
+    """The parts between commas, except for commas in brackets and quotes.  Raises: usage, when these do not match."""
+    parts, start, still_open = list[str](), 0, list[int]()      # still_open: the places of brackets and of a quote
+    for at, letter in enumerate(text):
+        last = text[still_open[-1]] if still_open else ""
+        if last in ("'", '"'):
+            if letter == last:
+                still_open.pop()
+        elif letter in "'\"([{":
+            still_open.append(at)
+        elif letter in BRACKETS:
+            if last != BRACKETS[letter]:
+                refuse(f"{what}: nothing opens the {letter} at character {at + 1} of {format_line(text, 60)}",
+                       hint=f'in quotes it stands for itself: "{letter}"')
+            still_open.pop()
+        elif letter == "," and not still_open:
+            parts.append(text[start:at])
+            start = at + 1
+    if still_open:
+        at = still_open[-1]
+        refuse(f"{what}: nothing closes the {text[at]} at character {at + 1} of {format_line(text, 60)}",
+               hint="commas in brackets and quotes do not split values, so these must match")
+    return [*parts, text[start:]]
 
-    `{name}` is replaced for the given names; other braces, `${name}` too, stay.  Raises: usage.
-    """
-    expanded = [(command, "")]
-    for name, values in sweeps:
-        place = rf"(?<!\$)\{{{name}\}}"
-        if not re.search(place, expanded[0][0]):
-            refuse(f"--sweep {name}: there is no {{{name}}} in the command {format_line(expanded[0][0], 100)}",
-                   hint=f"put {{{name}}} where the value belongs, and all values of {name} into one --sweep")
-        if len(expanded) * len(values) > MAX_SWEEP:
-            refuse(f"the sweep has more than {MAX_SWEEP} combinations", hint="sweep over fewer values")
-        expanded = [(value.join(re.split(place, made)), f"{words} {name}={value}".lstrip())
-                    for made, words in expanded for value in values]
-    return expanded
+
+def expand_span(part: str, what: str) -> list[str]:
+    """The numbers of `0..4` or `0.1..0.5..0.2`, with both ends, the last if it is met.  Raises: usage."""
+    import decimal
+    match = re.fullmatch(f"({SPAN_NUMBER})\\.\\.({SPAN_NUMBER})(?:\\.\\.({SPAN_NUMBER}))?", part)
+    hint = "ranges are like 0..4, 20..0..-5 or 0.1..0.5..0.2; list other values, like 1e-4,1e-3"
+    if not match:
+        refuse(f"{what}: {format_line(part, 60)} is no range", hint)
+    if not match[3] and "." in match[1] + match[2]:
+        refuse(f"{what}: {part} needs a step", f"like {part}..0.1")
+    first, last, step = (decimal.Decimal(number or 1) for number in match.groups())
+    if (last - first) * step < 0 or not step:
+        refuse(f"{what}: {part} never comes to its end", f"like {match[1]}..{match[2]}..{-1 if last < first else 1}")
+    count = min(int((last - first) / step), MAX_SWEEP) + 1      # one more than allowed is enough to refuse it
+    return [f"{first + number * step:f}" for number in range(count)]
+
+
+def list_combinations(sweeps: Sequence[tuple[str, Sequence[str]]]) -> list[dict[str, str]]:
+    """{name: value} of each combination of the sweeps' values, the last sweep changing fastest.  Raises: usage."""
+    import itertools
+    import math
+    names = [name for name, _ in sweeps]
+    for name in names:
+        if names.count(name) > 1:
+            refuse(f"--sweep {name} is given twice", hint=f"put all values of {name} into one --sweep")
+    if math.prod(len(values) for _, values in sweeps) > MAX_SWEEP:
+        refuse(f"the sweep has more than {MAX_SWEEP} combinations", hint="sweep over fewer values")
+    return [dict(zip(names, values)) for values in itertools.product(*(values for _, values in sweeps))]
+
+
+def fill_placeholders(text: str, values: Mapping[str, str]) -> str:
+    """The text with each `{name}` of `values` replaced, in one pass: what stands in a value stays as it is."""
+    return re.sub(PLACEHOLDER, lambda match: values.get(match[1], match[0]), text)
+
+
+def find_placeholders(text: str) -> list[str]:
+    """The names in braces, but for words of awk, as in `awk '{print}'`."""
+    return [name for name in re.findall(PLACEHOLDER, text) if name not in AWK_WORDS]
+
+
+def strip_quotes(text: str) -> str:
+    """A text as the shell reads it: without its quotes."""
+    return re.sub(r"""(['"])(.*?)\1""", r"\2", text)
 
 
 # For allowed_script_paths.  Other interpreters (Rscript, zsh, lua) run files of the directory or the home as well: make
@@ -6224,6 +6305,7 @@ def build_environment(job: Job, variables: Mapping[str, str], gpus: Sequence[Gpu
     unset = {*(["CUDA_VISIBLE_DEVICES"] if sees_all else []), *(["NEXUS_GPU_ID"] if is_slurm else [])}
     passed = {name: text for name, text in variables.items() if name not in own and not is_job_variable(name)
               and not (is_slurm and name.startswith("SLURM_")) and (text or name not in PORT_VARIABLES)}
+    passed.update(job.variables)
     port_text = passed.get("MASTER_PORT") or passed.get("PET_MASTER_PORT") or str(port)
     kept = {"PYTHONUNBUFFERED": "1", **dict.fromkeys(PORT_VARIABLES, port_text), **passed}
     return {**kept, **{name: text for name, text in own.items() if name not in unset}}
@@ -6254,8 +6336,9 @@ def fill_cuda_numbers(job: Job, gpus: Sequence[Gpu]) -> Job:
 
 
 def is_job_variable(name: str) -> bool:
-    """Whether a variable marks a job's own processes: jobs and services that a job starts do not get it."""
-    return name.startswith("NEXUS_JOB_") or name in ("NEXUS_GPU_ID", "NEXUS_ROLE", "NEXUS_UMASK", "STY", "WINDOW")
+    """Whether a variable is one job's alone: jobs and services that a job starts do not get it."""
+    return name.startswith(("NEXUS_JOB_", "NEXUS_SWEEP_")) or name in (
+        "NEXUS_GPU_ID", "NEXUS_TASK_ID", "NEXUS_ROLE", "NEXUS_UMASK", "STY", "WINDOW")
 
 
 def find_visible_devices(environ: Mapping[str, str]) -> str | None:
@@ -9094,7 +9177,8 @@ class ScriptRules(Part):
             job = replace(job, command=" ".join(map(quote, [*filter(None, [interpreter]), *words])))
         if not self.is_bound(job):
             return job, variables
-        return replace(job, umask=self.service.umask | 0o022, cwd=os.path.realpath(job.cwd)), self.environ
+        bound = replace(job, umask=self.service.umask | 0o022, cwd=os.path.realpath(job.cwd), variables=())
+        return bound, self.environ
 
 
 class Drafts(Part):
@@ -9232,7 +9316,7 @@ class Admission(Part):
                              f"{self.config.jobs.queue_limit}", hint="raise [jobs] queue_limit")
         for asked in submissions:
             check_priority(asked.job.get("priority"), caller)
-            self.check_env(asked.env, caller)
+            self.check_env(asked.env or asked.job.get("variables"), caller)
         drafts, now = self.service.drafts.make(submissions, caller.user), self.clock.now()
         ids, known, new_jobs = list[str](), list[str](), list[Job]()
 
@@ -9267,7 +9351,7 @@ class Admission(Part):
             self.service.wake()
         return added
 
-    def check_env(self, env: Mapping[str, str] | None, caller: Caller) -> None:
+    def check_env(self, env: object, caller: Caller) -> None:
         """Raises: forbidden."""
         if env and self.config.jobs.allowed_script_paths and not caller.is_owner:
             raise NexusError("forbidden", "env may not be given: only some scripts may run here",
@@ -9410,6 +9494,7 @@ class Admission(Part):
             if env is not None:
                 base = state.environments.get(job.environment, {})
                 facts["environment"], variables = self.service.drafts.make_environment(base, env)
+                facts["variables"] = tuple(pair for pair in job.variables if pair[0] not in env)
                 yield Put("environments", facts["environment"], variables)
             if facts:
                 check_gpus(replace(job, **facts))           # another request may have changed the job
@@ -10417,8 +10502,9 @@ NEVER_HINTS = {"gpus": "ask for fewer; --gpus 0 runs a job without one", "gpu_id
 
 
 def content_of(job: Job) -> tuple[object, ...]:
-    """Return the key by which --unique compares jobs."""
-    return job.user, job.command, job.cwd, job.conda, job.env_digest
+    """Return the key by which --unique compares jobs.  The number of a script in its sweep is no part of it."""
+    own = tuple(pair for pair in job.variables if pair[0] != "NEXUS_TASK_ID")
+    return job.user, job.command, job.cwd, job.conda, job.env_digest, own
 
 
 def find_retried(state: State, job_id: str, known: dict[str, str]) -> str:
@@ -11017,7 +11103,7 @@ class Calls(Gate):
             known = [job_id for job_id in added.known if job_id not in new]
             warning = lost and f"it would be cancelled at once: {lost.current.cause_line}"
         else:
-            answer = {"id": added.ids[0]} if isinstance(body, dict) and "commands" not in body else {"ids": added.ids}
+            answer = {"id": added.ids[0]} if isinstance(body, dict) and "command" in body else {"ids": added.ids}
             known = list(added.known)
         return {**answer, **({"known": known} if known else {}), **({"warning": warning} if warning else {})}
 
@@ -12733,27 +12819,78 @@ def find_cwd(folder: str | None) -> str:
     return path
 
 
-def read_commands(call: Call) -> list[tuple[str, str]]:
-    """[(command, name)] of the jobs to add: the words or the lines of --file, for each combination of --sweep.
+def read_jobs(call: Call) -> list[dict[str, Any]]:
+    """What tells the jobs to add apart: the words or the lines of --file, for each combination of --sweep.
 
-    The name tells a sweep's values; it is empty without a sweep.  Raises: usage.
+    Each is `{"command": …}`; with a sweep as in `each` of POST /queue.  Raises: usage.
     """
-    plain = read_plain_commands(call)               # also takes over a script's options
-    sweeps, name = call.options.sweep, call.options.name
-    if not sweeps:
-        return [(command, "") for command in plain]
-    return [(made, format_line(f"{name} {values}" if name else values, 60))
-            for command in plain for made, values in expand_sweep(command, sweeps)]
+    commands, is_script = read_commands(call)       # also takes over a script's options
+    if call.options.sweep:
+        return spread_sweeps(call, commands, is_script)
+    return [{"command": command} for command in commands]
 
 
-def read_plain_commands(call: Call) -> list[str]:
+def spread_sweeps(call: Call, commands: Sequence[str], is_script: bool) -> list[dict[str, Any]]:
+    """A job for each combination of --sweep.  Options with placeholders are taken out of the call's.  Raises: usage."""
+    options, combinations = call.options, list_combinations(call.options.sweep)
+    own_env = {name: text for name, text in options.env if find_placeholders(text)}
+    options.env = [(name, text) for name, text in options.env if name not in own_env]
+    given = {name: text for name in ("name", "group", "cwd")
+             if (text := getattr(options, name)) and find_placeholders(text)}
+    for name in given:
+        setattr(options, name, None)
+    shared = {word for text in (*given.values(), *own_env.values()) for word in find_placeholders(text)}
+    unfilled = set[str]()
+    for command in commands:
+        places, names = {*shared, *find_placeholders(command)}, combinations[0]
+        unfilled |= places.difference(names)
+        unused = [name for name in names if name not in places]
+        if unused and not is_script:            # a script has its values in its environment
+            refuse(f"--sweep {unused[0]}: there is no {{{unused[0]}}} in the command {format_line(command, 100)}",
+                   hint=f"put {{{unused[0]}}} where the value belongs, there or in --name, --group, --env or --cwd")
+    if unfilled:
+        words = join_some([f"{{{word}}}" for word in sorted(unfilled)])
+        call.say(f"{words} stays as it is, as no --sweep has that name")
+    rows = []
+    for command in commands:
+        for number, values in enumerate(combinations):
+            plain = {name: strip_quotes(value) for name, value in values.items()}
+            words = " ".join(f"{name}={value}" for name, value in plain.items())
+            row: dict[str, Any] = {"command": fill_placeholders(command, values)}
+            row.update((name, fill_placeholders(text, plain)) for name, text in given.items())
+            if "name" not in row:
+                row["name"] = format_line(f"{options.name} {words}" if options.name else words, 60)
+            if "cwd" in row and not call.is_remote:
+                row["cwd"] = find_cwd(row["cwd"])
+            env = {name: fill_placeholders(text, plain) for name, text in own_env.items()}
+            if is_script:
+                env.update({"NEXUS_TASK_ID": str(number), **{f"NEXUS_SWEEP_{name}": plain[name] for name in plain}})
+            rows.append({**row, **({"env": env} if env else {})})
+    return rows
+
+
+def read_sweep(text: str) -> tuple[str, tuple[str, ...]]:
+    """The name and values of a --sweep, some of which may stand in a file.  Raises: usage."""
+    def read_lines(path: str) -> list[str]:
+        try:
+            with open(os.path.expanduser(path), encoding="utf-8", errors="surrogateescape") as file:
+                return file.read().splitlines()
+        except OSError as error:
+            refuse(f"--sweep {format_line(text, 60)}: cannot read {path}: {error.strerror}",
+                   hint=f"@FILE gives a value a line; for the value @{path} itself: @@{path}")
+
+    return parse_sweep(text, read_lines)
+
+
+def read_commands(call: Call) -> tuple[list[str], bool]:
+    """(the command, or the lines of --file; whether it runs a script).  Raises: usage."""
     words, path = call.options.command, call.options.file
     if path is None:
         line = join_command(words)
         first, _, rest = line.partition(" ")
         script = find_script(first, call.options.cwd)
         if script and not call.is_remote:
-            return [read_script(call, script, first, rest)]
+            return [read_script(call, script, first, rest)], True
         if words in ([], ["-"]):
             refuse("there is no command", hint=f'nexus {call.options.subcommand} "python train.py"; '
                    "a list of commands, one a line: nexus add --file -")
@@ -12771,7 +12908,7 @@ def read_plain_commands(call: Call) -> list[str]:
         if whole != line and not call.is_remote:
             refuse(f"{first} is a file, and no command", hint=f"nexus add --file {quote(first)} adds its lines"
                    if first.endswith(".txt") else f"nexus {call.options.subcommand} {quote(whole)}")
-        return [line]
+        return [line], False
     if words:
         refuse("give a command or --file, not both")
     try:
@@ -12792,7 +12929,7 @@ def read_plain_commands(call: Call) -> list[str]:
             check_command(command)
         except NexusError as error:
             refuse(f"line {number}, '{format_line(command, 100)}': {error.message}", error.hint)
-    return [command for _, command in commands]
+    return [command for _, command in commands], False
 
 
 def read_script_text(path: str) -> str:
@@ -12847,16 +12984,14 @@ def read_script(call: Call, path: str, first: str, rest: str) -> str:
 
 
 def cmd_add(call: Call) -> None:
-    named, is_one = read_commands(call), call.options.file is None and not call.options.sweep
-    commands, names = [command for command, _ in named], [name for _, name in named if name]
-    show_added(call, submit(call, {"command": commands[0]} if is_one else {
-        "commands": commands, **({"names": names} if names else {})}))
+    show_added(call, submit(call, read_jobs(call)))
 
 
-def submit(call: Call, work: Json) -> dict[str, Any]:
-    """Submit the jobs, or check them with --dry-run, and warn."""
+def submit(call: Call, jobs: Sequence[Json]) -> dict[str, Any]:
+    """Submit what read_jobs() returned, or check it with --dry-run, and warn."""
     options = call.options
-    body = {**make_options(call), **work, "dry_run": options.dry_run}
+    is_one = options.file is None and not options.sweep
+    body = {**make_options(call), **(jobs[0] if is_one else {"each": jobs}), "dry_run": options.dry_run}
     if options.snapshot:
         body["cwd"] = os.path.realpath(body["cwd"])
         if options.dry_run:
@@ -12867,7 +13002,7 @@ def submit(call: Call, work: Json) -> dict[str, Any]:
     answer = call.client.submit(body)
     for job_id in answer.get("known", ()):
         call.say(f"job {job_id} is the same and is there already: nothing was added for it")
-    if any("CUDA_VISIBLE_DEVICES=" in one for one in work.get("commands", [work.get("command", "")])):
+    if any("CUDA_VISIBLE_DEVICES=" in one["command"] for one in jobs):
         call.say("the command sets CUDA_VISIBLE_DEVICES, by which nexus gives a job its GPUs: without it, the job uses "
                  "those; --gpu-ids 3 asks for GPU 3")
     if call.is_remote and not options.cwd:
@@ -12889,15 +13024,14 @@ def show_added(call: Call, answer: Json) -> None:
 
 
 def cmd_run(call: Call) -> int:
-    commands = read_commands(call)
-    if len(commands) != 1:
-        refuse(f"run takes one command, and these are {len(commands)}", hint="nexus add queues them all")
-    (command, name), = commands
-    answer = submit(call, {"command": command, **({"name": name} if name else {})})
+    jobs = read_jobs(call)
+    if len(jobs) != 1:
+        refuse(f"run takes one command, and these are {len(jobs)}", hint="nexus add queues them all")
+    answer = submit(call, jobs)
     if call.options.dry_run:
         show_added(call, answer)
         return 0
-    job_id = answer["id"]
+    job_id, = answer.get("ids") or [answer["id"]]
     try:
         call.say(f"job {job_id}")
         wait_until(lambda: call.client.job(job_id)["status"] != PENDING, 1.0, 0.05)
@@ -13686,8 +13820,9 @@ JOB_OPTIONS = (
                help=row.help + (f" (like {row.like})" if row.like else ""))
       for name, row in ASKED.items() if row.flag),
     argument("--snapshot", action="store_true", help="run the git work tree as it is now, whatever is edited later"),
-    argument("--sweep", metavar="NAME=A,B", action="append", default=[], type=parse_sweep,
-             help="one job for each value, which replaces {NAME} in the command; seed=0..4 counts; repeatable: all "
+    argument("--sweep", metavar="NAME=A,B", action="append", default=[], type=read_sweep,
+             help="one job for each value, which replaces {NAME} in the command, name, group, env and cwd; seed=0..4 "
+             "and lr=0.1..0.5..0.2 count, @FILE has a value a line; a script gets NEXUS_SWEEP_NAME; repeatable: all "
              "combinations"),
     ENV,
     argument("--file", metavar="FILE", help="one command a line (\\ joins the next), # comments; - is standard input"),

@@ -188,6 +188,11 @@ BAD_ADDS = [  # reason, words, what it says
     ("a model without a table", ["--llm", "qwen", "true"], "llm"),
     ("a sweep without a name", ["--sweep", "1,2", "t"], "NAME=VALUE"),
     ("a sweep of another name", ["--sweep", "lr=1", "t {rl}"], "no {lr}"),
+    ("a sweep of a variable", ["--sweep", "lr=1", "t ${lr}"], "no {lr}"),
+    ("brackets that do not match", ["--sweep", "l=[1,2", "t {l}"], "character 1"),
+    ("a sweep of no file", ["--sweep", "s=@/no/such", "t {s}"], "@@/no/such"),
+    ("a sweep of directories, one of which is missing", ["--sweep", "d=/,/no/such", "--cwd", "{d}", "t"], "/no/such"),
+    ("a limit of no group in a sweep", ["--sweep", "a=1", "--max-concurrent", "2", "t {a}"], "--group NAME"),
     ("too many combinations", ["--sweep", "a=1..1000", "--sweep", "b=1..1000", "t {a} {b}"], "combinations"),
     ("no git tree", ["--snapshot", "--cwd", "/", "true"], "git"),
 ]
@@ -390,6 +395,59 @@ def test_a_sweep_of_a_file(home):
     assert home.main("run", "--sweep", "a=1,2", "echo {a}").code == 2 and home.main("run", "--gpus", "0", "--sweep", "a=7",
         "echo {a}").out == "7\n"
     assert len(home.main("add", "--gpus", "0", "--sweep", "a=7", "echo {a}").out.split()) == 1
+
+
+def test_a_sweep_fills_names_groups_variables_and_directories(home, tmp_path):
+    for folder in ("a,b", "c"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "dirs.txt").write_text("a,b\n\nc\n")
+    done = home.main("add", "--gpus", "0", "--sweep", f"d=@{tmp_path}/dirs.txt", "--sweep", "k=['x,y',{z}]",
+        "--name", "run-{d}", "--group", "g-{k}", "--env", "SEED=s{k}", "--env", "SAME=yes", "--cwd", str(tmp_path / "{d}"),
+        "echo {k} ${SEED} $SAME {d} ${#d} {lr}; pwd")
+    assert done.err == "nexus: {lr} stays as it is, as no --sweep has that name\n"
+    jobs = [home.job(job_id) for job_id in done.out.split()]
+    assert [(job["name"], job["group"], job["cwd"]) for job in jobs] == [
+        (f"run-{folder}", "g-[x,y,{z}]", str(tmp_path / folder)) for folder in ("a,b", "c")]
+    assert jobs[0]["command"] == "echo ['x,y',{z}] ${SEED} $SAME a,b ${#d} {lr}; pwd", "quotes stay in the command, in one pass"
+    home.main("wait", jobs[0]["id"])
+    assert home.main("logs", jobs[0]["id"]).out == f"[x,y,{{z}}] s[x,y,{{z}}] yes a,b 0 {{lr}}\n{tmp_path}/a,b\n"
+    assert not {"variables", "env"}.intersection(jobs[0])
+
+
+def test_a_script_has_the_values_of_its_sweep_and_jobs_that_it_adds_do_not(home, tmp_path):
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/sh\necho $NEXUS_TASK_ID $NEXUS_SWEEP_s $NEXUS_SWEEP_lr; echo $SEED\n"
+                      f"{sys.executable} {nexus.__file__} add --gpus 0 'env | grep -c ^NEXUS_[ST][WA]; echo in $SEED' "
+                      "> inner.$NEXUS_TASK_ID\n")
+    words = ("--gpus", "0", "--sweep", "s=8..9", "--sweep", "lr=0.1,'a,b'", "--env", "SEED={s}", "--cwd", str(tmp_path))
+    ids = home.main("add", *words, str(script)).out.split()
+    assert home.main("wait", *ids).code == 0
+    assert [home.main("logs", job_id).out for job_id in ids] == [
+        "0 8 0.1\n8\n", "1 8 a,b\n8\n", "2 9 0.1\n9\n", "3 9 a,b\n9\n"]
+    inner = (tmp_path / "inner.3").read_text().strip()
+    home.main("wait", inner)
+    assert home.main("logs", inner).out == "0\nin 9\n"
+    assert home.main("add", "--unique", *words, str(script)).out.split() == ids, "each has variables of its own"
+    again = home.main("retry", ids[3]).out.strip()
+    home.main("wait", again)
+    assert home.main("logs", again).out == "3 9 a,b\n9\n"
+    held = home.main("add", "--gpus", "0", "--begin", "+1h", "--sweep", "s=8", "--env", "SEED={s}", "echo $SEED").id
+    home.main("edit", held, "--env", "SEED=5", "--begin", "none")
+    home.main("wait", held)
+    assert home.main("logs", held).out == "5\n", "a later --env counts"
+
+
+def test_each_over_http_says_what_differs(home):
+    added = home.client().submit({"gpus": 0, "group": "g", "env": {"A": "1", "B": "1"}, "each": [
+        {"command": "echo $A$B", "name": "x"}, {"command": "echo $A$B", "group": "h", "env": {"A": "2"}}]})["ids"]
+    assert home.main("wait", *added).code == 0
+    assert [home.main("logs", job_id).out for job_id in added] == ["11\n", "21\n"]
+    assert [(home.job(job_id)["name"], home.job(job_id)["group"]) for job_id in added] == [("x", "g"), (None, "h")]
+    for body in ({"each": [{"name": "x"}]}, {"each": []}, {"command": "x", "each": [{"command": "x"}]},
+                 {"each": [{"command": "x", "gpus": 1}]}, {"each": [{"command": "x", "env": {"A": "x" * 70000}}]}):
+        with pytest.raises(nexus.NexusError) as caught:
+            home.client().submit(body)
+        assert caught.value.kind == "usage", body
 
 
 def test_unique_is_told(home):

@@ -81,6 +81,7 @@ WAYS = [  # reason, the job
     *[(f"env {name}", {"command": "bash show.sh", "env": {name: text}}) for name, text in (
         ("BASH_FUNC_python3%%", "() { touch @mark; }"), ("PS4", "$(touch @mark)"), ("PYTHONPATH", "@evil"), ("HOME", "@evil"),
         ("BASH_ENV", "@evil/show.sh"), ("ENV", "@evil/show.sh"), ("LD_PRELOAD", "@evil/x.so"), ("PATH", "@evil"), ("JOB_X", "1"))],
+    ("one job's variables", {"command": None, "each": [{"command": "bash show.sh", "env": {"BASH_ENV": "@evil/show.sh"}}]}),
     ("the whole environment", {"command": "bash show.sh", "environment": {"BASH_ENV": "@evil/show.sh", "PATH": "/usr/bin:/bin"}}),
     ("bash +x FILE", {"command": "bash +x @evil/show.sh"}), ("bash +c FILE", {"command": "bash +c @evil/show.sh"}),
     ("an option of python", {"command": "python3 -m usercustomize"}), ("an interpreter alone", {"command": "python3"}),

@@ -522,63 +522,86 @@ def test_every_line_of_a_jobs_file_is_a_row_or_a_fault_or_nothing(text, data):
 
 # Sweeps
 
+SWEEP_FILES = {"vals.txt": ["1e-3", "", "  a, b  ", "[1,2]"], "empty": []}
 SWEEPS = [  # reason, text, name, values
     ("values", "lr=1e-3,1e-4", "lr", ("1e-3", "1e-4")),
     ("a range, both ends in", "seed=0..4", "seed", ("0", "1", "2", "3", "4")),
     ("below zero", "x=-1..1", "x", ("-1", "0", "1")),
-    ("paths are no ranges", "x=../a,a..b,1..", "x", ("../a", "a..b", "1..")),
+    ("with a step that meets the end", "s=0..20..5", "s", ("0", "5", "10", "15", "20")),
+    ("with a step that does not", "s=0..7..3", "s", ("0", "3", "6")),
+    ("backwards", "s=20..0..-10", "s", ("20", "10", "0")), ("of one", "s=3..3", "s", ("3",)),
+    ("decimal, and 0.1 stays 0.1", "lr=0.1..0.5..0.1", "lr", ("0.1", "0.2", "0.3", "0.4", "0.5")),
+    ("a whole start and a decimal step", "x=0..1..0.5", "x", ("0.0", "0.5", "1.0")),
+    ("beside values", "x=a,0..1,b", "x", ("a", "0", "1", "b")),
+    ("lists", "layers=[64,64],[128,128]", "layers", ("[64,64]", "[128,128]")),
+    ("brackets in brackets", 'x={"a": [1,2]},(3,4)', "x", ('{"a": [1,2]}', "(3,4)")),
+    ("quotes", """x='a,b',"c,'d" """.rstrip(), "x", ("'a,b'", "\"c,'d\"")),
+    ("a bracket in quotes", "x='[',b", "x", ("'['", "b")),
+    ("paths and commits are no ranges", "x=../data/a,a..b,HEAD~3..HEAD,..,v1..v2", "x",
+     ("../data/a", "a..b", "HEAD~3..HEAD", "..", "v1..v2")),
+    ("a file", "s=0,@vals.txt", "s", ("0", "1e-3", "a, b", "[1,2]")), ("a text with an @", "s=@@vals.txt", "s", ("@vals.txt",)),
     ("an equals sign in a value", "x=a=b", "x", ("a=b",)), ("blanks stay", "x=a b, c", "x", ("a b", " c")),
     ("the most", "x=1..10000", "x", tuple(map(str, range(1, 10001)))),
 ]
 
 
-NO_SWEEPS = [  # reason, text
-    ("nothing", ""), ("no values", "lr"), ("none after the sign", "lr="), ("a hole", "lr=1,,2"), ("a comma at the end", "lr=1,"),
-    ("no name", "=1"), ("a name that is a number", "0=1"), ("a name of two words", "l r=1"), ("a name with braces", "{lr}=1"),
-    ("a name with a minus", "learning-rate=1"),
-    ("a range backwards", "seed=2..0"),
+NO_SWEEPS = [  # reason, text, part of the message
+    ("nothing", "", "not like"), ("no values", "lr", "not like"), ("none after the sign", "lr=", "not like"),
+    ("a hole", "lr=1,,2", "not like"), ("a comma at the end", "lr=1,", "not like"), ("an empty file", "lr=@empty", "not like"),
+    ("no name", "=1", "not like"), ("a name that is a number", "0=1", "not like"), ("a name of two words", "l r=1", "not like"),
+    ("a name with braces", "{lr}=1", "not like"), ("a name with a minus", "learning-rate=1", "not like"),
+    ("a range backwards", "seed=2..0", "never comes to its end"), ("a step backwards", "seed=0..20..-5", "never comes"),
+    ("a step of nothing", "s=0..2..0", "never comes"), ("decimals without a step", "s=0.1..0.5", "needs a step"),
+    ("exponents", "lr=1e-4..1e-2", "1e-4..1e-2 is no range"), ("no end", "x=1..", "1.. is no range"),
+    ("four numbers", "x=1..2..3..4", "no range"),
+    ("a bracket that is not closed", "x=[1,2", "nothing closes the [ at character 1"),
+    ("one that was not opened", "x=a,1]", "nothing opens the ] at character 4"),
+    ("crossed", "x=([1)]", "nothing opens the ) at character 4"),
+    ("a quote", "msg=ok,it's", "nothing closes the ' at character 6"),
 ]
 
 
-@pytest.mark.parametrize("reason, text", NO_SWEEPS, ids=[case[0] for case in NO_SWEEPS])
-def test_parse_sweep_refuses(reason, text):
+@pytest.mark.parametrize("reason, text, part", NO_SWEEPS, ids=[case[0] for case in NO_SWEEPS])
+def test_parse_sweep_refuses(reason, text, part):
     with pytest.raises(nexus.NexusError) as caught:
-        nexus.parse_sweep(text)
-    assert caught.value.kind == "usage" and "--sweep" in caught.value.message and caught.value.hint, reason
+        nexus.parse_sweep(text, SWEEP_FILES.__getitem__)
+    assert caught.value.kind == "usage" and "--sweep" in caught.value.message and part in caught.value.message, reason
+    assert caught.value.hint, reason
 
 
-LR, SEED = ("lr", ("1e-3", "1e-4")), ("seed", ("0", "1"))
-EXPANSIONS = [  # reason, command, sweeps, commands
-    ("the product, the last name changing fastest", "train.py --lr {lr} --seed {seed}", [LR, SEED], [
-        "train.py --lr 1e-3 --seed 0", "train.py --lr 1e-3 --seed 1", "train.py --lr 1e-4 --seed 0", "train.py --lr 1e-4 --seed 1"]),
-    ("twice in one command", "a {seed} > log.{seed}", [SEED], ["a 0 > log.0", "a 1 > log.1"]),
-    ("variables survive", "a {seed} ${HOME} ${seed}", [SEED], ["a 0 ${HOME} ${seed}", "a 1 ${HOME} ${seed}"]),
-    ("awk's braces survive", "awk '{print $1}' x.{seed}", [SEED], ["awk '{print $1}' x.0", "awk '{print $1}' x.1"]),
-    ("a value is as it is", "a {x}", [("x", ("\\1",))], ["a \\1"]),
+def test_the_combinations_of_sweeps():
+    lr, seed = ("lr", ("1e-3", "1e-4")), ("seed", ("0", "1"))
+    found = nexus.list_combinations([lr, seed])
+    assert found == [{"lr": rate, "seed": number} for rate in lr[1] for number in seed[1]], "the last name changes fastest"
+    many = [(name, ("1",) * 10000) for name in "abcd"]
+    for sweeps, part in (([lr, lr], "given twice"), ([many[0], seed], "more than 10000"), (many, "more than 10000")):
+        with pytest.raises(nexus.NexusError, match=part):
+            nexus.list_combinations(sweeps)
+
+
+FILLED = [  # reason, text, values, filled
+    ("each place", "a {seed} > log.{seed}", {"seed": "0"}, "a 0 > log.0"),
+    ("variables survive", "a {seed} ${HOME} ${seed}", {"seed": "0"}, "a 0 ${HOME} ${seed}"),
+    ("awk's braces survive", "awk '{print $1}' x.{seed}", {"seed": "0"}, "awk '{print $1}' x.0"),
+    ("a value is as it is", "a {x}", {"x": "\\1"}, "a \\1"),
+    ("a value is not filled again", "{a} {b}", {"a": "{b}", "b": "{a}"}, "{b} {a}"),
 ]
 
 
-@pytest.mark.parametrize("reason, command, sweeps, commands", EXPANSIONS, ids=[case[0] for case in EXPANSIONS])
-def test_expand_sweep(reason, command, sweeps, commands):
-    found = nexus.expand_sweep(command, sweeps)
-    assert [made for made, _ in found] == commands, reason
-    assert found[0][1] == " ".join(f"{name}={values[0]}" for name, values in sweeps), "named by its values"
+@pytest.mark.parametrize("reason, text, values, filled", FILLED, ids=[case[0] for case in FILLED])
+def test_fill_placeholders(reason, text, values, filled):
+    assert nexus.fill_placeholders(text, values) == filled, reason
 
 
-NO_EXPANSIONS = [  # reason, command, sweeps, part of the message
-    ("a name that is not in it", "train.py --lr 1", [LR], "there is no {lr}"),
-    ("only as a variable", "train.py --lr ${lr}", [LR], "there is no {lr}"),
-    ("given twice", "train.py {lr}", [LR, LR], "there is no {lr}"),
-    ("too many together", "a {x} {y}", [("x", ("1",) * 100), ("y", ("1",) * 101)], "more than 10000"),
-    ("so many that they cannot be counted one by one", "a {a} {b} {c} {d}", [(name, ("1",) * 10000) for name in "abcd"], "more than"),
-]
+@pytest.mark.parametrize("text, found", [
+    ("{lr} ${HOME} {a,b} {} {0} {print} '{print $1}' {x}{y}", ["lr", "x", "y"]), ("{1a} { a } {a b}", [])])
+def test_find_placeholders(text, found):
+    assert nexus.find_placeholders(text) == found
 
 
-@pytest.mark.parametrize("reason, command, sweeps, part", NO_EXPANSIONS, ids=[case[0] for case in NO_EXPANSIONS])
-def test_expand_sweep_refuses(reason, command, sweeps, part):
-    with pytest.raises(nexus.NexusError) as caught:
-        nexus.expand_sweep(command, sweeps)
-    assert caught.value.kind == "usage" and part in caught.value.message and caught.value.hint, reason
+@pytest.mark.parametrize("text, plain", [("'a,b'", "a,b"), ('"it\'s"', "it's"), ("[1,'x']", "[1,x]"), ("plain", "plain")])
+def test_strip_quotes(text, plain):
+    assert nexus.strip_quotes(text) == plain
 
 
 # What a job wrote at its end
@@ -931,7 +954,8 @@ PARSERS = [  # function, its cases: (reason, text, what comes of it)
     (nexus.parse_proc_stat, PROC_STATS), (lambda text: dict(re.findall(nexus.SCREEN_SESSION, text)), SCREENS),
     (nexus.parse_runner_event, SAYINGS), (nexus.parse_commands, COMMAND_FILES),
     (nexus.parse_jobs_file, [(reason, text, (rows, [])) for reason, text, rows in JOBS_FILES]),
-    (nexus.parse_sweep, [(reason, text, (name, values)) for reason, text, name, values in SWEEPS]),
+    (lambda text: nexus.parse_sweep(text, SWEEP_FILES.__getitem__),
+     [(reason, text, (name, values)) for reason, text, name, values in SWEEPS]),
     (lambda text: nexus.find_last_lines(text, 2), LAST_LINES), (nexus.parse_submit_config, CONFIG_FILES),
     (lambda case: re.findall(nexus.GPU_LISTED, sample(case)), [(reason, case, indices) for case, reason, indices in LISTS]),
 ]
