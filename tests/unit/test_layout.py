@@ -99,8 +99,8 @@ def test_a_section_uses_only_those_above_it():
 
 # Part I: no clock, disk, process, socket, environment, randomness
 
-PURE_MODULES = {"base64", "__future__", "bisect", "calendar", "collections", "collections.abc", "contextlib", "csv", "datetime", "decimal", "difflib",
-                "email",
+PURE_MODULES = {"base64", "__future__", "bisect", "calendar", "collections", "collections.abc", "contextlib", "csv", "datetime", "decimal",
+                "difflib", "email",
                 "heapq", "itertools", "json", "operator", "math", "re", "shlex", "statistics", "textwrap", "typing", "typing_extensions",
                 "functools", "hashlib", "hmac", "html", "string", "unicodedata", "xml.etree", "xml.etree.ElementTree"}
 PURE_OF_TIME = {"strftime": 2, "gmtime": 1, "localtime": 1, "strptime": 2}      # with so many arguments
