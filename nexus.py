@@ -9476,8 +9476,13 @@ class Admission(Part):
                              hint="a priority may be given")
 
         def edit(state: State) -> Changes:
-            job = check_status(find_own_job(state, job_id, caller), statuses, "only a pending one can be changed so",
-                               {RUNNING: f"a running one takes {LIVE_FLAGS}"})
+            job = find_own_job(state, job_id, caller)
+            if "is_held" in asked and job.status == RUNNING:
+                raise NexusError("conflict", f"job {job.id} runs, and running jobs cannot be suspended", hint=(
+                    f"nexus cancel {job.id} ends it, and nexus retry {job.id} runs it again later; nexus pause keeps "
+                    "others from starting"))
+            check_status(job, statuses, "only a pending one can be changed so",
+                         {RUNNING: f"a running one takes {LIVE_FLAGS}"})
             if job.current.slurm_key is not None and not asked <= {"name", "group", "retries"}:
                 there = job.current.slurm_id or "one that is just being submitted"
                 raise NexusError("conflict", f"Slurm has job {job.id} as {there}, and orders it among its own",
@@ -12500,7 +12505,9 @@ def complete_command(line: str, folder: str = "") -> str:
     if not os.path.isfile(local) or find_program(first) or find_script(first, folder) or (is_program and "/" in first):
         return line
     python = "python" if find_program("python") else "python3"
-    return f"{python} {line}" if first.endswith(".py") else f"{'./' if is_program else 'bash '}{line}"
+    runners = {".py": python, ".ipynb": "jupyter nbconvert --to notebook --execute --inplace"}
+    runner = runners.get(os.path.splitext(first)[1])
+    return f"{runner} {line}" if runner else f"{'./' if is_program else 'bash '}{line}"
 
 
 def find_command(words: Sequence[str], commands: Sequence[Command]) -> Command:
@@ -12971,6 +12978,9 @@ def read_script(call: Call, path: str, first: str, rest: str) -> str:
             setattr(options, name, [one for one in value if one[0] not in dict(ours)] + ours)
         elif ours == default:
             setattr(options, name, value)
+    for pattern, note in SCRIPT_NOTES:
+        if (match := re.search(pattern, text)) and not call.client.status()["slurm"]:
+            call.say(f"{path}: {match.expand(note)}")
     if ignored:
         call.say(f"{path}: nexus does without {', '.join(dict.fromkeys(ignored))}")
     is_array = "task" in dict(options.sweep)
@@ -12985,6 +12995,20 @@ def read_script(call: Call, path: str, first: str, rest: str) -> str:
 
 def cmd_add(call: Call) -> None:
     show_added(call, submit(call, read_jobs(call)))
+
+
+# (what a command has, what is said of it)
+COMMAND_NOTES = (
+    ("CUDA_VISIBLE_DEVICES=", "the command sets CUDA_VISIBLE_DEVICES, by which nexus gives a job its GPUs: without it, "
+     "the job uses those; --gpu-ids 3 asks for GPU 3"),
+    (r"(?s)^(?!.*(?:conda\.sh|bin/activate|hook)).*?\b((?:micro)?mamba|conda) activate ([^\s;&|]+)",
+     r"\1 activate is for a terminal, and a job has none: leave it out, and say --conda \2"))
+# (what a script has, what is said of it, where no Slurm runs the jobs)
+SCRIPT_NOTES = (
+    (r"(?m)^[ \t]*(?:exec |time )*srun\b", "it calls srun, which has Slurm start programs: nexus has started it, so "
+     "leave srun out"),
+    (r"\$\{?(SLURM_(?!ARRAY_TASK_ID\b)\w+)", r"it reads $\1, which only Slurm sets: NEXUS_JOB_ID, NEXUS_GPU_ID and "
+     "NEXUS_TASK_ID tell a job's id, GPUs and number here"))
 
 
 def submit(call: Call, jobs: Sequence[Json]) -> dict[str, Any]:
@@ -13002,9 +13026,9 @@ def submit(call: Call, jobs: Sequence[Json]) -> dict[str, Any]:
     answer = call.client.submit(body)
     for job_id in answer.get("known", ()):
         call.say(f"job {job_id} is the same and is there already: nothing was added for it")
-    if any("CUDA_VISIBLE_DEVICES=" in one["command"] for one in jobs):
-        call.say("the command sets CUDA_VISIBLE_DEVICES, by which nexus gives a job its GPUs: without it, the job uses "
-                 "those; --gpu-ids 3 asks for GPU 3")
+    for pattern, note in COMMAND_NOTES:
+        if match := next(filter(None, (re.search(pattern, one["command"]) for one in jobs)), None):
+            call.say(match.expand(note))
     if call.is_remote and not options.cwd:
         call.say(f"it runs in the home directory at {call.client.host}, with the environment there; "
                  "--cwd DIR names another")
@@ -13126,32 +13150,40 @@ def list_part(call: Call, path: str, **query: Any) -> tuple[list[dict[str, Any]]
     return call.client.ask_list(path + encode_query(query))
 
 
-def is_choosing(call: Call) -> bool:
-    return any(getattr(call.options, name, None) is not None for name in ("status", "user", "group", "name", "since"))
+def describe_choice(call: Call) -> str:
+    """Which jobs the options choose, beside their status, for a message: ` of group g`, or "" for all."""
+    words = {"user": "of", "group": "of group", "name": "named", "since": "of the last"}
+    return "".join(f" {word} {quote(format_line(text, 60))}" for name, word in words.items()
+                   if (text := getattr(call.options, name, None)) is not None)
 
 
 def cmd_queue(call: Call) -> None:
     jobs, total = list_part(call, "/queue")
-    call.show(jobs, format_queue, "no such job is pending" if is_choosing(call) else "no job is pending")
+    call.show(jobs, format_queue, f"no job{describe_choice(call)} is pending")
     if len(jobs) < total:
         call.say(f"… {total - len(jobs)} more wait behind them; nexus queue -n 0 shows all")
 
 
 def cmd_history(call: Call) -> None:
-    show_latest(call, list(FINAL), "finished_at", "no job has finished yet")
+    show_latest(call, list(FINAL), "finished_at", f"no job{describe_choice(call)} has finished yet")
 
 
 def cmd_jobs(call: Call) -> None:
-    show_latest(call, list(STATUSES), "created_at", 'no job yet: nexus add "python train.py"')
+    chosen = describe_choice(call)
+    show_latest(call, list(STATUSES), "created_at",
+                f"there is no job{chosen}" if chosen else 'no job yet: nexus add "python train.py"')
 
 
 def show_latest(call: Call, statuses: Sequence[str], order: str, when_empty: str) -> None:
     """Show the newest jobs, the newest last, next to the prompt."""
-    statuses, since = call.options.status or statuses, call.options.since
+    since = call.options.since
+    if call.options.status:
+        statuses = call.options.status
+        when_empty = f"no job{describe_choice(call)} is {' or '.join(statuses)}"
     jobs, total = list_part(call, "/jobs", status=statuses, sort=f"-{order}")
     begin = time.time() - parse_duration(since) if since else 0.0
     chosen = [job for job in jobs[::-1] if parse_time(job["finished_at"] or job["created_at"]) >= begin]
-    call.show(chosen, format_jobs, "there is no such job" if is_choosing(call) else when_empty)
+    call.show(chosen, format_jobs, when_empty)
     if len(jobs) < total:
         call.say(f"the last {len(jobs)} of {total}; nexus {call.options.subcommand} -n 0 shows all")
 

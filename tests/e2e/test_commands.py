@@ -450,6 +450,38 @@ def test_each_over_http_says_what_differs(home):
         assert caught.value.kind == "usage", body
 
 
+NOTED = [  # reason, command, what is said of it
+    ("GPUs of its own", "CUDA_VISIBLE_DEVICES=1 true", "--gpu-ids 3 asks for GPU 3"),
+    ("conda of a terminal", "conda activate ml; python -c 1", "a job has none: leave it out, and say --conda ml"),
+    ("after a cd", "cd / && micromamba activate /opt/ml&& true", "--conda /opt/ml"),
+    ("conda as scripts use it", ". /opt/conda/etc/profile.d/conda.sh; conda activate ml", ""),
+    ("conda's hook", 'eval "$(conda shell.bash hook)" && conda activate ml', ""), ("nothing", "true", ""),
+]
+
+
+@pytest.mark.parametrize("reason, command, says", NOTED, ids=[case[0] for case in NOTED])
+def test_what_will_not_do_what_was_meant_is_noted_when_it_is_added(home, reason, command, says):
+    done = home.main("add", "--gpus", "0", "--begin", "+1h", command)
+    assert (says in done.err if says else not done.err) and home.main("cancel", done.id).code == 0
+
+
+def test_a_script_that_needs_slurm_is_noted(home, tmp_path):
+    script = tmp_path / "job.sh"
+    for line, says in (("srun python train.py", "it calls srun"), ("  exec srun -n 4 x", "it calls srun"), ("echo srun", ""),
+                       ("mkdir out.$SLURM_JOB_ID", "it reads $SLURM_JOB_ID"), ("echo ${SLURM_PROCID:-0}", "it reads $SLURM_PROCID"),
+                       ("echo $SLURM_ARRAY_TASK_ID", "")):
+        script.write_text(f"#!/bin/bash\n{line}\n")
+        done = home.main("add", "--gpus", "0", "--begin", "+1h", str(script))
+        assert (f"{script}: {says}" in done.err if says else not done.err), line
+        home.main("cancel", done.id)
+
+
+def test_a_notebook_is_run_by_jupyter(home, tmp_path):
+    (tmp_path / "nb.ipynb").write_text("{}")
+    done = home.main("add", "--cwd", str(tmp_path), "nb.ipynb")
+    assert done.code == 2 and "hint: nexus add 'jupyter nbconvert --to notebook --execute --inplace nb.ipynb'" in done.err
+
+
 def test_unique_is_told(home):
     first = add(home, "echo the only one")
     done = home.main("add", "--gpus", "0", "--unique", "echo the only one")
@@ -512,7 +544,7 @@ def test_pause_and_resume_a_group(own_home):
     assert all("it waits: group g is held: paused by" in one.err for one in (done, again)), "a user's hold stays with no job pending"
     own_home.main("wait", add(own_home))
     assert own_home.job(held)["status"] == "pending" and first != held
-    assert held in own_home.main("queue", "--group", "g").out and "no such job is pending" in own_home.main("queue", "--group",
+    assert held in own_home.main("queue", "--group", "g").out and "no job of group x is pending" in own_home.main("queue", "--group",
         "x").err
     done = own_home.main("why", held)
     assert done.code == 0 and "group g is held" in done.out and own_home.main("why", held, "--json").json["id"] == held
@@ -583,7 +615,8 @@ def test_edit_of_a_running_job(own_home):
     assert done.code == 0 and "time limit 2h" in done.err and "priority low" in done.err, done
     job = own_home.job("m")
     assert [job[key] for key in ("timeout_seconds", "group", "priority", "retries")] == [7200, "g", 2, 1]
-    for words, says in ((["edit", job_id, "--gpus", "2"], "a running one takes --name"), (["hold", job_id], "can be changed so"),
+    for words, says in ((["edit", job_id, "--gpus", "2"], "a running one takes --name"),
+                        (["hold", job_id], f"job {job_id} runs, and running jobs cannot be suspended\nhint: nexus cancel {job_id}"),
                         (["move", job_id, "--first"], "can be changed so")):
         done = own_home.main(*words)
         assert done.code == 4 and says in done.err and "kill" not in done.err, done
@@ -594,7 +627,8 @@ def test_edit_of_a_running_job(own_home):
 # Looking
 
 def test_queue_history_jobs_and_show(own_home):
-    for words, says in ((["queue"], "no job is pending"), (["history"], "no job has finished"), (["jobs"], "nexus add")):
+    for words, says in ((["queue"], "no job is pending"), (["history"], "no job has finished"), (["jobs"], "nexus add"),
+                        (["squeue"], "no job is running or pending")):
         done = own_home.main(*words)
         assert (done.code, done.out) == (0, "") and says in done.err
         assert own_home.main(*words, "--json").json == []
@@ -609,10 +643,12 @@ def test_queue_history_jobs_and_show(own_home):
     assert len(history) == 2 and history[1].startswith(f"{ended}  failed") and "exit 3" in history[1]
     assert [line.split()[:2] for line in own_home.main("jobs").out.splitlines()[1:]] == [[ended, "failed"], [waiting, "pending"]]
     assert [job["id"] for job in own_home.main("jobs", "--status", "pending", "--json").json] == [waiting]
-    for choice in (["--user", "nobody"], ["--user", ""], ["--group", "x"]):
-        assert own_home.main("jobs", *choice).err == "nexus: there is no such job\n", choice
+    for choice, says in ((["--user", "nobody"], "there is no job of nobody"), (["--user", ""], "there is no job of ''"),
+                         (["--group", "x", "--name", "y z"], "there is no job of group x named 'y z'"),
+                         (["--group", "x", "--status", "failed"], "no job of group x is failed")):
+        assert own_home.main("jobs", *choice).err == f"nexus: {says}\n", choice
     assert waiting in own_home.main("queue", "--group", "").out, "which is in none"
-    assert own_home.main("queue", "--group", "x").err == "nexus: no such job is pending\n"
+    assert own_home.main("queue", "--group", "x").err == "nexus: no job of group x is pending\n"
     shown = own_home.main("show", waiting).out
     assert shown.startswith(f"Job {waiting}: pending\n") and "  waits: the queue is paused" in shown and "  priority: low\n" in shown
     assert own_home.main("show", ended, "--json").json["exit_code"] == 3
@@ -904,7 +940,7 @@ def test_a_guess_at_a_job_is_answered(own_home):
     own_home.main("cancel", "--status", "PENDING")
     assert len(own_home.main("history", "--since", "1h", "-n", "2").out.splitlines()) == 3
     assert len(own_home.main("history", "--since", "1h").out.splitlines()) == 3
-    assert "no such job" in own_home.main("history", "--since", "0s").err
+    assert "no job of the last 0s has finished yet" in own_home.main("history", "--since", "0s").err
     assert own_home.main("logs", "Long-One").err.startswith(f"nexus: job {first}, cancelled")
 
 
