@@ -9845,7 +9845,7 @@ class LogWatch(Part):
 
     def end(self) -> None:
         for growth in list(self.growths.values()):
-            growth.note(self.clock.now())
+            growth.note(self.clock)
             growth.write()
 
     def measure_now(self, folder: str) -> Sequence[LogMark]:
@@ -9859,14 +9859,13 @@ class LogWatch(Part):
         return growth.find_last_line() if growth else None
 
     def look(self) -> float | None:
-        began, now = self.clock.monotonic(), self.clock.now()
-        running = self.service.running_jobs()
+        began, running = self.clock.monotonic(), self.service.running_jobs()
         folders = {job.log_dir for job in running if job.log_dir}
         for folder in [folder for folder in self.growths if folder not in folders]:
-            self.growths[folder].note(now)
+            self.growths[folder].note(self.clock)
             self.growths.pop(folder).write()
         for folder in folders:
-            self.growths.setdefault(folder, LogGrowth(folder)).note(now)
+            self.growths.setdefault(folder, LogGrowth(folder)).note(self.clock)
         # A job that starts during this look wakes the worker only if `growths` is empty: so check for jobs last.
         is_on = folders or self.service.running_jobs()
         return max(LOG_LOOK_S, LOG_LOOK_BACKOFF_FACTOR * (self.clock.monotonic() - began)) if is_on else None
@@ -9884,6 +9883,7 @@ class LogGrowth:
         self.folder = folder
         self.written: LogMark = (0.0, 0, 0)
         self.seen: LogMark = (0.0, 0, 0)
+        self.written_at = self.seen_at = float("-inf")      # monotonic: when these two were measured
         self.growing = (False, False)
 
     def find_last_line(self) -> str | None:
@@ -9892,20 +9892,20 @@ class LogGrowth:
         text = read_tail(os.path.join(self.folder, STREAM_FILES[is_stderr]), 0, LAST_LINE_BYTES)
         return next(iter(find_last_lines(text, 1)), None)
 
-    def note(self, now: float) -> None:
+    def note(self, clock: Clock) -> None:
         """Measure the logs.  Write the last mark when the other log grows, to keep their order, and each LOG_NOTE_S."""
         sizes = measure_logs(self.folder)
         if sizes != self.seen[1:]:
             growing = sizes[0] > self.seen[1], sizes[1] > self.seen[2]
-            if growing != self.growing or all(growing) or now - self.written[0] >= LOG_NOTE_S:
+            if growing != self.growing or all(growing) or clock.monotonic() - self.written_at >= LOG_NOTE_S:
                 self.write()
-            self.seen, self.growing = (now, *sizes), growing
+            self.seen, self.seen_at, self.growing = (clock.now(), *sizes), clock.monotonic(), growing
 
     def write(self) -> None:
         """Append the last mark to log.times, if it is new."""
         if self.seen[1:] != self.written[1:]:
             append_log_mark(self.folder, f"{int(self.seen[0] * 10)} {self.seen[1]} {self.seen[2]}\n")
-            self.written = self.seen
+            self.written, self.written_at = self.seen, self.seen_at
 
 
 class Health(Part):

@@ -578,6 +578,23 @@ def test_both_streams_come_in_order(bench, reason, steps, expected):
         assert re.fullmatch(rb"- +x{200000}\n", body), "a long line has one time"
 
 
+def test_lines_have_their_times_also_after_the_clock_was_set_back(bench):
+    job_id = bench.add()
+    folder = os.path.join(bench.layout.log_dir, f"job_{job_id}")
+    bench.become(job_id, "running", log_dir=folder)
+    os.mkdir(folder)
+    clock, watch = bench.service.clock, bench.service.log_watch
+    for number in range(8):
+        clock.now, clock.monotonic = (lambda number=number: 1e9 + number - 3600 * (number > 2)), lambda number=number: 50.0 + number
+        with open(os.path.join(folder, "stdout.log"), "a", encoding="ascii") as file:
+            file.write(f"{number}\n")
+        watch.look()
+    bench.become(job_id, "completed", exit_code=0)
+    watch.look()
+    lines = bench.ask("GET", f"/jobs/{job_id}/logs", query={"timestamps": "true"})[1].decode().splitlines()
+    assert lines == [f"2001-09-09T0{1 - (number > 2)}:46:{40 + number}.0Z {number}" for number in range(8)]
+
+
 def make_huge(path):
     with open(path, "wb") as file:
         file.truncate(2**28)
