@@ -2388,6 +2388,40 @@ class SlurmJob(Value):
     key: str | None = None                      # Attempt.slurm_key; "": not this service's; None: unknown
 
 
+class SlurmPartition(Value):
+    name: str = field(STRING, "its name")
+    state: str = field(STRING, "Slurm's word: up, down, drain or inactive")
+    is_default: bool = field(FLAG, "jobs get it when no other is asked for")
+    time_limit: str = field(STRING, "in Slurm's form: 1-00:00:00, or UNLIMITED")
+    gpus: int = field(INTEGER, "GPUs of its nodes")
+    gpus_used: int = field(INTEGER, "of these, given to jobs of anybody")
+
+
+def parse_slurm_partitions(partitions: str, nodes: str) -> tuple[SlurmPartition, ...]:
+    """Parse the output of `scontrol show partition -o` and of `scontrol show node -d -o`."""
+    gpus: dict[str, list[tuple[int, int]]] = {}         # {partition: (GPUs, GPUs in use) of each of its nodes}
+    for facts in map(parse_scontrol, nodes.splitlines()):
+        for name in facts.get("Partitions", "").split(","):
+            gpus.setdefault(name, []).append((count_gres(facts.get("Gres", "")), count_gres(facts.get("GresUsed", ""))))
+    return tuple(SlurmPartition(
+        format_line(facts["PartitionName"], 60), format_line(facts.get("State", "unknown").lower(), 60),
+        facts.get("Default") == "YES", format_line(facts.get("MaxTime", "?"), 60),
+        *map(sum, zip(*gpus.get(facts["PartitionName"], [(0, 0)]))))
+        for facts in map(parse_scontrol, partitions.splitlines()) if "PartitionName" in facts)
+
+
+def parse_scontrol(line: str) -> dict[str, str]:
+    """The fields of a line of `scontrol show ... -o`; some hold blanks."""
+    found = re.findall(r"(?:^|(?<=\s))([A-Z][A-Za-z:/&-]*)=(.*?)(?=\s+[A-Z][A-Za-z:/&-]*=|\s*$)", line)
+    return dict(found)
+
+
+def count_gres(text: str) -> int:
+    """GPUs of `gpu:a100:2(S:0-1),gpu:1,shard:8`, `gpu:a100:1(IDX:0,2)` or `gpu:(null):1(IDX:0)`."""
+    counts = re.findall(r"(?:^|,)gpu(?::[^:,]*)?:(\d{1,6})\b", re.sub(r"\([^)]*\)", "", text))
+    return sum(map(int, counts))
+
+
 def parse_slurm_jobs(text: str, service_id: str) -> list[SlurmJob]:
     """Parse the output of `squeue -h -r -o SQUEUE_FORMAT`."""
     found = []
@@ -3275,7 +3309,7 @@ def judge_end(job: Job, result: Result, evidence: Evidence, runtime_s: float, co
         return COMPLETED, facts
     if cause == "killed":
         return CANCELLED, facts
-    if job.current.stop_cause == PREEMPTED:
+    if cause == PREEMPTED:                          # for a job that may wait, by nexus or by Slurm
         return PENDING, facts
     is_launch = cause == "launch"
     again = sum((attempt.cause == "launch") == is_launch for attempt in job.attempts[:-1]
@@ -3799,11 +3833,16 @@ def format_snapshot(status: Json, paint: Paint) -> str:
     lines = [f"{paint('blue', queued)} {paint('yellow', paused)}",
              paint("white", format_history(status)), ""]
     slurm = status.get("slurm")
-    if slurm:                               # sinfo shows the rest of the cluster
+    if slurm:
         submitted = format_count(slurm["handed_jobs"] + slurm["running_jobs"], "job")
         heading = paint("white", f"Slurm ({slurm['cluster']}):" if slurm["cluster"] else "Slurm:")
         lines.append(f"{heading} {submitted} of nexus there, {slurm['running_jobs']} running")
         lines += [paint("red", slurm["trouble"])] if slurm["trouble"] else []
+        for partition in slurm["partitions"]:
+            state = paint("green" if partition["state"] == "up" else "red", partition["state"])
+            lines.append(f"Partition {partition['name']}{' (default)' if partition['is_default'] else ''}: {state}, "
+                         f"{partition['gpus_used']} of {format_count(partition['gpus'], 'GPU')} in use, "
+                         f"time limit {partition['time_limit']}")
     else:
         lines.append(paint("white", "GPUs:"))
     gpu_lines = list_gpu_lines(status, paint)
@@ -5681,6 +5720,11 @@ class Slurm:
         done, words = self.ask("scancel", *ids)
         return words if done.exit_code else ""
 
+    def query_partitions(self) -> tuple[SlurmPartition, ...]:
+        """Raises: unavailable."""
+        return parse_slurm_partitions(
+            self.read("scontrol", "show", "partition", "-o"), self.read("scontrol", "show", "node", "-d", "-o"))
+
     def query_name(self) -> str:
         """The cluster's name.  Raises: unavailable."""
         match = re.search(r"^ClusterName\s*=\s*(\S+)", self.read("scontrol", "show", "config"), re.MULTILINE)
@@ -6941,6 +6985,8 @@ class SlurmBackend(Backend):
         self.found: Sequence[Finding] = ()                  # the thread waits until these are recorded
         self.seen: Mapping[str | None, SlurmJob] = {}       # {slurm_key: squeue's last row}
         self.name = ""                                      # of the cluster
+        self.partitions: Sequence[SlurmPartition] = ()
+        self.partitions_at = float("-inf")                  # monotonic: when they were read
         self.looked_at, self.took_s = float("-inf"), 0.0    # monotonic: when squeue was run, and for how long
         self.hasty_until = float("-inf")                    # monotonic: squeue is run often until then
         self.error: NexusError | None = NexusError("unavailable", "Slurm has not been asked yet")
@@ -6971,7 +7017,10 @@ class SlurmBackend(Backend):
         """Seconds until squeue runs next."""
         now, refresh_s = self.service.clock.monotonic(), self.service.config.service.refresh_rate_seconds
         pause_s = FAST_POLL_S if now < self.hasty_until and not self.error else refresh_s
-        return max(0.0, self.looked_at + self.took_s + max(pause_s, PROBE_BACKOFF_FACTOR * self.took_s) - now)
+        pause_s = max(pause_s, PROBE_BACKOFF_FACTOR * self.took_s)
+        if self.error:
+            pause_s = min(pause_s, OUTAGE_PAUSE_S)
+        return max(0.0, self.looked_at + self.took_s + pause_s - now)
 
     def submit(self, job: Job) -> list[News]:
         """Submit a job; return [] while it must wait.  Raises: unavailable; Slurm may have the job all the same."""
@@ -7031,6 +7080,8 @@ class SlurmBackend(Backend):
             stopped = [self.seen[job.current.slurm_key] for job in live
                        if job.current.stop_cause and job.current.slurm_key in self.seen]
             self.cancel([*(one for one in jobs if one.key and one.key not in wanted), *stopped])
+            if clock.monotonic() - self.partitions_at >= PARTITIONS_INTERVAL_S:
+                self.partitions, self.partitions_at = self.slurm.query_partitions(), clock.monotonic()
         finally:
             self.took_s = clock.monotonic() - self.looked_at
 
@@ -7153,9 +7204,12 @@ class SlurmBackend(Backend):
         error = self.find_error()
         return {"cluster": self.name or None, "trouble": error.message if error else None,
                 "handed_jobs": len(self.live) - running, "running_jobs": running,
-                "max_submitted": self.service.config.slurm.max_submitted}
+                "max_submitted": self.service.config.slurm.max_submitted,
+                "partitions": [pick(vars(one), one.NAMES) for one in self.partitions]}
 
 
+PARTITIONS_INTERVAL_S = 30.0    # between two looks at Slurm's partitions and their GPUs
+OUTAGE_PAUSE_S = 10.0           # the longest pause while Slurm does not answer: most of a run time is waiting then
 FAST_POLL_S = 0.2               # between two calls of squeue when something is about to change
 HURRY_S = 3.0                   # how long squeue runs so often
 

@@ -406,7 +406,8 @@ def draw_the_readme():
 
 def draw_slurm():
     job = make_running(command="python train.py", slurm_id="123", node="n1")
-    slurm = {"handed_jobs": 1, "running_jobs": 1, "cluster": "mycluster", "trouble": None}
+    slurm = {"handed_jobs": 1, "running_jobs": 1, "cluster": "mycluster", "trouble": None, "partitions": [
+        {"name": "gpu", "state": "up", "is_default": True, "time_limit": "2-00:00:00", "gpus": 16, "gpus_used": 11}]}
     return nexus.format_snapshot(make_status(queued_jobs=1, running_jobs=[job], slurm=slurm), nexus.Paint(""))
 
 

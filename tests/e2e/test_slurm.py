@@ -121,11 +121,21 @@ def test_node_fails_and_a_more_urgent_job_comes():
         cluster.say("scontrol", "requeue", job["slurm_id"])
         job = box.wait(job["id"], "failed")
         assert job["cause"] == "node-fail", "queued again by Slurm, it is lost as with its node"
-        job = box.wait(box.add("sleep 1000", retries=1), "running")
+        job = box.wait(box.add("sleep 1000"), "running")
         urgent = cluster.say("sbatch", "--parsable", "-p", "urgent", "--gres=gpu:1", "-o", "/dev/null", "--wrap", "sleep 1")
         job = live.until(lambda: (now := box.job(job["id"]))["attempt"] == 2 and now["status"] == "running" and now, "the second attempt")
-        assert [attempt["cause"] for attempt in job["attempts"]] == ["preempted", None]
+        assert [attempt["cause"] for attempt in job["attempts"]] == ["preempted", None], "without retries, as one that nexus preempts"
         assert cluster.fact(urgent, "JobState") == "COMPLETED"
+
+
+def test_slurm_is_asked_again_soon_after_an_outage():
+    with slurm.Cluster(nodes={"n1": 1}) as cluster, cluster.box() as box:
+        box.wait(box.add("true"), "completed")
+        cluster.stop_slurmctld()
+        job_id = box.add("true")
+        live.until(lambda: box.status()["slurm"]["trouble"], "a failed question", timeout_s=100)
+        cluster.start_slurmctld()
+        box.wait(job_id, "completed", timeout_s=25)
 
 
 def test_memory():
@@ -459,7 +469,12 @@ def test_status_tells_what_slurm_has():
         job_id, waits = box.add("sleep 1000", gpus=2), box.add("sleep 1000")
         box.wait(job_id, "running")
         box.await_reason(waits, "Slurm has it as")
-        assert box.status()["slurm"] == {"cluster": "nx", "trouble": None, "running_jobs": 1, "handed_jobs": 1, "max_submitted": 100}
+        told = box.status()["slurm"]
+        partitions = told.pop("partitions")
+        assert told == {"cluster": "nx", "trouble": None, "running_jobs": 1, "handed_jobs": 1, "max_submitted": 100}
+        assert {one["name"]: one["gpus"] for one in partitions} == dict.fromkeys(PARTITIONS, 2)
+        line = "Partition main (default): up, 2 of 2 GPUs in use, time limit UNLIMITED\n"
+        live.until(lambda: line in box.nexus().stdout, "the GPUs in use, which are looked at now and then")
         components = box.ask("GET", "/openapi.json")["components"]
         for path, schema in (("/status", {"$ref": "#/components/schemas/Status"}),
                              ("/jobs", {"type": "array", "items": {"$ref": "#/components/schemas/Job"}})):

@@ -910,6 +910,21 @@ def test_parse_slurm_jobs():
     assert nexus.parse_slurm_jobs("5|RUNNING|N/A|N/A||None|nexus_abc|billing: 7", "0-0a1b2c3d")[0].key is None, "somebody has rewritten it"
 
 
+def test_parse_slurm_partitions():
+    found = nexus.parse_slurm_partitions(slurm_sample("partitions"), slurm_sample("nodes"))
+    assert found[0] == nexus.SlurmPartition("main", "up", True, "UNLIMITED", 3, 2)
+    assert [(one.name, one.is_default, one.time_limit, one.gpus, one.gpus_used) for one in found[1:3]] == [
+        ("urgent", False, "UNLIMITED", 2, 2), ("short", False, "00:10:00", 3, 2)]
+    assert nexus.parse_slurm_partitions("PartitionName=x State=DOWN\nslurm_load_partitions error", "") == (
+        nexus.SlurmPartition("x", "down", False, "?", 0, 0),)
+
+
+@pytest.mark.parametrize("text, count", [
+    ("gpu:a100:2(S:0-1),gpu:1,shard:8", 3), ("gpu:a100:1(IDX:0,2)", 1), ("gpu:(null):1(IDX:0)", 1), ("(null)", 0), ("gpu:a100:0(IDX:N/A)", 0)])
+def test_count_gres(text, count):
+    assert nexus.count_gres(text) == count
+
+
 @pytest.mark.parametrize("text, slurm_id", [
     ("12\n", "12"), ("12;nx\n", "12"), ("sbatch: warning: a new rule from 2025 on\n12\n", "12"), ("", None),
     ("sbatch: error: Batch job submission failed: Invalid partition name specified\n", None)])
