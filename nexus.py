@@ -1307,9 +1307,13 @@ def has_pending(state: State, group: str) -> bool:
     return any(state.jobs[job_id].status == PENDING for _, job_id in state.members.get(group, ()))
 
 
+def describe_hold(group: Group) -> str:
+    return f"group {group.name} is held: {group.hold}"
+
+
 def list_holds(state: State) -> dict[str, str]:
     """{group: why none of its jobs starts} of the groups that are held."""
-    return {one.name: f"group {one.name} is held: {one.hold}" for one in state.groups.values() if one.hold}
+    return {one.name: describe_hold(one) for one in state.groups.values() if one.hold}
 
 
 def requeue(state: State, job: Job, why: str, now: float, has_run: bool = False, **facts: Any) -> Changes:
@@ -2628,6 +2632,11 @@ def format_reason(reason: Reason) -> str:
     return {"dependency": "after ", "never": "never: "}.get(reason.code, "") + reason.detail
 
 
+def format_reasons(reasons: Iterable[Reason]) -> str:
+    """All of them, the shortest first."""
+    return "; ".join(sorted(map(format_reason, reasons), key=len))
+
+
 class NodeView(Value):
     """Another machine for jobs, as plan() sees it."""
     name: str
@@ -3211,22 +3220,33 @@ def find_delay_s(job: Job, now: float) -> float:
 
 # Why a job waits
 
-def find_reason(job: Job, planned: Plan, config: Config, now: float) -> Reason:
-    """Why a pending job does not run now.  Not for jobs in Slurm's queue."""
+def list_reasons(job: Job, group: Group | None, planned: Plan, config: Config, now: float) -> list[Reason]:
+    """Why a pending job, not in Slurm's queue, does not run now: all that holds it, or else what it waits for."""
+    reasons = []
     if job.is_held:
-        return Reason("held", "job", f"it is held (nexus resume {job.id})")
+        reasons.append(Reason("held", "job", f"it is held (nexus resume {job.id})"))
     if planned.hold:
-        return planned.hold
+        reasons.append(planned.hold)
+    if group and group.hold:
+        reasons.append(Reason("held", group.name, describe_hold(group)))
     if find_delay_s(job, now):
         begin_at = job.begin_at or now
         if begin_at > (job.retry_at or now):
-            return Reason("begin-time", "begin_at", f"begins in {format_duration(begin_at - now)}, as asked")
-        failure = f"attempt {job.attempt} failed ({job.attempts[-1].cause})" if job.attempts else "it failed"
-        return Reason("begin-time", "retry", f"{failure}; {describe_next_attempt(job, now)}")
+            delay = Reason("begin-time", "begin_at", f"begins in {format_duration(begin_at - now)}, as asked")
+        else:
+            failure = f"attempt {job.attempt} failed ({job.attempts[-1].cause})" if job.attempts else "it failed"
+            delay = Reason("begin-time", "retry", f"{failure}; {describe_next_attempt(job, now)}")
+        reasons.append(delay)
     if job.pending_dependencies:
-        return Reason("dependency", ",".join(job.pending_dependencies), format_jobs_there(job.pending_dependencies))
+        parents = format_jobs_there(job.pending_dependencies)
+        reasons.append(Reason("dependency", ",".join(job.pending_dependencies), parents))
     if job.after_process:
-        return Reason("dependency", "pid", f"process {job.after_process[0]}")
+        reasons.append(Reason("dependency", "pid", f"process {job.after_process[0]}"))
+    return reasons or [find_shortage(job, planned, config, now)]
+
+
+def find_shortage(job: Job, planned: Plan, config: Config, now: float) -> Reason:
+    """What a job waits for that nothing holds."""
     if any(one.reserved_for == job.id for one in planned.gpus):     # for the others of its class these are taken
         return explain_shortage(job, planned, config.gpu, now)
     quota = planned.quotas.check(job.group, job.user) if planned.quotas else None
@@ -3262,9 +3282,14 @@ def explain_shortage(job: Job, planned: Plan, config: GpuConfig, now: float) -> 
     lacking = [name for name, paths in planned.folders.items() if may_run_on(job, name) and lacks_folder(job, paths)]
     machines = {name: [one.gpu for one in planned.gpus if one.gpu.node == name and not is_left_out(one.gpu, config)]
                 for name in planned.machines if may_run_on(job, name) and name not in lacking}
-    excluded_nodes = [f"{name or 'this machine'} cannot run it: {why}" for name, why in job.excluded_nodes]
-    way = "make it there, share it (NFS), or send the work tree along with --snapshot"
-    excluded_nodes += [f"the directory {format_line(job.cwd, 200)} does not exist on {name}: {way}" for name in lacking]
+    unable: dict[str, list[str]] = {}                   # {why: the machines that cannot run it}
+    for name, why in job.excluded_nodes:
+        unable.setdefault(why, []).append(name or "this machine")
+    excluded_nodes = [f"{join_some(names)} cannot run it: {why}" for why, names in unable.items()]
+    if lacking:
+        excluded_nodes.append(
+            f"the directory {format_line(job.cwd, 200)} does not exist on {join_some(lacking)}: "
+            "make it there, or share it (NFS), or send the work tree along with --snapshot")
     if not machines and not lacking:
         return Reason("never", "node", "; ".join(excluded_nodes) or f"there is no node {job.only_node}")
     is_unknown = any(planned.machines[name] and not gpus for name, gpus in machines.items())    # a closed one may fit
@@ -10117,11 +10142,11 @@ class Views(Part):
         for job in jobs:
             known: dict[str, Any] = {}
             if job.status == PENDING:
-                reason, start = self.find_reason(job, state.paused), estimates.get(job.id)
-                if start is None and reason.code == "begin-time":
+                reasons, start = self.list_reasons(job, state), estimates.get(job.id)
+                if start is None and reasons[0].code == "begin-time":
                     start = now + find_delay_s(job, now)
-                known = {"position": positions.get(job.id), "waiting_for": format_reason(reason),
-                         "reason": reason_json(reason), "estimated_start": format_time(start)}
+                known = {"position": positions.get(job.id), "waiting_for": format_reasons(reasons),
+                         "reason": reason_json(reasons[0]), "estimated_start": format_time(start)}
             elif job.status == RUNNING:
                 known = self.measure_running(job, now)
             whole = job_json(job, now, self.find_place(job), **known)
@@ -10164,7 +10189,7 @@ class Views(Part):
             if job.status == COMPLETED:
                 run_times.setdefault(job.group, []).append(job.current.runtime_seconds or 0.0)
             if job.status == PENDING and group["position"] is None:
-                group.update(position=positions[job.id], waiting_for=format_reason(self.find_reason(job, state.paused)))
+                group.update(position=positions[job.id], waiting_for=format_reasons(self.list_reasons(job, state)))
             if job.status == FAILED and not job.retried_as:
                 group.update(failed_id=job.id, failed_line=job.current.cause_line)
         for name, times in run_times.items():           # as many go on to run at once as now
@@ -10174,18 +10199,16 @@ class Views(Part):
                 group["estimated_end"] = format_time((self.clock.now() + left_s) // 60 * 60)
         return sorted(groups.values(), key=lambda group: (group["position"] is None, group["position"] or 0))
 
-    def find_reason(self, job: Job, is_paused: bool) -> Reason:
-        """Return why a pending job does not run now."""
-        error = self.store.last_error
+    def list_reasons(self, job: Job, state: State) -> list[Reason]:
+        """Return why a pending job does not run now, the first that holds it first."""
+        error, plan = self.store.last_error, self.service.plan
         if error:
-            return Reason("node-down", "", error.message)
+            return [Reason("node-down", "", error.message)]
         if self.service.cluster and job.current.slurm_key is not None:
-            return Reason("resources", "slurm", self.service.cluster.find_wait(job))
-        if is_paused:
-            return PAUSED
-        # The queue is not paused now: a plan that says so is out of date.
-        plan = replace(self.service.plan, hold=None) if self.service.plan.hold == PAUSED else self.service.plan
-        return find_reason(job, plan, self.config, self.clock.now())
+            return [Reason("resources", "slurm", self.service.cluster.find_wait(job))]
+        if state.paused or plan.hold == PAUSED:         # the plan may be out of date
+            plan = replace(plan, hold=PAUSED if state.paused else None)
+        return list_reasons(job, state.groups.get(job.group or ""), plan, self.config, self.clock.now())
 
     def explain(self, job_id: str, caller: Caller) -> dict[str, Any]:
         """GET /jobs/{id}/why: why a job waits, with a verdict for each GPU.  Raises: not_found, forbidden."""
@@ -10211,8 +10234,8 @@ class Views(Part):
         verdicts = list_verdicts(job, capacities, self.config.gpu, now) if job.gpus else []
         gpus = [{"node": one.gpu.node or self.service.node, "place": one.gpu.place, "index": one.gpu.index,
                  "verdict": why and why.detail} for one, why in verdicts]
-        reason = self.find_reason(job, state.paused)
-        return {**answer, "why": format_reason(reason), "reason": reason_json(reason), "facts": facts,
+        reasons = self.list_reasons(job, state)
+        return {**answer, "why": format_reasons(reasons), "reason": reason_json(reasons[0]), "facts": facts,
                 "gpus": gpus, "verdicts": format_verdicts(gpus, Paint(""))}
 
     def find_estimates(self) -> Mapping[str, float]:

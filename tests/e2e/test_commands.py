@@ -482,6 +482,23 @@ def test_a_notebook_is_run_by_jupyter(home, tmp_path):
     assert done.code == 2 and "hint: nexus add 'jupyter nbconvert --to notebook --execute --inplace nb.ipynb'" in done.err
 
 
+def test_all_that_holds_a_job_is_told_the_shortest_first(own_home):
+    first = own_home.main("add", "--gpus", "0", "--begin", "+1h", "true").id
+    job_id = own_home.main("add", "--gpus", "0", "--begin", "+2h", "--after", first, "--group", "g", "true").id
+    own_home.main("pause", job_id)
+    own_home.main("pause")
+    own_home.main("pause", "--group", "g")
+    told = own_home.job(job_id)
+    parts = told["waiting_for"].split("; ")
+    assert sorted(parts, key=len) == parts and {re.sub(r"\d+[hms]\b|by \w+", "X", part) for part in parts} == {
+        f"after job {first}", f"it is held (nexus resume {job_id})", "begins in X X, as asked", "the queue is paused (nexus resume)",
+        "group g is held: paused X (nexus resume --group g)"}
+    assert told["reason"]["code"] == "held" and told["waiting_for"] in own_home.main("why", job_id).out
+    own_home.main("resume", job_id)
+    own_home.main("resume")
+    assert own_home.job(job_id)["reason"] == {"code": "held", "subject": "g", "detail": parts[-1]}
+
+
 def test_unique_is_told(home):
     first = add(home, "echo the only one")
     done = home.main("add", "--gpus", "0", "--unique", "echo the only one")

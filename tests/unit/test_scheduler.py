@@ -18,7 +18,7 @@ WAITED = {"created_at": LONG_AGO}
 
 def words(one, made, settings=None):
     """Why a job waits, as lists say it."""
-    return nexus.format_reason(nexus.find_reason(one, made, settings or config(), NOW))
+    return nexus.format_reasons(nexus.list_reasons(one, None, made, settings or config(), NOW))
 
 
 def verdicts(one, made):
@@ -287,7 +287,7 @@ REASONS = [  # what is shown, jobs, GPUs, keys, part of the reason why the last 
 def test_every_wait_has_a_reason(reason, jobs, gpus, keys, part):
     made = state(*jobs)
     planned = nexus.plan(made, gpus, None, config(**keys), NOW)
-    found = nexus.find_reason(jobs[-1], planned, config(**keys), NOW)
+    found, = nexus.list_reasons(jobs[-1], None, planned, config(**keys), NOW)
     assert jobs[-1].id not in started(planned) or found.detail == "it is about to start"
     assert part in nexus.format_reason(found) and found.code in nexus.REASON_CODES, reason
 
@@ -295,7 +295,7 @@ def test_every_wait_has_a_reason(reason, jobs, gpus, keys, part):
 def test_the_reason_of_a_job_that_has_gpus_reserved_is_the_same_whoever_was_asked_before():
     jobs = [running("rrr", (1,)), job("aaa", 2, gpus=2, **WAITED), job("bbb", 3, gpus=2)]
     planned = nexus.plan(state(*jobs), [gpu(0), gpu(1)], None, config(), NOW)
-    shown = [nexus.format_reason(nexus.find_reason(one, planned, config(), NOW)) for one in (jobs[1], jobs[2], jobs[1])]
+    shown = [nexus.format_reasons(nexus.list_reasons(one, None, planned, config(), NOW)) for one in (jobs[1], jobs[2], jobs[1])]
     assert shown[0] == shown[2] and "kept for job aaa" not in shown[0] and "kept for job aaa" in shown[1]
 
 
@@ -1094,6 +1094,10 @@ FAR_REASONS = [  # what is shown, job that waits, GPUs, machines, part of the re
     ("there is no such machine any more", job("aaa", only_node="n7"), BOTH, TWO, "there is no node n7"),
     ("none can run it", job("aaa", excluded_nodes=(("n1", "no directory"), ("n2", "no git"), ("", "no GPU"))), BOTH, TWO,
      "never: n1 cannot run it: no directory; n2 cannot run it: no git; this machine cannot run it: no GPU"),
+    ("none can run it, for one reason", job("aaa", excluded_nodes=(("n1", "no git"), ("n2", "no git"), ("", "no GPU"))), BOTH, TWO,
+     "never: n1, n2 cannot run it: no git; this machine cannot run it: no GPU"),
+    ("its directory is on none", job("aaa", cwd="/data"), [*BOTH, gpu(0, lease_holder="bob")],
+     [view(name, folders=frozenset()) for name in ("n1", "n2")], "the directory /data does not exist on n1, n2: make it there, or"),
     ("which GPU of which machine", job("aaa"), [*there("n1", 0, fault="GPU is lost"), *there("n2", 0, lease_holder="bob")], TWO,
      "needs 1 GPU; 0 of 2 are free; GPU n1:0 is unusable (GPU is lost)"),
     ("its directory is nowhere", job("aaa", cwd="/data", only_node="n1"), BOTH, [view("n1", folders=frozenset()), TWO[1]],
