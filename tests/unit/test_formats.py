@@ -920,7 +920,8 @@ def test_parse_slurm_partitions():
 
 
 @pytest.mark.parametrize("text, count", [
-    ("gpu:a100:2(S:0-1),gpu:1,shard:8", 3), ("gpu:a100:1(IDX:0,2)", 1), ("gpu:(null):1(IDX:0)", 1), ("(null)", 0), ("gpu:a100:0(IDX:N/A)", 0)])
+    ("gpu:a100:2(S:0-1),gpu:1,shard:8", 3), ("gpu:a100:1(IDX:0,2)", 1), ("gpu:(null):1(IDX:0)", 1), ("(null)", 0),
+    ("gpu:a100:0(IDX:N/A)", 0)])
 def test_count_gres(text, count):
     assert nexus.count_gres(text) == count
 
