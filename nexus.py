@@ -191,17 +191,21 @@ CONTROL = (                                # and what changes a line's direction
 MAX_ARGUMENT_BYTES = 128 * 1024 - 1        # Linux refuses to exec with a longer one (MAX_ARG_STRLEN)
 
 
+MAX_TIME = 253402300799                     # UTC epoch seconds of the last second of the year 9999
+MAX_WORDS = 1000                            # characters of a text from outside
+
+
 def format_duration(seconds: float) -> str:
-    """`45s`, `12m 5s`, `2h 15m`, `3d 4h`: the two largest units."""
-    left = max(0, int(seconds))
+    """`45s`, `12m 5s`, `2h 15m`, `3d 4h`: the two largest units.  What is no number of seconds is `0s`."""
+    left = int(min(max(0.0, seconds), MAX_TIME))
     parts = [(left // 86400, "d"), (left // 3600 % 24, "h"), (left // 60 % 60, "m"), (left % 60, "s")]
     first = next((place for place, (count, _) in enumerate(parts) if count), 3)
     return " ".join(f"{count}{unit}" for count, unit in parts[first:first + 2] if count) or "0s"
 
 
 def format_time(at: float | None) -> str | None:
-    """`2024-10-24T15:30:15Z`, or None."""
-    return None if at is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+    """`2024-10-24T15:30:15Z`; None for None, and for a time that is not in the years 1970 to 9999."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at)) if at is not None and 0 <= at <= MAX_TIME else None
 
 
 def parse_time(text: str) -> float:
@@ -256,6 +260,11 @@ def format_line(text: str, width: int = 0) -> str:
     return f"{head}…{tail}"
 
 
+def cut_words(text: str, most: int = MAX_WORDS) -> str:
+    """A text from outside as one harmless line of at most so many characters."""
+    return format_line(text if len(text) <= most else f"{text[:most - 1]}…")
+
+
 def count_columns(text: str) -> int:
     """How many columns of a terminal a line has."""
     if text.isascii():
@@ -290,18 +299,25 @@ def parse_begin(text: str, now: float) -> float:
     import datetime
     if text == "now":
         return now
-    if text.startswith("+"):
-        return now + parse_duration(text[1:])
-    text = re.sub("(?<![0-9])([0-9]:)", r"0\1", text.replace("Z", "+00:00"))       # 8:30 is 08:30 to fromisoformat()
     try:
+        if text.startswith("+"):
+            return check_time(now + parse_duration(text[1:]))
+        text = re.sub("(?<![0-9])([0-9]:)", r"0\1", text.replace("Z", "+00:00"))   # 8:30 is 08:30 to fromisoformat()
         if re.match("[0-9]{4}-", text):
-            return datetime.datetime.fromisoformat(text).timestamp()
+            return check_time(max(0.0, datetime.datetime.fromisoformat(text).timestamp()))
         clock = datetime.time.fromisoformat(text)
         at = datetime.datetime.combine(datetime.datetime.fromtimestamp(now, clock.tzinfo), clock)
         return (at if at.timestamp() > now else at + datetime.timedelta(days=1)).timestamp()
     except (ValueError, OverflowError, OSError):
         refuse(f"begin: there is no time {format_line(text, 40)}",
                hint="like 22:00, +2h, 2024-10-24 22:00, 2024-10-24T15:30:15Z or 22:00+02:00")
+
+
+def check_time(at: float) -> float:
+    """A time in the years 1970 to 9999.  Raises: ValueError."""
+    if not 0 <= at <= MAX_TIME:
+        raise ValueError("it is not in the years 1970 to 9999")
+    return at
 
 
 def parse_memory(text: str) -> int:
@@ -587,6 +603,57 @@ def describe_schema(schema: Schema) -> str:
     return words + (f", each {describe_schema(schema['items'])}" if "items" in schema else "")
 
 
+# Kinds of facts, which the annotations of values name beside `int`, `str` and the like.  decode() holds to these rows
+# what comes from the disk, from a job's own files and from a node; parsers of other programs' output keep within them.
+
+FACT_KINDS: Mapping[str, Field] = {
+    "Epoch": Field(number_in(0, MAX_TIME), "UTC epoch seconds: 1970 to 9999"),
+    "Span": Field(number_in(0, MAX_TIME), "seconds"),
+    "Ticks": Field(integer_in(0, 10**15), "clock ticks since boot"),
+    "Amount": Field(number_in(-10**9, 10**15), "what was measured: MiB, percent, watts, degrees, seconds of CPU"),
+    "FileSize": Field(integer_in(0, 2**53), "bytes"),
+    "Count": Field(integer_in(0, 10**9), "how many"),
+    "Index": Field(integer_in(0, 9999), "the number of a GPU, or of a MIG slice"),
+    "Pid": Field(integer_in(1, 4194304), "the pid of a process; source: PID_MAX_LIMIT of linux/threads.h"),
+    "ExitCode": Field(integer_in(0, 255), "the exit code of a program"),
+    "Signal": Field(integer_in(1, 64), "the number of a signal"),
+    "Words": Field(STRING, "a text for people, as one harmless line that is cut", convert=cut_words),
+    "Name": Field(STRING, "the name of a thing, likewise", convert=lambda text: cut_words(text, 100)),
+    "JobId": Field(JOB_ID),
+    "JobKey": Field(matching(f"^{ID_PATTERN}-[0-9]{{1,15}}$", "a job's id and number, like abc-1")),
+    "Session": Field(matching("^[0-9]{1,10}\\.[A-Za-z0-9_.-]{1,80}$", "screen's PID.NAME")),
+    "Uuid": Field(matching("^[A-Za-z0-9][A-Za-z0-9_./-]{0,119}$", "a GPU's UUID")),
+    "BootId": Field(matching("^[A-Za-z0-9-]{1,64}$", "the id of a boot")),
+    "FilePath": Field(matching(f"^/[^{CONTROL[1:-1]}]*$", "an absolute path", **{"x-max-bytes": 4095})),
+    "ScreenVariable": Field(matching(
+        f"^SCREENDIR=/[^{CONTROL[1:-1]}]*$", "where screen has its sockets", **{"x-max-bytes": 4095})),
+    "Limit": Field(one_of("timeout", "host-memory"), "the limit that a job has reached"),
+    "EndCause": Field(one_of("launch", "bounce", "session-lost", "reboot"), "why an attempt has no end of its own"),
+}
+if TYPE_CHECKING:
+    Epoch = float
+    Span = float
+    Amount = float
+    Ticks = int
+    FileSize = int
+    Count = int
+    Index = int
+    Pid = int
+    ExitCode = int
+    Signal = int
+    Words = str
+    Name = str
+    JobId = str
+    JobKey = str
+    Session = str
+    Uuid = str
+    BootId = str
+    FilePath = str
+    ScreenVariable = str
+    Limit = str
+    EndCause = str
+
+
 # config.toml.  Its sections are tables; the rows make the parser, checks, defaults, `nexus config` and the sample file.
 
 NODE_WORD = "[A-Za-z0-9_]"
@@ -849,41 +916,41 @@ def name_gpu(index: int, mig_slice: int | None) -> str:
 
 class Attempt(Value):
     """One start of a job: where it ran, and how it ended."""
-    number: int = 0                             # of the job's starts; job.sh claims it; if it never ran, the last one's
+    number: Count = 0                           # of the job's starts; job.sh claims it; if it never ran, the last one's
     node: str = ""                              # where it was started; "" = on this machine
-    gpu_indices: tuple[int, ...] = optional((), list_of(INTEGER), "its GPUs, as the driver counts", "public")
+    gpu_indices: tuple[Index, ...] = optional((), list_of(INTEGER), "its GPUs, as the driver counts", "public")
     gpu_uuids: tuple[str, ...] = optional((), list_of(STRING), "and by UUID", "public")
-    gpu_slice: int | None = None                # its one GPU is this MIG slice of the card; None: it has whole cards
+    gpu_slice: Index | None = None              # its one GPU is this MIG slice of the card; None: it has whole cards
     slurm_key: str | None = None                # stands in the comment of Slurm's job
     slurm_id: str | None = optional(None, STRING, "Slurm's own, like 123; null while it is submitted")
     slurm_node: str | None = None               # where Slurm runs it, in Slurm's form: n[1-2]
     nonce: str | None = None                    # marks its processes, in their environment
     boot_id: str | None = None                  # the boot in which it was started
-    session: str | None = optional(None, STRING, "screen's PID.NAME; null without screen")
-    pid: int | None = optional(None, INTEGER, "of its job.sh")
-    pid_started: int | None = None              # that process's start time, in clock ticks since boot
-    notes: tuple[str, ...] = optional((), list_of(STRING), "what could not be given as asked, what was ended with it")
-    started_at: float | None = optional(
+    session: Session | None = optional(None, STRING, "screen's PID.NAME; null without screen")
+    pid: Pid | None = optional(None, INTEGER, "of its job.sh")
+    pid_started: Ticks | None = None            # that process's start time
+    notes: tuple[Words, ...] = optional((), list_of(STRING), "what could not be given as asked, what was ended with it")
+    started_at: Epoch | None = optional(
         None, TIME, "when its start was decided; on a node or in Slurm, when it began; null: it never ran", "public")
     stop_cause: str | None = None               # why it is being stopped; None: it is not
     stop_by: str | None = None                  # who asked for that
     stop_signal: str | None = None              # the first signal for its processes; None: TERM
-    stop_line: str | None = None                # its cause_line once it has ended
-    processes_left: int | None = optional(
+    stop_line: Words | None = None              # its cause_line once it has ended
+    processes_left: Count | None = optional(
         None, INTEGER, "processes that go on, as its command has ended; null: it has not", "public")
-    finished_at: float | None = optional(None, TIME, "null: it goes on", "public")
-    runtime_seconds: float | None = None        # by a monotonic clock
-    exit_code: int | None = optional(None, INTEGER, "null where there is none")
-    signal: int | None = optional(None, INTEGER, "that ended it, if one did")
+    finished_at: Epoch | None = optional(None, TIME, "null: it goes on", "public")
+    runtime_seconds: Span | None = None         # by a monotonic clock
+    exit_code: ExitCode | None = optional(None, INTEGER, "null where there is none")
+    signal: Signal | None = optional(None, INTEGER, "that ended it, if one did")
     cause: str | None = optional(None, STRING, "why it did not complete, in a word")
-    cause_line: str | None = optional(None, STRING, "the line that says so")
-    peak_rss_mib: float | None = optional(
+    cause_line: Words | None = optional(None, STRING, "the line that says so")
+    peak_rss_mib: Amount | None = optional(
         None, FLOAT, "host memory of its processes together, shared pages counted once; null without psutil")
-    cpu_seconds: float | None = optional(None, FLOAT, "CPU time of its processes")
-    peak_gpu_mem_mib: float | None = optional(None, FLOAT, "GPU memory of its processes on all its GPUs together")
-    mean_gpu_util: float | None = optional(None, FLOAT, "percent, of its GPUs while it ran")
+    cpu_seconds: Amount | None = optional(None, FLOAT, "CPU time of its processes")
+    peak_gpu_mem_mib: Amount | None = optional(None, FLOAT, "GPU memory of its processes on all its GPUs together")
+    mean_gpu_util: Amount | None = optional(None, FLOAT, "percent, of its GPUs while it ran")
     is_idle_told: bool = False                  # its GPUs did nothing for idle_minutes, and on_idle was called
-    log_start: tuple[int, int] = (0, 0)         # bytes of stdout.log and stderr.log before its start
+    log_start: tuple[FileSize, FileSize] = (0, 0)       # bytes of stdout.log and stderr.log before its start
 
     @property
     def gpu_places(self) -> tuple[str, ...]:
@@ -894,6 +961,23 @@ class Attempt(Value):
 ATTEMPT_FIELDS = frozenset(Attempt.NAMES) - {"number"}
 
 
+class Usage(Value):
+    """What an attempt uses, by the names that its Attempt has for it."""
+    peak_rss_mib: Amount | None = None
+    cpu_seconds: Amount | None = None
+    peak_gpu_mem_mib: Amount | None = None
+    mean_gpu_util: Amount | None = None
+
+
+class Limits(Value):
+    """What ends a job: of the job itself and of the configuration, as find_limits() makes it.  It goes with the job."""
+    timeout_seconds: Span = 0.0                 # its time limit; 0: none
+    timeout_name: Words = ""                    # what sets that, for people
+    warn: str | None = None                     # Job.warn
+    max_memory_gb: Amount = 0.0                 # host memory of its processes together; 0: any
+    kill_grace_seconds: Span = 10.0             # from the first signal to SIGKILL
+
+
 class Job(Value):
     id: str = field(JOB_ID, "its name among all jobs kept", "public")
     command: str = field(
@@ -901,7 +985,7 @@ class Job(Value):
     cwd: str = field(
         PATH, "where it runs (default: here; over the network the home directory)", "asked kept", flag="--cwd DIR")
     user: str = field(TEXT, "whose it is", "kept public")
-    created_at: float = field(TIME, "when it was submitted", "public")      # UTC epoch seconds, like every _at
+    created_at: Epoch = field(TIME, "when it was submitted", "public")      # UTC epoch seconds, like every _at
     queue_key: tuple[float, ...]                # (rank, priority, place), lower first; its place is at first its number
     environment: str = field(TEXT, "its environment's key in State.environments, a digest", "kept hidden")
     number: int = 0                             # its sequence number: the first job ever has 1
@@ -978,15 +1062,15 @@ class Job(Value):
         flag="--preemptible")
     umask: int | None = optional(None, integer_in(0, 0o777), "its umask", "asked kept hidden")
     status: str = PENDING
-    status_history: tuple[tuple[str, float], ...] = ()
+    status_history: tuple[tuple[str, Epoch], ...] = ()
     attempts: tuple[Attempt, ...] = ()          # the last one is `current`
     retried_as: str | None = optional(None, JOB_ID, "the job that was added to do it again")
     is_hook_due: bool = False                   # it has ended, and on_finish has yet to run for it
     begin_at: float | None = optional(None, TIME, "it was asked not to start before")
     is_held: bool = optional(False, FLAG, "it does not start before it is resumed: nexus resume ID")
-    retry_at: float | None = optional(None, TIME, "it does not start again before")
+    retry_at: Epoch | None = optional(None, TIME, "it does not start again before")
     exclusive: bool = False                      # after a CUDA out-of-memory error: it gets whole GPUs, the emptiest
-    log_base: tuple[int, int] = (0, 0)          # bytes of stdout.log and stderr.log of former attempts
+    log_base: tuple[FileSize, FileSize] = (0, 0)        # bytes of stdout.log and stderr.log of former attempts
     log_dir: str | None = optional(None, STRING, "the folder of its logs")
 
     @property
@@ -1034,36 +1118,36 @@ class Token(Value):
 
 
 class GpuProcess(Value):
-    pid: int = field(INTEGER, "its pid")
-    memory_mib: float | None = field(or_null(FLOAT), "the GPU memory it has")
-    job_id: str | None = optional(None, JOB_ID, "whose of ours it is; null: somebody else's")
-    user: str | None = optional(None, STRING, "whose it is")
-    name: str | None = optional(None, STRING, "its program")
+    pid: Pid = field(INTEGER, "its pid")
+    memory_mib: Amount | None = field(or_null(FLOAT), "the GPU memory it has")
+    job_id: JobId | None = optional(None, JOB_ID, "whose of ours it is; null: somebody else's")
+    user: Name | None = optional(None, STRING, "whose it is")
+    name: Name | None = optional(None, STRING, "its program")
 
 
 class Gpu(Value):
     """One GPU as last observed: a card, or a MIG slice of one.  None where the driver does not say."""
-    index: int = field(INTEGER, "its card's index, as its driver counts")
-    uuid: str = field(STRING, "its UUID, as its driver says; on a node n1/UUID")
-    name: str = field(STRING, "its model")
-    memory_total_mib: float | None = optional(None, FLOAT, "its memory")
-    memory_used_mib: float | None = optional(None, FLOAT, "its memory in use, by whomever")
-    utilization: float | None = optional(None, FLOAT, "percent, now")
-    temperature: float | None = optional(None, FLOAT, "degrees Celsius")
-    power_watts: float | None = optional(None, FLOAT, "the power it draws")
-    power_limit_watts: float | None = optional(None, FLOAT, "the power it may draw")
+    index: Index = field(INTEGER, "its card's index, as its driver counts")
+    uuid: Uuid = field(STRING, "its UUID, as its driver says; on a node n1/UUID")
+    name: Name = field(STRING, "its model")
+    memory_total_mib: Amount | None = optional(None, FLOAT, "its memory")
+    memory_used_mib: Amount | None = optional(None, FLOAT, "its memory in use, by whomever")
+    utilization: Amount | None = optional(None, FLOAT, "percent, now")
+    temperature: Amount | None = optional(None, FLOAT, "degrees Celsius")
+    power_watts: Amount | None = optional(None, FLOAT, "the power it draws")
+    power_limit_watts: Amount | None = optional(None, FLOAT, "the power it may draw")
     is_mig: bool = optional(False, FLAG, "its card is in MIG mode: cut into slices, or into nothing yet")
-    slice: int | None = optional(None, INTEGER, "its number among the MIG slices of its card; null: a card")
-    profile: str | None = optional(None, STRING, "the size of the slice, like 1g.10gb")
-    fault: str | None = optional(None, STRING, "why it cannot be used, as its driver says")
+    slice: Index | None = optional(None, INTEGER, "its number among the MIG slices of its card; null: a card")
+    profile: Name | None = optional(None, STRING, "the size of the slice, like 1g.10gb")
+    fault: Words | None = optional(None, STRING, "why it cannot be used, as its driver says")
     is_withheld: bool = False                   # the service's CUDA_VISIBLE_DEVICES does not name it
     processes: tuple[GpuProcess, ...] = ()
     node: str = ""                              # the machine it is in; "" = this one
-    lease_holder: str | None = None             # the user whose nexus holds its lease
+    lease_holder: Name | None = None            # the user whose nexus holds its lease
     is_paused: bool = optional(False, FLAG, "it gets no new job")
     pause_reason: str | None = None             # why nexus itself paused it
-    utilization_mean: float | None = optional(None, FLOAT, "percent, over the last hour")
-    utilization_peak: float | None = optional(None, FLOAT, "percent, over the last hour")
+    utilization_mean: Amount | None = optional(None, FLOAT, "percent, over the last hour")
+    utilization_peak: Amount | None = optional(None, FLOAT, "percent, over the last hour")
 
     @property
     def place(self) -> str:
@@ -1248,6 +1332,23 @@ def with_facts(job: Job, **facts: Any) -> Job:
 def change_job(job: Job, **facts: Any) -> Put:
     """The change of these fields of a job, or of its last attempt."""
     return Put("jobs", job.id, with_facts(job, **facts))
+
+
+def change_attempt(job: Job, **facts: Any) -> Put:
+    """The change of these fields of a job's last attempt, and of nothing else.  Raises: TypeError, for another name."""
+    return change_job(job, attempts=(*job.attempts[:-1], replace(job.attempts[-1], **facts)))
+
+
+MAX_NOTES = 20                  # of an attempt: the last ones
+
+
+def add_notes(known: tuple[str, ...], told: Sequence[str]) -> tuple[str, ...]:
+    """The notes of an attempt, with those that are new; `known` itself when none is, however often they are told."""
+    latest = list(dict.fromkeys(map(cut_words, told[-MAX_NOTES:])))
+    new = [note for note in latest if note not in known]
+    if len(known) + len(new) <= MAX_NOTES or not new:
+        return (*known, *new)
+    return (*(note for note in known if note not in latest), *latest)[-MAX_NOTES:]
 
 
 def change_status(job: Job, status: str, now: float, **facts: Any) -> Put:
@@ -1595,7 +1696,8 @@ def format_gpus(gpus: float) -> str:
 # ==== 5. FORMATS ==== what nexus reads from and writes for other programs and the disk, as values; it opens nothing
 
 # One codec serves the disk and nodes.  A value becomes a JSON object of the fields that differ from their defaults;
-# bytes become base64.  The annotations of its class say how it is decoded; a fact of another type is refused.
+# bytes become base64.  The annotations of its class say how it is decoded; a fact of another type, or out of the range
+# of its kind, is refused.  Strict decoding is for nodes: an unknown key is refused, too, and a list that does not end.
 
 
 def encode_value(item: Any) -> dict[str, Any]:
@@ -1618,9 +1720,10 @@ encode_json = json.JSONEncoder(separators=(",", ":"), default=encode_inner).enco
 JSON_KINDS: Mapping[str, tuple[type, ...]] = {
     "str": (str,), "int": (int,), "float": (int, float), "bool": (bool,), "bytes": (str,), "list": (list,),
     "tuple": (list, tuple), "dict": (dict,)}
+MAX_ITEMS = 10000                           # of a list in strict decoding
 
 
-def decode(kind: str, given: Any, name: str = "it", is_hidden: bool = False) -> Any:
+def decode(kind: str, given: Any, name: str = "it", is_hidden: bool = False, is_strict: bool = False) -> Any:
     """Decode a fact.  `kind` is written as annotations are: `tuple[int, ...] | None`.
 
     Raises: TypeError, ValueError.  `is_hidden`: they do not show it.
@@ -1630,31 +1733,43 @@ def decode(kind: str, given: Any, name: str = "it", is_hidden: bool = False) -> 
         return given
     outer, _, inner = (kind[:-len(" | None")] if is_optional else kind).partition("[")
     inner = inner[:-1]
+    if outer in FACT_KINDS:
+        row = FACT_KINDS[outer]
+        if not fits_alone(row.schema, given):
+            raise TypeError(f"{name} is {describe_fact(given, is_hidden)}, and not {describe_schema(row.schema)}")
+        return keep(row, given, name)
     fits = type(given) in JSON_KINDS.get(outer, (dict,))
     if fits and outer in ("int", "float"):
         fits = abs(given) <= 2**64              # NaN is not
+    if fits and is_strict and isinstance(given, (list, dict)):
+        fits = len(given) <= MAX_ITEMS
     if fits and outer == "tuple":
         kinds = [inner[:-len(", ...")]] * len(given) if inner.endswith(", ...") else inner.split(", ")
         fits = len(kinds) == len(given)
     if not fits:
-        is_hidden = is_hidden or outer == "Mapping" or isinstance(given, (list, dict))
-        shown = type(given).__name__ if is_hidden else format_line(repr(given), 60)
-        raise TypeError(f"{name} is {shown}, and not {kind}")
+        raise TypeError(f"{name} is {describe_fact(given, is_hidden or outer == 'Mapping')}, and not {kind}")
     if outer == "tuple":
-        return tuple(decode(one, item, name) for one, item in zip(kinds, given))
+        return tuple(decode(one, item, name, is_hidden, is_strict) for one, item in zip(kinds, given))
     if outer == "Mapping":                      # its keys are texts, as all keys of JSON
-        return {key: decode(inner.partition(", ")[2], item, name, True) for key, item in given.items()}     # variables
+        return {key: decode(inner.partition(", ")[2], item, name, True, is_strict)      # variables
+                for key, item in given.items()}
     if outer == "bytes":
         import base64
         return base64.b64decode(given, validate=True)
-    return given if outer in JSON_KINDS else decode_value(globals()[outer], given)
+    return given if outer in JSON_KINDS else decode_value(globals()[outer], given, name, is_strict)
 
 
-def decode_value(cls: type[T], fields: Any) -> T:
-    """Ignore the fields that the class does not have.  Raises: TypeError, ValueError."""
-    kinds = cls.__annotations__
-    return cls(**{name: decode(kinds[name], fact, name) for name, fact in decode("dict", fields).items()
-                  if name in kinds})
+def describe_fact(given: Any, is_hidden: bool) -> str:
+    return type(given).__name__ if is_hidden or isinstance(given, (list, dict)) else cut_words(repr(given), 60)
+
+
+def decode_value(cls: type[T], fields: Any, name: str = "it", is_strict: bool = False) -> T:
+    """Fields that the class does not have are ignored, unless `is_strict`.  Raises: TypeError, ValueError."""
+    kinds, facts = cls.__annotations__, decode("dict", fields, name)
+    unknown = facts.keys() - kinds.keys() if is_strict else ()
+    if unknown:
+        raise TypeError(f"{cut_words(min(unknown), 60)} is no key of {name}")
+    return cls(**{key: decode(kinds[key], fact, key, is_strict=is_strict) for key, fact in facts.items() if key in kinds})
 
 
 # state.json has State's facts, and its tables with a line for each row.  A line of the journal is one transaction:
@@ -1708,9 +1823,6 @@ def read_state(text: str) -> tuple[int, dict[str, Any]]:
                  **{table: body[table] for table in ROWS if table in body}}
 
 
-SAMPLES = ("peak_rss_mib", "cpu_seconds", "peak_gpu_mem_mib", "mean_gpu_util")      # fields of Attempt
-
-
 # log.times, beside a job's logs, has lines `TENTHS STDOUT STDERR`: the logs' sizes at a time.
 
 LogMark = tuple[float, int, int]                        # time, size of stdout.log, size of stderr.log
@@ -1758,9 +1870,9 @@ GPU_FIELDS = ("index", "uuid", "name", "memory.total", "memory.used", "utilizati
               "power.draw", "power.limit", "mig.mode.current")
 BASIC_GPU_FIELDS = GPU_FIELDS[:5]               # known to every driver; one unknown field makes the query fail
 APP_FIELDS = ("gpu_uuid", "pid", "used_memory")
-GPU_LISTED = r"(?m)^GPU (\d{1,4}): .* \(UUID: [\w.-]+\)\s*$"      # of `nvidia-smi -L`: a GPU's index; MIG slices differ
+GPU_LISTED = r"(?m)^GPU ([0-9]{1,4}): .* \(UUID: [\w.-]+\)\s*$"   # of `nvidia-smi -L`: a GPU's index; MIG slices differ
 SLICE_LISTED = (                                # a card's index; below it a slice's profile, number and UUID
-    r"(?m)^(?:GPU (\d{1,4}): | +MIG (\S+) +Device +(\d{1,4}): \(UUID: (MIG-[\w./-]+)\))")
+    r"(?m)^(?:GPU ([0-9]{1,4}): | +MIG (\S{1,60}) +Device +([0-9]{1,4}): \(UUID: (MIG-[A-Za-z0-9_./-]{1,100})\))")
 FAULT_CELLS = ("[GPU is lost]", "[GPU requires reset]")
 NEEDED_FIELDS = ("index", "uuid", "memory.total", "memory.used")       # in others, [Unknown Error] is a sensor's
 
@@ -1772,14 +1884,14 @@ def parse_csv_rows(text: str, fields: Sequence[str]) -> tuple[list[dict[str, str
             [", ".join(cells) for cells in lines if len(cells) != len(fields)])
 
 
-def is_number(text: str) -> bool:
-    """Whether int() takes it: not `²`, and not thousands of digits."""
-    return text.isascii() and text.isdigit() and len(text) < 20
+def is_number(text: str, kind: str = "Ticks") -> bool:
+    """Whether it is a whole number of this kind: not `²`, and not thousands of digits."""
+    return text.isascii() and text.isdigit() and len(text) < 20 and fits_alone(FACT_KINDS[kind].schema, int(text))
 
 
 def parse_reading(cell: str | None) -> float | None:
-    """A number with or without a unit; None for [N/A], [Insufficient Permissions] or a fault."""
-    match = re.fullmatch(r"(-?\d+(?:\.\d+)?)(?: (?:MiB|%|W|MHz))?", cell or "")
+    """A number with or without a unit; None for [N/A], [Insufficient Permissions], a fault, or what cannot be."""
+    match = re.fullmatch(r"(-?[0-9]{1,9}(?:\.[0-9]{1,9})?)(?: (?:MiB|%|W|MHz))?", cell or "")
     return float(match[1]) if match else None
 
 
@@ -1789,18 +1901,18 @@ def parse_gpus(text: str, fields: Sequence[str], known: Mapping[str, int]) -> tu
     `known`: {uuid: index} of earlier replies.  A lost GPU may show its fault in place of its index.
     """
     rows, messages = parse_csv_rows(text, fields)
-    gpus = []
+    gpus = list[Gpu]()
     for row in rows:
         fault = next((cell[1:-1] for name, cell in row.items()
                       if cell in FAULT_CELLS or (cell == "[Unknown Error]" and name in NEEDED_FIELDS)), None)
         uuid = row.get("uuid", "")
-        index = int(row["index"]) if is_number(row.get("index", "")) else known.get(uuid)
+        index = int(row["index"]) if is_number(row.get("index", ""), "Index") else known.get(uuid)
         if index is None:
             messages.append(", ".join(row.values()))
             continue
         gpus.append(Gpu(
-            index=index, uuid=uuid if re.fullmatch(r"[\w.-]+", uuid) else f"index-{index}",
-            name=re.sub("^(NVIDIA )?(GeForce )?", "", row.get("name", "")) or "GPU",
+            index=index, uuid=uuid if re.fullmatch(r"(?a)[A-Za-z0-9][\w.-]{0,119}", uuid) else f"index-{index}",
+            name=cut_words(re.sub("^(NVIDIA )?(GeForce )?", "", row.get("name", "")), 100) or "GPU",
             memory_total_mib=parse_reading(row.get("memory.total")),
             memory_used_mib=parse_reading(row.get("memory.used")),
             utilization=parse_reading(row.get("utilization.gpu")),
@@ -1809,6 +1921,16 @@ def parse_gpus(text: str, fields: Sequence[str], known: Mapping[str, int]) -> tu
             power_limit_watts=parse_reading(row.get("power.limit")),
             is_mig=row.get("mig.mode.current") == "Enabled", fault=fault))
     return sorted(gpus, key=lambda gpu: gpu.index), messages
+
+
+def drop_doubles(gpus: Iterable[Gpu]) -> list[Gpu]:
+    """The GPUs with a name and a UUID of their own."""
+    kept, taken = list[Gpu](), set[str]()
+    for gpu in gpus:
+        if taken.isdisjoint((gpu.local_place, gpu.uuid)):
+            kept.append(gpu)
+        taken |= {gpu.local_place, gpu.uuid}
+    return kept
 
 
 def cut_cards(gpus: Sequence[Gpu], known: Iterable[Gpu], listing: str, report: str, error: str) -> list[Gpu]:
@@ -1855,7 +1977,7 @@ def cut_card(card: Gpu, number: int, profile: str, uuid: str, report: ElementTre
         processes=card.processes if report.findtext("processes", "N/A").strip() else tuple(
             GpuProcess(int(process.findtext("pid", "")), parse_reading(process.findtext("used_memory")))
             for process in report.iter("process_info")
-            if is_number(process.findtext("pid", "")) and "C" in process.findtext("type", "C") and all(
+            if is_number(process.findtext("pid", ""), "Pid") and "C" in process.findtext("type", "C") and all(
                 process.findtext(name, "N/A") in (device.findtext(name), "N/A")
                 for name in ("gpu_instance_id", "compute_instance_id"))))
 
@@ -1883,7 +2005,7 @@ def forget_readings(gpu: Gpu, **facts: Any) -> Gpu:
 
 def parse_compute_apps(text: str, fields: Sequence[str] = APP_FIELDS) -> dict[str, tuple[GpuProcess, ...]]:
     """{GPU uuid: its compute processes}."""
-    rows = [row for row in parse_csv_rows(text, fields)[0] if is_number(row["pid"])]
+    rows = [row for row in parse_csv_rows(text, fields)[0] if is_number(row["pid"], "Pid")]
     return {uuid: tuple(GpuProcess(int(row["pid"]), parse_reading(row["used_memory"]))
                         for row in rows if row["gpu_uuid"] == uuid)
             for uuid in {row["gpu_uuid"] for row in rows}}
@@ -2037,11 +2159,11 @@ SCREEN_SESSION = r"(?m)^\t(\d{1,10}\.[^\t\n]+)\t(?:.*\t)?\(([^\t\n]*)\)\r?$"
 
 class Result(Value):
     """How an attempt ended, from its result file or its runner's event."""
-    exit_code: int | None
-    finished_at: float | None = None            # None: now
-    runtime_seconds: float | None = None
-    cause: str | None = None                    # `launch`: the command could not be started; `bounce`: a GPU was taken
-    cause_line: str | None = None
+    exit_code: ExitCode | None
+    finished_at: Epoch | None = None            # None: now
+    runtime_seconds: Span | None = None
+    cause: EndCause | None = None               # `launch`: the command could not be started; `bounce`: a GPU was taken
+    cause_line: Words | None = None
     may_pass: bool = False                      # of `launch`: another attempt may succeed
     goes_on: bool = False                       # its command has ended, and others of its session go on
     is_cut: bool = False                        # the disk of its logs was full at its end
@@ -2050,7 +2172,7 @@ class Result(Value):
 class Requeue(Value):
     """An attempt ended before its command began, through no fault of the job."""
     why: str
-    facts: Mapping[str, Any] | None = None      # new fields of the job
+    excluded_nodes: tuple[tuple[str, str], ...] | None = None       # Job.excluded_nodes from now on; None: as before
 
 
 class RunnerEvent(Value):
@@ -2065,15 +2187,20 @@ class RunnerEvent(Value):
     words: tuple[str, ...]
 
 
+EVENT_NUMBERS: Mapping[str, Sequence[Sequence[str]]] = {       # the kinds of an event's numbers
+    "start": [("Pid", "Ticks", "Ticks")], "end": [("Count", "Ticks"), ("Count", "Ticks", "Count")]}
+
+
 def parse_runner_event(line: str) -> RunnerEvent | None:
-    words, counts = line.split(), {"start": (6,), "end": (5, 6)}
-    if len(words) < 3 or words[0] not in (*counts, "bounce", "fail") or not is_number(words[2]):
+    """None: it is no event.  Whatever runs as this user may write to the FIFO."""
+    words = line.split()
+    if len(words) < 3 or words[0] not in (*EVENT_NUMBERS, "bounce", "fail") or not is_number(words[2], "Count"):
         return None
-    if not is_job_id(words[1]):
+    rest, rows = tuple(words[3:]), EVENT_NUMBERS.get(words[0])
+    is_whole = rows is None or any(len(rest) == len(row) and all(map(is_number, rest, row)) for row in rows)
+    if not is_job_id(words[1]) or not is_whole:
         return None
-    if words[0] in counts and (len(words) not in counts[words[0]] or not all(map(is_number, words[3:]))):
-        return None
-    return RunnerEvent(words[0], words[1], int(words[2]), tuple(words[3:]))
+    return RunnerEvent(words[0], words[1], int(words[2]), rest)
 
 
 def parse_commands(text: str) -> list[tuple[int, str]]:
@@ -2368,7 +2495,8 @@ def take_last(lines: Iterable[str], count: int) -> list[str]:
 # Slurm's programs.  Times are in UTC; fields are separated by |, and the one that may hold | comes last.
 # Source: squeue(1), sbatch(1), src/common/slurm_errno.c and slurm_protocol_defs.c.
 
-SBATCH_ANSWER = r"(?m)^(\d+)(;\S*)?$"             # the id, and maybe the cluster; warnings may stand around it
+SLURM_ID = "[0-9]{1,12}"
+SBATCH_ANSWER = rf"(?m)^({SLURM_ID})(;\S*)?$"    # the id, and maybe the cluster; warnings may stand around it
 SQUEUE_FORMAT = "%i|%T|%S|%e|%N|%r|%j|%k"       # id, state, start, end, nodes, reason, name, comment
 SLURM_WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 REQUEUED_BY_SLURM = "REQUEUED"                  # the state, for nexus, of a job that waits again after it began
@@ -2431,30 +2559,30 @@ def parse_slurm_jobs(text: str, service_id: str) -> list[SlurmJob]:
     found = []
     for line in text.splitlines():
         cells = line.split("|", 7)
-        if len(cells) < 8 or not cells[0].isdecimal():
+        if len(cells) < 8 or not re.fullmatch(SLURM_ID, cells[0]):
             continue                            # a warning, or a task of an array
         owner, _, token = cells[7].partition(f"nexus:{service_id}:")
         is_unknown = cells[6].startswith("nexus_") and "nexus:" not in cells[7]
         key = token if token and not owner else None if is_unknown else ""
-        found.append(SlurmJob(cells[0], cells[1], cells[5], cells[4], parse_slurm_time(cells[2]),
+        found.append(SlurmJob(cells[0], cells[1], cut_words(cells[5]), cut_words(cells[4]), parse_slurm_time(cells[2]),
                               parse_slurm_time(cells[3]), key))
     return found
 
 
 def parse_slurm_time(text: str) -> float | None:
-    """UTC epoch seconds of `2024-10-24T15:30:15`; None for `N/A`, `Unknown`, `None`."""
+    """UTC epoch seconds of `2024-10-24T15:30:15`; None for `N/A`, `Unknown`, `None`, and what is out of range."""
     try:
-        return parse_time(f"{text}Z")
-    except ValueError:
+        return check_time(parse_time(f"{text}Z"))
+    except (OverflowError, ValueError):
         return None
 
 
-def build_sbatch(job: Job, service_id: str, folder: str, limit_s: float | None, config: Config) -> list[str]:
+def build_sbatch(job: Job, service_id: str, folder: str, limits: Limits, config: SlurmConfig) -> list[str]:
     """The command that submits a job.  Slurm's time limits are minutes; % is special in the path of --output."""
-    own, memory_gb, gpu_type = config.slurm, config.jobs.max_memory_gb, f"{job.gpu_type}:" if job.gpu_type else ""
+    own, memory_gb, gpu_type = config, limits.max_memory_gb, f"{job.gpu_type}:" if job.gpu_type else ""
     options = {"partition": own.partition, "account": own.account, "qos": own.qos,
                "gres": f"gpu:{gpu_type}{job.gpus}" if job.gpus else "",
-               "time": f"{-(-limit_s // 60):.0f}" if limit_s else "",
+               "time": f"{-(-limits.timeout_seconds // 60):.0f}" if limits.timeout_seconds else "",
                "mem": f"{memory_gb * 1024:.0f}M" if memory_gb else ""}
     return ["sbatch", "--parsable", "--export=ALL", "--no-requeue", "--open-mode=append", "--chdir=/",
             *own.extra_args, *(f"--{name}={text}" for name, text in options.items() if text),   # the last of two counts
@@ -3000,35 +3128,36 @@ def choose_without(job: Job, gone: Iterable[Job], running: Sequence[Job], gpus: 
     return choose_gpus(job, list_capacities(left, then, config, now, {}), config, now)
 
 
-def find_stop(job: Job, runtime_s: float | None, memory_mib: float | None,
-              config: JobsConfig) -> tuple[str, str] | None:
+def find_limits(job: Job, config: JobsConfig) -> Limits:
+    """The limits of a job.  They are the head's, wherever it runs."""
+    factor = config.timeout_multiplier
+    if job.timeout_seconds is not None:
+        limit_s, name = job.timeout_seconds, "its time limit"
+    elif job.expected_time is not None:
+        limit_s, name = job.expected_time * factor, f"{factor:g} times its expected time (timeout_multiplier)"
+    else:
+        limit_s, name = config.timeout_seconds, "timeout_seconds"
+    return Limits(limit_s, name, job.warn, config.max_memory_gb, config.kill_grace_seconds)
+
+
+def find_stop(limits: Limits, runtime_s: float | None, memory_mib: float | None) -> tuple[str, str] | None:
     """(the cause, the words) for which a running job must be ended: its time limit or max_memory_gb; None: none."""
-    limit_s, what = find_time_limit(job, config)
-    if limit_s is not None and runtime_s is not None and runtime_s >= limit_s:
-        return "timeout", f"stopped after {format_duration(runtime_s)}: {what} is {format_duration(limit_s)}"
-    if config.max_memory_gb and (memory_mib or 0) > config.max_memory_gb * 1024:
+    limit_s, most_gb = limits.timeout_seconds, limits.max_memory_gb
+    if limit_s and runtime_s is not None and runtime_s >= limit_s:
+        words = f"{limits.timeout_name} is {format_duration(limit_s)}"
+        return "timeout", f"stopped after {format_duration(runtime_s)}: {words}"
+    if most_gb and (memory_mib or 0) > most_gb * 1024:
         taken = format_memory(memory_mib or 0, 2)
-        return "host-memory", f"its processes took {taken} of host memory; max_memory_gb is {config.max_memory_gb:g}"
+        return "host-memory", f"its processes took {taken} of host memory; max_memory_gb is {most_gb:g}"
     return None
 
 
-def find_warning(job: Job, runtime_s: float | None, config: JobsConfig) -> str | None:
+def find_warning(limits: Limits, runtime_s: float | None) -> str | None:
     """The signal of --warn, if it is time for it."""
-    limit_s, _ = find_time_limit(job, config)
-    if job.warn is None or limit_s is None or runtime_s is None:
+    if limits.warn is None or not limits.timeout_seconds or runtime_s is None:
         return None
-    signal, _, before = job.warn.partition("@")
-    return signal if runtime_s >= limit_s - parse_duration(before) else None
-
-
-def find_time_limit(job: Job, config: JobsConfig) -> tuple[float | None, str]:
-    """(seconds that a job may run, None: no limit; what sets the limit)"""
-    if job.timeout_seconds is not None:
-        return job.timeout_seconds or None, "its time limit"
-    if job.expected_time is not None:
-        factor = config.timeout_multiplier
-        return job.expected_time * factor, f"{factor:g} times its expected time (timeout_multiplier)"
-    return config.timeout_seconds or None, "timeout_seconds"
+    signal, _, before = limits.warn.partition("@")
+    return signal if runtime_s >= limits.timeout_seconds - parse_duration(before) else None
 
 
 class Quotas:
@@ -3316,7 +3445,7 @@ class Evidence(Value):
     stderr: str = ""                            # the end of its stderr
     log_sizes: tuple[int, int] = (0, 0)         # of stdout.log and stderr.log, in bytes
     error: str | None = None                    # what went wrong with its logs
-    samples: Mapping[str, Any] = {}             # fields of Attempt: its use of memory, CPU and GPUs
+    samples: Usage = Usage()
 
 
 def judge_end(job: Job, result: Result, evidence: Evidence, runtime_s: float, config: JobsConfig,
@@ -3325,11 +3454,12 @@ def judge_end(job: Job, result: Result, evidence: Evidence, runtime_s: float, co
     code = result.exit_code
     number = code - 128 if code is not None and 128 < code < 160 else None
     cause, line = find_cause(job, result, evidence, number)
+    finished_at = max(min(result.finished_at or now, now), job.current.started_at or 0)     # another clock may be wrong
     notes = [evidence.error] if evidence.error and evidence.error != line else []
-    facts = {"exit_code": code, "signal": number, "cause": cause, "cause_line": line,
-             "finished_at": max(result.finished_at or now, job.current.started_at or 0), "runtime_seconds": runtime_s,
-             "notes": (*job.current.notes, *notes), "processes_left": None,
-             "log_base": tuple(map(max, job.log_base, evidence.log_sizes)), **evidence.samples}
+    facts = {"exit_code": code, "signal": number, "cause": cause, "cause_line": line, "finished_at": finished_at,
+             "runtime_seconds": runtime_s, "processes_left": None, **vars(evidence.samples),
+             "notes": add_notes(job.current.notes, notes),
+             "log_base": tuple(map(max, job.log_base, evidence.log_sizes))}
     if cause is None:
         return COMPLETED, facts
     if cause == "killed":
@@ -4687,6 +4817,30 @@ def read_text(path: str) -> str | None:
     return None
 
 
+JOB_FILE_BYTES = 2**20              # of a small file in a job's folder
+
+
+def read_job_file(path: str) -> str | None:
+    """The text of a small file in a job's folder; None when there is none.  Raises: unavailable.
+
+    The job may have put anything there: what is no regular file, or is longer than such a file, is empty.
+    """
+    import errno
+    import stat
+    with disk("read", path):
+        try:
+            with opened(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW) as handle:
+                status = os.fstat(handle)
+                is_small = stat.S_ISREG(status.st_mode) and status.st_size <= JOB_FILE_BYTES
+                return os.pread(handle, JOB_FILE_BYTES, 0).decode("utf-8", "replace") if is_small else ""
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO):       # a link, a socket
+                return ""
+            raise
+
+
 def read_bytes(path: str) -> bytes:
     """Raises: unavailable."""
     with disk("read", path), open(path, "rb") as file:
@@ -5135,6 +5289,13 @@ def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None
                 raise NexusError("unavailable", f"{why}{last and ': '}{format_line(last, 200)}", hint)
         STUCK[purpose] = process
         raise NexusError("unavailable", f"{why} and cannot be ended", STUCK_HINT)
+
+
+def limit_output(process: subprocess.Popen[bytes], most_bytes: int) -> None:
+    """End a program that writes more into a file, such as its open_scratch()."""
+    import resource
+    with contextlib.suppress(OSError):                  # it has ended
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
 
 
 def open_scratch() -> IO[bytes]:
@@ -6416,14 +6577,14 @@ def find_visible_devices(environ: Mapping[str, str]) -> str | None:
 
 
 # PID STARTED, and the time of the begin, in 1/100 s since boot, which are clock ticks on Linux
-CLAIM = r"([0-9]{1,19}) ([0-9]{1,19})\n?(?:([0-9]{1,19})\n?)?"
+CLAIM = r"([0-9]{1,7}) ([0-9]{1,15})\n?(?:([0-9]{1,15})\n?)?"
 
 
 def read_claim(folder: str, attempt: int) -> Claim | None:
-    """Whose an attempt is; None: nobody's."""
-    text = read_text(os.path.join(folder, f"attempt-{attempt}"))
+    """Whose an attempt is; None: nobody's.  Raises: unavailable."""
+    text = read_job_file(os.path.join(folder, f"attempt-{attempt}"))
     match = re.fullmatch(CLAIM, text or "")
-    if match:
+    if match and is_number(match[1], "Pid"):
         return Claim(int(match[1]), int(match[2]), int(match[3]) if match[3] else None)
     return None if text is None else Claim(0, 0)
 
@@ -6437,15 +6598,19 @@ def take_claim(folder: str, attempt: int) -> bool:
 
 
 def read_result(folder: str, attempt: int) -> Result | None:
+    """How an attempt ended, as its job.sh wrote it; None: it did not, or the file is not as job.sh writes it.
+
+    Raises: unavailable.
+    """
     with contextlib.suppress(ValueError, TypeError, OSError):
         path = os.path.join(folder, f"result-{attempt}.json")
-        result = decode_value(Result, load_json(read_text(path) or ""))
-        result = replace(result, finished_at=os.stat(path).st_mtime)       # job.sh writes it last
-        if 0 <= (result.exit_code or 0) <= 255 and result.runtime_seconds is not None:
+        result = decode_value(Result, load_json(read_job_file(path) or ""))
+        result = replace(result, finished_at=check_time(os.stat(path).st_mtime))       # job.sh writes it last
+        if result.runtime_seconds is not None and result.cause in (None, "launch", "bounce"):
             if result.goes_on:                                             # these are the command's, not the job's
                 return replace(result, finished_at=None, runtime_seconds=None)
-            words = read_text(os.path.join(folder, f"fault-{attempt}")) if result.cause else None
-            return replace(result, cause_line=format_line(words.strip(), 1000)) if words else result
+            words = read_job_file(os.path.join(folder, f"fault-{attempt}")) if result.cause else None
+            return replace(result, cause_line=cut_words(words.strip())) if words else result
     return None
 
 
@@ -7061,8 +7226,8 @@ class SlurmBackend(Backend):
         except (OSError, NexusError) as error:
             return [service.local.host.judge_start_error(error, job)]
         try:
-            limit_s, _ = find_time_limit(job, config.jobs)
-            slurm_id, words = self.slurm.submit(build_sbatch(job, self.slurm.service_id, folder, limit_s, config))
+            limits = find_limits(job, config.jobs)
+            slurm_id, words = self.slurm.submit(build_sbatch(job, self.slurm.service_id, folder, limits, config.slurm))
         except Exception as error:                          # squeue shows whether Slurm has the job
             self.submitting, self.looked_at = None, float("-inf")
             if isinstance(error, NexusError) and read_refusal(error.message)[0] == "limit":
@@ -7187,9 +7352,9 @@ class SlurmBackend(Backend):
                 self.log.info("Submitted to Slurm as %s: job %s: %s", news["slurm_id"], job.id, command)
         for job in self.live:
             # Slurm enforces limits of whole minutes.
-            limit_s, _ = find_time_limit(job, self.config.jobs)
-            if job.status == RUNNING and not job.current.stop_cause and (limit_s or 0) % 60:
-                stop = find_stop(job, find_age(job, self.clock.now()), None, self.config.jobs)
+            limits = find_limits(job, self.config.jobs)
+            if job.status == RUNNING and not job.current.stop_cause and limits.timeout_seconds % 60:
+                stop = find_stop(limits, find_age(job, self.clock.now()), None)
                 if stop:
                     yield job, {"stop_cause": stop[0], "stop_line": stop[1]}
         self.live = self.list_live()
@@ -7281,7 +7446,7 @@ class Observation(Value):
 
 class JobUsage(Value):
     """The resources that a running job uses, as of the last refresh."""
-    samples: Mapping[str, float | None] = {}            # fields of its Attempt
+    samples: Usage = Usage()
     rss_mib: float | None = None
     cpu_percent: float | None = None
     cpu_read: tuple[float, float] | None = None         # (CPU seconds of its processes, monotonic time of the reading)
@@ -7294,13 +7459,13 @@ class JobUsage(Value):
         (former_s, at), count = self.cpu_read or (0.0, now), self.look_count + bool(loads)
         # CPU time is a maximum too: a process that ends takes its time with it.
         latest = {"peak_rss_mib": rss_mib, "cpu_seconds": cpu_s, "peak_gpu_mem_mib": gpu_mem_mib or None}
-        samples = {**self.samples, **{name: max(number, self.samples.get(name) or 0.0)
-                                      for name, number in latest.items() if number is not None}}
+        samples = {name: max(number, getattr(self.samples, name) or 0.0)
+                   for name, number in latest.items() if number is not None}
         if loads:
-            former = self.look_count * (self.samples.get("mean_gpu_util") or 0.0)
+            former = self.look_count * (self.samples.mean_gpu_util or 0.0)
             samples["mean_gpu_util"] = (former + sum(loads) / len(loads)) / count
         cpu_percent = 100 * max(0.0, cpu_s - former_s) / (now - at) if now > at else None
-        return JobUsage(samples, rss_mib, cpu_percent, (cpu_s, now), count)
+        return JobUsage(replace(self.samples, **samples), rss_mib, cpu_percent, (cpu_s, now), count)
 
 
 class Observer:
@@ -7330,7 +7495,7 @@ class Observer:
         known = {gpu.uuid: replace(gpu, fault=None) for gpu in self.latest.gpus}            # the last good reading
         gpus, fault, hint = tuple(known.values()), None, ""
         try:
-            gpus = tuple(self.machine.gpus.query_gpus(known))
+            gpus = tuple(drop_doubles(self.machine.gpus.query_gpus(known)))
         except NexusError as error:
             if not may_lack or find_program("nvidia-smi"):
                 fault, hint = error.message, error.hint
@@ -7436,16 +7601,16 @@ class Observer:
 
 class Progress(Value):
     """What a machine knows of an attempt there."""
-    pid: int | None = None                      # of its job.sh, once that has claimed the attempt
-    pid_started: int | None = None
-    session: str | None = None
+    pid: Pid | None = None                      # of its job.sh, once that has claimed the attempt
+    pid_started: Ticks | None = None
+    session: Session | None = None
     result: Result | None = None                # its command has ended
     is_over: bool = False                       # and none of its processes is left
-    requeue: str = ""                           # it never began, and never will: why
-    processes_left: int | None = None           # that go on after its command; None: it has not ended
-    notes: tuple[str, ...] = ()                 # what was ended after its command
-    files: str | None = None                    # on a node: the folder with what it wrote into its checkout
-    stop: tuple[str, str] | None = None         # the limit that it has reached: find_stop()
+    requeue: Words = ""                         # it never began, and never will: why
+    processes_left: Count | None = None         # that go on after its command; None: it has not ended
+    notes: tuple[Words, ...] = ()               # what was ended after its command
+    files: FilePath | None = None               # on a node: the folder with what it wrote into its checkout
+    stop: tuple[Limit, Words] | None = None     # the limit that it has reached: find_stop()
 
 
 def make_progress(news: Requeue | Result) -> Progress:
@@ -7492,24 +7657,28 @@ class HostedJob:
         return self.job.current.boot_id == self.machine.boot_id
 
     @property
+    def limits(self) -> Limits:
+        return self.host.get_limits(self.job)
+
+    @property
     def progress(self) -> Progress:
         ran, stop = self.job.current, None if self.is_over else self.stop
         if ran.stop_cause in ("timeout", "host-memory"):
             stop = ran.stop_cause, ran.stop_line or ""
         use = self.host.observer.misplaced.get((self.job.id, self.job.attempt))
-        notes = (*self.notes, use) if use else self.notes
+        unmet = NO_PSUTIL if self.limits.max_memory_gb and not self.machine.psutil else None
         return Progress(self.pid, self.pid_started, self.session, self.result, self.is_over, self.requeue,
-                        self.processes_left, notes, stop=stop)
+                        self.processes_left, (*self.notes, *filter(None, (use, unmet))), stop=stop)
 
     @property
     def warned_file(self) -> str:
         """It is there when the signal of --warn was sent for the time limit that the job has now."""
-        return f"{self.folder}/warned-{self.job.attempt}-{find_time_limit(self.job, self.host.config.jobs)[0]}"
+        return f"{self.folder}/warned-{self.job.attempt}-{self.limits.timeout_seconds}"
 
     def warn(self, members: Sequence[Process]) -> None:
         """Send the signal of --warn.  Raises: OSError."""
         import signal
-        name = (self.job.warn or "").partition("@")[0]
+        name = (self.limits.warn or "").partition("@")[0]
         number, processes = signal.Signals[f"SIG{name}"], self.machine.processes
         warned = choose_warned(members, processes.find_catchers(members, number), name)
         write_atomic(self.warned_file, [], is_synced=False)
@@ -7570,9 +7739,9 @@ class HostedJob:
         if not self.requeue and (self.result is None or self.processes_left):
             host = self.host
             memory_mib = host.observer.memory_mib.get((self.job.id, self.job.attempt))
-            runtime_s = self.find_runtime_s()
-            self.stop = self.stop or find_stop(self.job, runtime_s, memory_mib, host.config.jobs)
-            self.is_warning_due = (find_warning(self.job, runtime_s, host.config.jobs) is not None
+            runtime_s, limits = self.find_runtime_s(), self.limits
+            self.stop = self.stop or find_stop(limits, runtime_s, memory_mib)
+            self.is_warning_due = (find_warning(limits, runtime_s) is not None
                                    and not self.stop and not os.path.exists(self.warned_file))
 
     def look_at_files(self, is_child_gone: bool) -> None:
@@ -7668,7 +7837,7 @@ class HostedJob:
         """Signal these processes: first the programs, after the grace time all.  `goes_on`: others go on."""
         import signal
         processes, age_s = self.machine.processes, now - (now if self.ending_since is None else self.ending_since)
-        grace_s, longest_s = self.host.config.jobs.kill_grace_seconds, 2.0 if goes_on and not members else 0.5
+        grace_s, longest_s = self.limits.kill_grace_seconds, 2.0 if goes_on and not members else 0.5
         self.next_look_at = now + min(longest_s, max(TERMINATION_INTERVAL_S, age_s / 10))
         runner = processes.find(self.pid) if self.pid and self.is_here else None
         if runner and runner.started != self.pid_started:
@@ -7693,6 +7862,9 @@ class HostedJob:
             processes.send(runner, signal.SIGCONT)
 
 
+NO_PSUTIL = "max_memory_gb does not hold for it: psutil is missing there (python3 -m pip install psutil)"
+
+
 def find_free_port(number: int) -> int:
     """A TCP port for a job, below those that Linux gives out: no other of the jobs that run at once has it."""
     import socket
@@ -7707,9 +7879,10 @@ def find_free_port(number: int) -> int:
 class JobHost:
     """Starts, follows and ends attempts on the machine that this process runs on."""
 
-    def __init__(self, observer: Observer, layout: Layout, umask: int, run_guarded: Callable[..., None],
-                 recorder: int = 0) -> None:
+    def __init__(self, observer: Observer, layout: Layout, umask: int, get_limits: Callable[[Job], Limits],
+                 run_guarded: Callable[..., None], recorder: int = 0) -> None:
         self.observer, self.layout, self.umask = observer, layout, umask        # umask: for jobs without one
+        self.get_limits = get_limits                    # of a job: its head decides
         self.recorder = recorder                        # build_script()
         self.machine, self.clock, self.config, self.log = (
             observer.machine, observer.clock, observer.config, observer.log)
@@ -7834,16 +8007,16 @@ def list_news(known: Iterable[tuple[Job, Progress]]) -> Iterator[Finding]:
     """What is not recorded yet of jobs' progress.  A Result comes when none of the job's processes is left."""
     for job, progress in known:
         if progress.requeue:
-            yield job, Requeue(progress.requeue, {"pid": None, "pid_started": None})
+            yield job, Requeue(progress.requeue)
             continue
         facts: dict[str, Any] = {}
         if progress.stop and not job.current.stop_cause:
             facts.update(stop_cause=progress.stop[0], stop_line=progress.stop[1])
         if progress.pid is not None and job.current.pid is None:
             facts.update(pid=progress.pid, pid_started=progress.pid_started, session=progress.session)
-        notes = tuple(note for note in progress.notes if note not in job.current.notes)
-        if notes or progress.processes_left != job.current.processes_left:
-            facts.update(processes_left=progress.processes_left, notes=(*job.current.notes, *notes))
+        notes = add_notes(job.current.notes, progress.notes)
+        if (notes, progress.processes_left) != (job.current.notes, job.current.processes_left):
+            facts.update(processes_left=progress.processes_left, notes=notes)
         if facts:
             yield job, facts
         if progress.is_over and progress.result:
@@ -7865,7 +8038,8 @@ class Local(MachineBackend):
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
-        self.host = JobHost(service.observer, service.layout, service.umask, service.run_guarded, os.getpid())
+        self.host = JobHost(service.observer, service.layout, service.umask,
+                            lambda job: find_limits(job, self.config.jobs), service.run_guarded, os.getpid())
 
     def start(self, job: Job, variables: Mapping[str, str] | None) -> News | None:
         return self.host.start(self.service.starter.make_order(job, variables))
@@ -7891,6 +8065,7 @@ HEAD_SILENCE_S = 180.0          # an agent without jobs ends when nobody has ask
 UNKNOWN_S = 0.2                 # a question about a job that an agent does not know is answered after this time
 FOLDERS_INTERVAL_S = 1.0        # how often an agent looks whether directories are there
 START_BACKOFF_S = 5.0           # a node that could not start a job gets none for so long
+NOTES_INTERVAL_S = 5.0          # notes of a job that runs on a node are recorded no more often
 NODE_ALARM_S = 30.0             # health turns bad when a node has been silent for so long
 
 # The variables that a job on a node takes from the node, not from its submitter
@@ -7927,21 +8102,20 @@ def start_writer(stream: IO[bytes], name: str) -> queue.Queue[bytes]:
 
 class Hello(Value):
     """What an agent says first."""
-    machine: str                                # the boot and the host's name: two names of one machine are noticed
-    boot_id: str
-    python: str                                 # its version
-    screen: tuple[str, ...]                     # variables for screen there, like SCREENDIR=/home/ann/.nexus/screen
-    path: str                                   # of its nexus.py
-    cpu_slots: int
+    machine: Words                              # the boot and the host's name: two names of one machine are noticed
+    boot_id: BootId
+    python: Name                                # its version
+    screen: tuple[ScreenVariable, ...]          # like SCREENDIR=/home/ann/.nexus/screen
+    path: FilePath                              # of its nexus.py
+    cpu_slots: Count
 
 
 class Wanted(Value):
     """An attempt that a node shall have."""
     key: str                                    # find_key()
     attempt: int
-    log_sizes: tuple[int, int]                  # bytes of this attempt's logs that have arrived
-    timeout_seconds: float = 0.0                # its time limit now; 0: none
-    warn: str | None = None                     # the warning before that, now
+    log_sizes: tuple[FileSize, FileSize]        # bytes of this attempt's logs that have arrived
+    limits: Limits                              # now
     stop_cause: str | None = None               # why it must end
     stop_signal: str | None = None
     order: Order | None = None                  # to start it; None: the node has it already, or has lost it
@@ -7953,24 +8127,69 @@ class Question(Value):
     jobs: tuple[Wanted, ...]
     folders: tuple[str, ...]                    # are these directories there?
 
+    @property
+    def most_bytes(self) -> int:
+        """How many new bytes of each log a reply may have."""
+        return LOG_BYTES // max(1, 2 * len(self.jobs))
+
 
 class JobReport(Value):
-    key: str
-    attempt: int
+    """What is known of an attempt that is wanted."""
+    key: JobKey
+    attempt: Count
     progress: Progress
-    log_sizes: tuple[int, int] | None = None    # of this attempt; None: its logs are not looked at
+    log_sizes: tuple[FileSize, FileSize] | None = None      # of this attempt; None: its logs are not looked at
     logs: tuple[bytes, bytes] = (b"", b"")      # its new bytes
-    samples: Mapping[str, Any] = {}             # as in JobUsage
-    rss_mib: float | None = None
+    samples: Usage = Usage()
+    rss_mib: Amount | None = None
 
 
 class Report(Value):
-    """The reply to a Question."""
-    now: float                                  # the node's clock
+    """The reply to a Question: all that a head takes from a node, but for a Hello."""
+    now: Epoch                                  # the node's clock
     jobs: tuple[JobReport, ...]
     folders: Mapping[str, bool]
-    trouble: str                                # why jobs get no GPU there
+    trouble: Words                              # why jobs get no GPU there
     gpus: tuple[Gpu, ...] | None                # None: as before
+
+
+def read_report(text: bytes, question: Question) -> tuple[Report, dict[str, str]]:
+    """(the reply to a question, {key of a job: what is wrong with its report}), whatever a node sends.
+
+    A report that is wrong is not among the jobs of the reply.  A job of which nothing is said has a wrong one.
+    Raises: KeyError, TypeError or ValueError, when what is wrong is about no job, or about one that was not asked for.
+    """
+    fields = decode("dict", load_json(text), "the reply")
+    asked = {one.key: one for one in question.jobs}
+    told: dict[str, Json] = {}
+    for one in decode("tuple[dict, ...]", fields.get("jobs"), "jobs", is_strict=True):
+        key = decode("JobKey", one.get("key"), "key")
+        if key not in asked:
+            raise ValueError(f"it tells of job {key}, which is not its")
+        told.setdefault(key, one)
+    report = decode_value(Report, {**fields, "jobs": []}, "the reply", True)
+    for names in ([gpu.local_place for gpu in report.gpus or ()], [gpu.uuid for gpu in report.gpus or ()]):
+        if len(set(names)) < len(names):
+            raise ValueError("two GPUs have one name")
+    jobs, faults = list[JobReport](), dict[str, str]()
+    for key, wanted in asked.items():
+        try:
+            jobs.append(check_report(decode_value(JobReport, told[key], f"job {key}", True), question, wanted))
+        except KeyError:
+            faults[key] = "nothing is said of it"
+        except (TypeError, ValueError) as error:
+            faults[key] = cut_words(str(error), 200)
+    return replace(report, jobs=tuple(jobs)), faults
+
+
+def check_report(report: JobReport, question: Question, wanted: Wanted) -> JobReport:
+    """A report that is of this attempt, and has of its logs what comes next.  Raises: ValueError."""
+    if report.attempt != wanted.attempt:
+        raise ValueError(f"attempt is {report.attempt}, and not {wanted.attempt}")
+    for piece, have, size in zip(report.logs, wanted.log_sizes, report.log_sizes or (0, 0)):
+        if piece and not len(piece) <= min(question.most_bytes, size - have):
+            raise ValueError(f"{len(piece)} bytes of a log of {size} are sent, after {have}")
+    return report
 
 
 def find_key(job: Job) -> str:
@@ -7991,7 +8210,8 @@ class Agent:
         self.clock, self.layout, self.config, self.environ, self.log = Clock(), layout, config, environ, log
         self.machine = Machine(config, layout, head)
         self.observer = Observer(self.machine, self.clock, config, log, find_visible_devices(environ))
-        self.host = JobHost(self.observer, layout, os.umask(0o077), self.run_guarded)
+        self.limits: dict[str, Limits] = {}             # {find_key(): what the head has said last}
+        self.host = JobHost(self.observer, layout, os.umask(0o077), self.get_limits, self.run_guarded)
         self.events = RunnerEvents(layout.events_file, log)
         self.jobs: dict[str, Job] = {}                  # {find_key(): its attempt here}
         self.refused: dict[str, JobReport] = {}         # {find_key(): the attempt that could not be started}
@@ -8027,12 +8247,29 @@ class Agent:
             f"{self.machine.boot_id} {read_machine()}", self.machine.boot_id, ".".join(map(str, sys.version_info[:3])),
             (f"SCREENDIR={folder}",) if folder else (), os.path.abspath(__file__), self.config.jobs.cpu_slots))
         for name in os.listdir(self.layout.log_dir):    # an earlier agent's; limits hold, even if no request ever comes
-            with contextlib.suppress(TypeError, ValueError, NexusError):        # what is no job's is left alone
-                job = decode_value(Job, read_json(os.path.join(self.layout.log_dir, name, "job.json")))
-                self.jobs[find_key(job)] = job
+            with contextlib.suppress(KeyError, TypeError, ValueError, NexusError):      # what is no job's is left alone
+                self.take_over(name)
         self.tick_jobs()
         while self.is_asked() or any(not (one.is_over or one.requeue) for one in self.host.hosted.values()):
             self.tick(self.events.wait(self.find_wait_s()))
+
+    def get_limits(self, job: Job) -> Limits:
+        """The limits of a job.  Of one that an older agent kept: what this machine's configuration says."""
+        return self.limits.get(find_key(job)) or find_limits(job, self.config.jobs)
+
+    def take_over(self, name: str) -> None:
+        """Go on with a job of an earlier agent, from its folder.  Raises: KeyError, TypeError, ValueError, NexusError.
+
+        The job may have changed the file: it must be of this folder's job.
+        """
+        folder = os.path.join(self.layout.log_dir, name)
+        kept = decode("dict", load_json(read_job_file(os.path.join(folder, "job.json")) or ""))
+        job, key = decode_value(Job, kept), name.partition("_")[2]
+        if not (find_key(job) == key and decode("JobKey", key) and job.log_dir == folder and job.attempts):
+            raise ValueError(f"{folder} has the file of another job")
+        if "limits" in kept:
+            self.limits[key] = decode("Limits", kept["limits"])
+        self.jobs[key] = job
 
     def is_asked(self) -> bool:
         """Whether a head is there.  That it has vanished without a word, the connection shows much later."""
@@ -8099,9 +8336,9 @@ class Agent:
         for key, job in self.jobs.items():
             same = self.wanted.get(key)
             if same is None or same.attempt != job.attempt:
-                same = Wanted(key, job.attempt, (0, 0), stop_cause="killed")
-            elif (same.timeout_seconds, same.warn) != (job.timeout_seconds, job.warn):
-                job = self.jobs[key] = replace(job, timeout_seconds=same.timeout_seconds, warn=same.warn)
+                same = Wanted(key, job.attempt, (0, 0), self.get_limits(job), stop_cause="killed")
+            elif same.limits != self.limits.get(key):
+                self.limits[key] = same.limits
                 self.run_guarded(f"keeping job {key}", self.keep, job)
             if same.stop_cause and not job.current.stop_cause:
                 self.jobs[key] = with_facts(job, stop_cause=same.stop_cause, stop_signal=same.stop_signal)
@@ -8131,6 +8368,7 @@ class Agent:
             os.makedirs(folder, mode=0o700, exist_ok=True)
             for name in STREAM_FILES:                           # of an earlier attempt: the head has them
                 remove_file(os.path.join(folder, name))
+            self.limits[one.key] = one.limits
             self.keep(job)                                      # before anything of it can begin
             news: Requeue | Result | None = self.host.start(Order(job, environ, order.code))
         except (OSError, NexusError) as error:
@@ -8141,7 +8379,8 @@ class Agent:
 
     def keep(self, job: Job) -> None:
         """Write what a later agent must know of a job, also after a power cut.  Raises: OSError, unavailable."""
-        write_atomic(os.path.join(job.log_dir or "", "job.json"), [encode_json(encode_value(job))])
+        kept = {**encode_value(job), "limits": self.get_limits(job)}
+        write_atomic(os.path.join(job.log_dir or "", "job.json"), [encode_json(kept)])
         sync_folder(self.layout.log_dir)
 
     def stop(self, key: str, cause: str, line: str) -> None:
@@ -8164,7 +8403,7 @@ class Agent:
         if progress.is_over and os.path.isdir(written):
             progress = replace(progress, files=written)
         sizes = self.measure_output(one)
-        out, err = [read_part(os.path.join(folder, name), have, most_bytes) if size > have else b""
+        out, err = [read_part(os.path.join(folder, name), have, min(most_bytes, size - have)) if size > have else b""
                     for name, have, size in zip(STREAM_FILES, one.log_sizes, sizes)]
         usage = self.observer.find_usage(job.id)
         return JobReport(one.key, one.attempt, progress, sizes, (out, err), usage.samples, usage.rss_mib)
@@ -8191,11 +8430,10 @@ class Agent:
     def answer(self, known: Mapping[str, Progress]) -> None:
         question, self.question = self.question, None
         assert question
-        share = LOG_BYTES // max(1, 2 * len(question.jobs))
         jobs: list[JobReport] = []
         for one in question.jobs:
             try:
-                jobs.append(self.report(one, known.get(one.key), share))
+                jobs.append(self.report(one, known.get(one.key), question.most_bytes))
             except (OSError, NexusError) as error:      # what is wrong with one job's folder holds up no other
                 why = format_line(f"its folder on the node cannot be used: {error}", 300)
                 jobs.append(JobReport(one.key, one.attempt, Progress(notes=(why,))))
@@ -8209,6 +8447,7 @@ class Agent:
     def forget(self, key: str) -> None:
         """Drop an attempt that the head does not know any more.  Files that it wrote in its checkout stay."""
         self.host.forget(self.jobs.pop(key))
+        self.limits.pop(key, None)
         remove_job_files(self.layout.log_dir, self.layout.job_folder(key))
 
 
@@ -8218,7 +8457,7 @@ for python in python3 python3.14 python3.13 python3.12 python3.11 python3.10 pyt
     ~/miniconda3/bin/python3; do
   "$python" -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null && exec "$python" -c '
 import hashlib, os, sys
-wanted, head, grace = sys.argv[1:]
+wanted, head = sys.argv[1:]
 def read(count):                        # unbuffered: what comes after is for the agent
     content = b""
     while len(content) < count:
@@ -8245,7 +8484,7 @@ try:
 except OSError as error:
     sys.exit("nexus.py cannot be written there: " + str(error))
 print("nexus-agent: begins", flush=True)
-os.execv(sys.executable, [sys.executable, path, "agent", head, grace])
+os.execv(sys.executable, [sys.executable, path, "agent", head])
 ' "$@"
 done
 echo 'it has no Python that nexus can use: it needs 3.9 or newer there' >&2
@@ -8263,16 +8502,17 @@ def hash_code(content: bytes) -> str:
 class AgentLine:
     """A connection to a node's agent."""
 
-    def __init__(self, ssh: Ssh, head: str, digest: str, grace_s: float) -> None:
+    def __init__(self, ssh: Ssh, head: str, digest: str) -> None:
         """Connect, and bring nexus.py there if it is missing.  Raises: unavailable, with ssh's words."""
         import subprocess
         self.ssh, self.name, self.received, self.errors = ssh, ssh.node.name, b"", open_scratch()
         try:
             self.process = subprocess.Popen(
-                ssh.list_words(f"sh -s {digest} {head} {grace_s}"), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                ssh.list_words(f"sh -s {digest} {head}"), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 stderr=self.errors, env=ssh.environ, start_new_session=True)
         except OSError as error:
             raise NexusError("unavailable", f"ssh cannot be run: {error.strerror}", INSTALL_SSH) from None
+        limit_output(self.process, MAX_ANSWER_BYTES)
         assert self.process.stdin
         self.outbox = start_writer(self.process.stdin, f"to node {self.name}")
         try:
@@ -8285,7 +8525,7 @@ class AgentLine:
                                      hint="nexus restart: then the nodes get the new one")
                 self.outbox.put(b"%d\n%s" % (len(content), content))
                 word = self.read_word()
-            self.hello: Hello = decode_value(Hello, load_json(self.read_line(SSH_TIMEOUT_S)))
+            self.hello = decode_value(Hello, load_json(self.read_line(SSH_TIMEOUT_S)), "its first line", True)
         except BaseException as error:
             self.close()
             if isinstance(error, (OSError, TypeError, ValueError)):
@@ -8384,6 +8624,9 @@ class Node(MachineBackend):
         self.orders: dict[tuple[str, int], Order | None] = {
             (job.id, job.attempt): None for job in self.list_jobs()}
         self.reports: dict[tuple[str, int], JobReport] = {}
+        # {(job id, attempt): (what is wrong with its latest report, UTC when the first such came)}
+        self.faults: Mapping[tuple[str, int], tuple[str, float]] = {}
+        self.noted_at: dict[tuple[str, int], float] = {}    # monotonic: when its notes changed last
         self.unsent: dict[tuple[str, int], Progress] = {}   # attempts whose order could not be made or sent
         self.folders: Mapping[str, bool] = {}               # directories that were asked for: is it there?
         self.has_none = False                               # the agent knows that no job is wanted
@@ -8403,11 +8646,12 @@ class Node(MachineBackend):
                 if not self.questions:
                     self.ask(line)
             began_s = time.thread_time()
-            report = decode_value(Report, load_json(line.read_line(LOOK_WAIT_S + SILENCE_S)))
+            reply = line.read_line(LOOK_WAIT_S + SILENCE_S)
             with self.guard:
                 question = self.questions.popleft()
+            report, faults = read_report(reply, question)
             self.heard_at = self.clock.monotonic()
-            self.take(question, report)
+            self.take(question, report, faults)
             self.reconnect_backoff.succeed()
             return 2 * (time.thread_time() - began_s)       # a node with endless news takes a third of a core at most
         except Exception as error:
@@ -8417,7 +8661,7 @@ class Node(MachineBackend):
 
     def connect(self) -> AgentLine:
         """Raises: unavailable; conflict, when the machine has another name here."""
-        line = AgentLine(self.ssh, self.store.service_id, self.service.hash, self.config.jobs.kill_grace_seconds)
+        line = AgentLine(self.ssh, self.store.service_id, self.service.hash)
         twin = next((node.name for node in self.service.pool.nodes.values()
                      if node is not self and node.hello and node.hello.machine == line.hello.machine), None)
         if twin or line.hello.machine == f"{self.machine.boot_id} {read_machine()}":
@@ -8435,19 +8679,20 @@ class Node(MachineBackend):
         """Ask what is known of the jobs that are wanted now.  The caller holds `guard`."""
         recorded = {(job.id, job.attempt) for job in self.list_jobs()}
         self.orders = {key: order for key, order in self.orders.items() if key in recorded}
+        self.noted_at = {key: at for key, at in self.noted_at.items() if key in recorded}
         self.latest = Question(self.list_wanted(), self.service.pool.folders)
         self.questions.append(self.latest)
         self.has_none = self.has_none and not self.latest.jobs
         line.ask(encode_value(self.latest))
 
     def list_wanted(self) -> tuple[Wanted, ...]:
-        return tuple(Wanted(find_key(job), job.attempt, measure_output(job),
-                            find_time_limit(job, self.config.jobs)[0] or 0.0, job.warn, job.current.stop_cause,
-                            job.current.stop_signal, self.orders[job.id, job.attempt], job.current.pid is not None)
+        return tuple(Wanted(find_key(job), job.attempt, measure_output(job), find_limits(job, self.config.jobs),
+                            job.current.stop_cause, job.current.stop_signal, self.orders[job.id, job.attempt],
+                            job.current.pid is not None)
                      for job in self.list_jobs() if (job.id, job.attempt) in self.orders)
 
-    def take(self, question: Question, report: Report) -> None:
-        """Take in what is new."""
+    def take(self, question: Question, report: Report, faults: Mapping[str, str]) -> None:
+        """Take in what is new.  `faults`: of read_report()."""
         jobs = {(find_key(job), job.attempt): job for job in self.list_jobs()}
         found = [(jobs[one.key, one.attempt], one) for one in report.jobs if (one.key, one.attempt) in jobs]
         error = append_output(question, found)
@@ -8456,14 +8701,24 @@ class Node(MachineBackend):
             if error != self.log_error:
                 self.log.warning("Node %s: %s", self.name, error)
         self.log_error = error
-        self.reports = {(job.id, job.attempt): replace(one, logs=(b"", b"")) for job, one in found}
+        # Of a wrong report the one before it counts, so that nothing changes.
+        wrong = {(job.id, job.attempt): faults[key] for (key, _), job in jobs.items() if key in faults}
+        self.reports = {**{key: one for key, one in self.reports.items() if key in wrong},
+                        **{(job.id, job.attempt): replace(one, logs=(b"", b"")) for job, one in found}}
+        now, former = self.clock.now(), self.faults
+        self.faults = {key: (words, former[key][1] if key in former else now) for key, words in wrong.items()}
+        for (job_id, _), (words, _) in self.faults.items() if self.faults.keys() - former.keys() else ():
+            self.log.warning("Node %s: of job %s it answers what no nexus does: %s", self.name, job_id, words)
         with self.guard:                                    # it has these orders
             self.orders.update((key, None) for key in self.reports if key in self.orders)
             self.has_none = not any(asked.jobs for asked in (question, *self.questions))
-        self.folders, self.gpu_error = report.folders, report.trouble
+        self.folders = {path: report.folders[path] for path in question.folders if path in report.folders}
+        self.gpu_error = report.trouble
         self.clock_offset_s = report.now - self.clock.now()
-        if report.gpus is not None:
-            self.gpus = tuple(replace(gpu, node=self.name, uuid=f"{self.name}/{gpu.uuid}") for gpu in report.gpus)
+        if report.gpus is not None:                         # of all other fields the head decides
+            self.gpus = tuple(replace(
+                gpu, node=self.name, uuid=f"{self.name}/{gpu.uuid}", is_paused=False, pause_reason=None,
+                utilization_mean=None, utilization_peak=None) for gpu in report.gpus)
         if self.trouble is not None:
             self.trouble = None
             self.log.info("Node %s: connected, %s", self.name, format_count(len(self.gpus), "GPU"))
@@ -8535,16 +8790,37 @@ class Node(MachineBackend):
             return Result(None, None, None, "node-lost", f"{since}: {trouble.message}")
         return None
 
+    def find_fault(self) -> str | None:
+        """What is wrong with its latest reply, which is taken in all the same."""
+        return next((f"of job {job_id} it answers what no nexus does: {words}"
+                     for (job_id, _), (words, _) in self.faults.items()), None)
+
+    def describe_unknown(self, job: Job) -> dict[str, Any]:
+        """What a job's JSON has when nothing can be known of it now."""
+        words, at = self.faults.get((job.id, job.attempt), ("", 0.0))
+        if self.trouble:
+            return {"unknown_since": self.since}
+        if words:
+            return {"unknown_since": format_time(at), "notes": [
+                *job.current.notes, f"{self.name} answers what no nexus does of it: {words}"]}
+        return {}
+
     def translate(self, job: Job, report: JobReport) -> Progress:
         """What is known of a job there, with this machine's times.  It is over when all its output has arrived."""
         self.service.observer.usage[job.id] = JobUsage(report.samples, report.rss_mib)
         result, progress = report.progress.result, report.progress
         if result and result.finished_at:
             result = replace(result, finished_at=result.finished_at - self.clock_offset_s)
-        has_all = report.log_sizes in (None, measure_output(job))
+        is_over = progress.is_over and report.log_sizes in (None, measure_output(job))
         files = progress.files and f"files that it wrote are kept: {self.name}:{progress.files}"
-        return replace(progress, result=result, is_over=progress.is_over and has_all,
-                       notes=(*progress.notes, *filter(None, [files])))
+        notes, left = (*progress.notes, *filter(None, [files])), progress.processes_left
+        ran, key, now = job.current, (job.id, job.attempt), self.clock.monotonic()
+        if (add_notes(ran.notes, notes), left) != (ran.notes, ran.processes_left):
+            if not is_over and now < self.noted_at.get(key, float("-inf")) + NOTES_INTERVAL_S:
+                notes, left = ran.notes, ran.processes_left     # else each reply could be a line of the journal
+            else:
+                self.noted_at[key] = now
+        return replace(progress, result=result, is_over=is_over, notes=notes, processes_left=left)
 
     def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterator[Finding]:
         for job, news in list_news(self.list_progress()):
@@ -8562,7 +8838,7 @@ class Node(MachineBackend):
         if any(may_run_on(elsewhere, name)
                and sum(gpu.node == name and may_use(elsewhere, gpu) for gpu in gpus) >= len(list_shares(job))
                for name in ("", *self.service.pool.nodes)):
-            return Requeue(f"{self.name}: {why}", {"excluded_nodes": elsewhere.excluded_nodes})
+            return Requeue(f"{self.name}: {why}", elsewhere.excluded_nodes)
         return Result(None, None, 0.0, "launch", f"{self.name}: {why}")
 
     def ask_anew(self) -> None:
@@ -8570,8 +8846,8 @@ class Node(MachineBackend):
         with self.guard:
             latest, wanted = self.latest, self.list_wanted()
             if self.line and latest and (self.service.pool.folders != latest.folders or [
-                    (one.key, one.attempt, one.timeout_seconds, one.warn, one.stop_cause) for one in wanted] != [
-                    (one.key, one.attempt, one.timeout_seconds, one.warn, one.stop_cause) for one in latest.jobs]):
+                    (one.key, one.attempt, one.limits, one.stop_cause) for one in wanted] != [
+                    (one.key, one.attempt, one.limits, one.stop_cause) for one in latest.jobs]):
                 self.ask(self.line)
 
     def end(self) -> None:
@@ -8591,7 +8867,7 @@ class Node(MachineBackend):
         """Why it gets no job now; None: it does."""
         if self.is_leaving:
             return f"{self.name} is being removed"
-        trouble, why = self.trouble, self.start_backoff.find_why(now)
+        trouble, why = self.trouble, self.find_fault() or self.start_backoff.find_why(now)
         return trouble.message if trouble else f"{self.name}: {why}" if why else None       # trouble names it
 
 
@@ -8609,12 +8885,17 @@ class Outcomes(Part):
             self.record_start(job, **news)
             self.service.starter.tell_start(self.store.state.jobs[job.id])
         elif isinstance(news, dict):
-            self.service.record(job, job.current.slurm_key is not None, **news)
+            learned = news
+            self.store.update(lambda state: [change_attempt(state.jobs[job.id], **learned)],
+                              job.current.slurm_key is not None)
             if "stop_line" in news:
                 self.log.info("Job %s is stopped: %s", job.id, news["stop_line"])
                 self.service.wake()
         elif isinstance(news, Requeue):
-            why, facts = news.why, {**(news.facts or {}), "log_base": measure_logs(self.layout.folder_of(job))}
+            why, log_sizes = news.why, measure_logs(self.layout.folder_of(job))
+            facts: dict[str, Any] = {"pid": None, "pid_started": None, "log_base": log_sizes}
+            if news.excluded_nodes is not None:
+                facts["excluded_nodes"] = news.excluded_nodes
             self.store.update(lambda state: requeue(state, state.jobs[job.id], why, now, **facts))
             self.forget(job)
             self.service.observer.annotate(self.service.local.list_jobs())      # shows who holds the GPU
@@ -8695,7 +8976,7 @@ class Outcomes(Part):
         """Record the usage of running jobs before a restart.  Raises: unavailable."""
         def keep(state: State) -> Changes:
             for job in [job for job in state.running.values() if not job.current.node]:
-                yield change_job(job, **self.service.observer.find_usage(job.id).samples)
+                yield change_attempt(job, **vars(self.service.observer.find_usage(job.id).samples))
         self.store.update(keep)
 
     def find_runtime_s(self, job: Job, now: float) -> float:
@@ -8734,7 +9015,8 @@ class Outcomes(Part):
     def adopt(self) -> None:
         """After a start of the service: find out what became of the jobs that are recorded as running."""
         for job in [job for job in self.service.running_jobs() if not job.current.node]:
-            self.service.observer.usage[job.id] = JobUsage({name: getattr(job.current, name) for name in SAMPLES})
+            self.service.observer.usage[job.id] = JobUsage(Usage(*(
+                getattr(job.current, name) for name in Usage.NAMES)))
         self.service.take_in(self.service.local, ())
         for job in self.service.running_jobs():
             if job.id not in self.unrecorded and not job.current.node:
@@ -8827,9 +9109,7 @@ class Starter(Part):
             cwd = os.path.normpath(os.path.join(tree, os.path.relpath(job.cwd, job.snapshot_repo)))
             job = replace(job, snapshot_repo=tree)
         uuids = tuple(uuid.partition("/")[2] for uuid in job.current.gpu_uuids)
-        limit_s = find_time_limit(job, self.config.jobs)[0] or 0.0          # what config.toml says there does not count
-        job = replace(job, cwd=cwd, status_history=(), timeout_seconds=limit_s,
-                      attempts=(replace(job.current, gpu_uuids=uuids),))
+        job = replace(job, cwd=cwd, status_history=(), attempts=(replace(job.current, gpu_uuids=uuids),))
         # Whoever sent a script gave no environment: it would be this service's.
         return Order(job, {} if job.code else order.variables, order.code)
 
@@ -8933,7 +9213,7 @@ class NodePool(Part):
             name, gpus = (node.name, node.gpus) if node else ("", self.service.gpu_watch.gpus)
             address, hello, trouble = (node.address, node.hello, node.trouble) if node else (None,) * 3
             why = trouble.message if trouble else self.service.observer.observation.error if node is None else (
-                node.gpu_error or node.start_backoff.find_why(self.clock.monotonic()))
+                node.find_fault() or node.gpu_error or node.start_backoff.find_why(self.clock.monotonic()))
             return {"name": name or self.service.node, "gpus": len(gpus),
                     "gpu_names": sorted({gpu.name for gpu in gpus}), "running_jobs": jobs.count(name),
                     **{key: getattr(address, key, None) or None for key in ("host", "port", "jump", "identity_file")},
@@ -8983,6 +9263,7 @@ def check_node(node: Node, now: float) -> tuple[bool, str]:
         return silence_s < NODE_ALARM_S, f"not heard for {format_duration(silence_s)}: {trouble.message}"
     faults = [f"GPU {gpu.local_place}: {gpu.fault}" for gpu in node.gpus if gpu.fault]
     faults += [node.gpu_error] if node.gpu_error and node.gpus else []
+    faults += filter(None, [node.find_fault()])
     return not faults, "; ".join(faults) or format_count(len(node.gpus), "GPU")
 
 
@@ -9315,10 +9596,10 @@ class Drafts(Part):
         check_gpus(job)
         if re.fullmatch(GPU_PLACE, job.name or ""):
             refuse(f"the name {job.name} would be taken for a GPU", hint="begin it with a letter, like --name run-1")
-        limit_s, _ = find_time_limit(job, self.config.jobs)
-        if job.warn and (limit_s is None or limit_s <= parse_duration(job.warn.partition("@")[2])):
+        limit_s = find_limits(job, self.config.jobs).timeout_seconds
+        if job.warn and limit_s <= parse_duration(job.warn.partition("@")[2]):
             refuse(f"warn {job.warn} needs a longer time limit, and this job "
-                   f"{'has none' if limit_s is None else 'is stopped after ' + format_duration(limit_s)}",
+                   f"{'is stopped after ' + format_duration(limit_s) if limit_s else 'has none'}",
                    hint="set one: --timeout TIME")
         if job.cuda_arg and not re.search(CUDA_OPTION, job.command) and re.search(SHELL_CHARACTERS, job.command):
             refuse("cuda_arg: cannot tell where --cuda belongs in this command",
@@ -10157,10 +10438,10 @@ class Views(Part):
         """Return what a running job uses, and its run time, by their keys in its JSON."""
         usage, node = self.service.observer.find_usage(job.id), self.service.pool.nodes.get(job.current.node)
         return {
-            **{name: round_known(number) for name, number in usage.samples.items()},
+            **{name: round_known(number) for name, number in vars(usage.samples).items()},
             "rss_mib": round_known(usage.rss_mib), "cpu_percent": round_known(usage.cpu_percent),
             "runtime_seconds": round(self.service.outcomes.find_runtime_s(job, now), 3),
-            "unknown_since": node.since if node and node.trouble else None,
+            **(node.describe_unknown(job) if node else {}),
             "idle_since": format_time(self.service.gpu_watch.find_idle_since(job)),
             "last_line": self.service.log_watch.find_last_line(job.log_dir),
             "unrecorded": self.service.outcomes.describe_unrecorded(job)}
@@ -13628,8 +13909,7 @@ def cmd_serve(call: Call) -> None:
 def cmd_agent(call: Call) -> None:
     """What a head runs on its nodes, over ssh."""
     config = load_config(choose_config(call.layout), call.environ)
-    jobs = replace(config.jobs, kill_grace_seconds=call.options.grace,
-                   launcher="screen" if config.jobs.launcher == "slurm" else config.jobs.launcher)
+    jobs = replace(config.jobs, launcher="screen" if config.jobs.launcher == "slurm" else config.jobs.launcher)
     run_agent(call.layout.home, replace(config, jobs=jobs), call.options.head, call.environ)
 
 
@@ -14045,7 +14325,7 @@ COMMANDS = (
     Command("restart", "end the service and start it again; running jobs go on", cmd_restart, SERVICE_OPTIONS,
             local="a service is started"),
     Command("serve", "run the service in the foreground", cmd_serve, SERVICE_OPTIONS),
-    Command("agent", "", cmd_agent, (argument("head"), argument("grace", type=float))),
+    Command("agent", "", cmd_agent, (argument("head"),)),
     Command("metrics", "run times of finished jobs, utilization of the GPUs", cmd_metrics, (JSON_OPTION,)),
     Command("usage", "jobs, GPU-hours and failures of each user or group", cmd_usage, (
         SINCE,

@@ -1,4 +1,4 @@
-"""A node that says what no agent does: it is closed with the reason, and nothing else of its head suffers."""
+"""A node that says what no agent does: nothing of its head changes by that, and nothing else of it suffers."""
 
 import json
 import os
@@ -13,66 +13,135 @@ import nexus
 
 world = test_service.world
 
-# What stands in for ssh: an agent that has one GPU, and replies to the second look with what BAD holds.
+# What stands in for ssh: an agent with one GPU, where each job runs.  To the second look and those after it, it replies with
+# what is in BAD: a list of replies as JSON, one after the other, or if that is no list the bytes themselves.  "JOBS" in a
+# reply stands for what it would say of its jobs; so does "JOB" for a job's key.
 SSH = """\
 #!{python} -IS
 import json, os, sys, time
 good = json.loads(os.environ["GOOD"])
 print("a greeting of the login\\nnexus-agent: begins", flush=True)
-print(json.dumps(dict(machine="m", boot_id="b", python="3.11.7", screen=[], path="/nexus.py", cpu_slots=4)), flush=True)
+print(os.environ["HELLO"], flush=True)
 looks = 0
 for line in sys.stdin:
     if not line.startswith('{{"jobs"'):
         continue
     looks += 1
+    asked = json.loads(line)["jobs"]
+    jobs = [dict(key=one["key"], attempt=one["attempt"], progress=dict(pid=77, pid_started=5), log_sizes=[0, 0]) for one in asked]
     if looks > 1 and os.path.exists(os.environ["BAD"]):
         with open(os.environ["BAD"], "rb") as file:
             content = file.read()
+        if content[:1] == b"[":
+            replies = json.loads(content)
+            reply = json.dumps(replies[(looks - 2) % len(replies)]).replace('"JOBS"', json.dumps(jobs))
+            content = reply.replace('"JOB"', json.dumps(jobs[0]["key"] if jobs else "abc-1")).encode() + b"\\n"
+            time.sleep(0.02)
         while True:
             os.write(1, content)
             if content[-1:] == b"\\n" or not content:
                 break
+        if not content:
+            sys.exit("it had enough of nexus")
     else:
         time.sleep(0.02)
-        print(json.dumps(good), flush=True)
-    if not content if looks > 1 and os.path.exists(os.environ["BAD"]) else False:
-        sys.exit("it had enough of nexus")
+        print(json.dumps(dict(good, jobs=jobs)), flush=True)
 """
+HELLO = {"machine": "m", "boot_id": "b", "python": "3.11.7", "screen": [], "path": "/nexus.py", "cpu_slots": 4}
 GPU = json.loads(nexus.encode_json(makers.gpu(0, uuid="G0")))
-GOOD = {"now": makers.NOW, "jobs": [], "folders": {}, "trouble": "", "gpus": [GPU]}
+GOOD = {"now": makers.NOW, "jobs": "JOBS", "folders": {"/": True}, "trouble": "", "gpus": [GPU]}
+RAN = {"pid": 77, "pid_started": 5}
 
 
-def report(**fields):
-    progress = {"result": {"exit_code": 0}, "is_over": True, **fields.pop("progress", {})}
-    return {**GOOD, "jobs": [{"key": "zzz-1", "attempt": 1, "progress": progress, "log_sizes": [0, 0], "logs": ["", ""], "samples": {},
-                              "rss_mib": None, **fields}]}
+def of_job(**fields):
+    """A reply that says this of the one job there."""
+    return {**GOOD, "jobs": [{"key": "JOB", "attempt": 1, "log_sizes": [0, 0], "logs": ["", ""], "samples": {}, "rss_mib": None,
+                              **fields, "progress": {**RAN, **fields.get("progress", {})}}]}
 
 
-BAD = [  # reason, the reply, words
-    ("a text for a number", {**GOOD, "gpus": [{**GPU, "memory_total_mib": "x"}]}, "memory_total_mib is 'x', and not float | None"),
-    ("no number", {**GOOD, "gpus": [{**GPU, "memory_used_mib": float("nan")}]}, "memory_used_mib is nan"),
+def ended(**result):
+    return of_job(progress={"result": {"exit_code": 0, "runtime_seconds": 1.0, **result}, "is_over": True})
+
+
+def gpus(*fields):
+    return {**GOOD, "gpus": [{**GPU, **one} for one in fields]}
+
+
+LOG = "eHh4eHh4eHg="                                    # 8 bytes
+BAD_ENVELOPES = [  # reason, the reply, words of its node's trouble
+    ("a text for a number", gpus({"memory_total_mib": "x"}), "memory_total_mib is 'x', and not a number from "),
+    ("no number", gpus({"memory_used_mib": float("nan")}), "memory_used_mib is nan"),
+    ("a truth for a number", gpus({"memory_used_mib": True}), "memory_used_mib is True"),
     ("no GPU", {**GOOD, "gpus": [None]}, "gpus is None, and not Gpu"),
     ("half a GPU", {**GOOD, "gpus": [{"index": 0, "processes": []}]}, "uuid"),
-    ("an odd exit code", report(progress={"result": {"exit_code": "1"}}), "exit_code is '1'"),
-    ("odd sizes", report(log_sizes=[1]), "log_sizes is list, and not tuple[int, int]"),
-    ("no base64", report(logs=["?", ""]), "base64"),
+    ("a GPU far away", gpus({"index": 2**62}), "index is 4611686018427387904, and not a whole number from 0 to 9999"),
+    ("a GPU twice", gpus({}, {"uuid": "G1"}), "two GPUs have one name"),
+    ("a UUID twice", gpus({}, {"index": 1}), "two GPUs have one name"),
+    ("a UUID that is a command", gpus({"uuid": "$(id)"}), "uuid is '$(id)'"),
+    ("more of a GPU than there is", gpus({"temper": 1}), "temper is no key of gpus"),
+    ("more than an agent says", {**GOOD, "state": {"paused": False}}, "state is no key of the reply"),
+    ("too many GPUs", gpus(*[{}] * 10001), "gpus is list"),
+    ("no time", {**GOOD, "now": -1e19}, "now is -1e+19, and not a number from 0 to 253402300799"),
+    ("no list of jobs", {**GOOD, "jobs": {}}, "jobs is dict"),
+    ("nothing of jobs", {key: GOOD[key] for key in GOOD if key != "jobs"}, "jobs is None"),
+    ("a job that is not its", {**GOOD, "jobs": [{"key": "zzz-1", "attempt": 1, "progress": {}}]},
+     "it tells of job zzz-1, which is not its"),
+    ("a job that is a path", {**GOOD, "jobs": [{"key": "../../x-1", "attempt": 1, "progress": {}}]}, "key is '../../x-1'"),
+    ("a job that is a list", {**GOOD, "jobs": [[]]}, "jobs is list"),
+    ("a folder that is neither there nor not", {**GOOD, "folders": {"/": "yes"}}, "folders is str, and not bool"),
     ("nothing", None, "n1 answers what no nexus does"),
     ("no JSON", b"<html>\n", "n1 answers what no nexus does: Expecting value"),
+    ("too deep", b'{"a":' * 100000 + b"\n", "n1 answers what no nexus does: it is nested too deeply"),
+    ("a number without end", b"9" * 100000 + b"\n", "n1 answers what no nexus does"),
+    ("no text", b"\xff\xfe\n", "n1 answers what no nexus does"),
     ("an endless line", b" " * 2**20, "its reply does not end"),
     ("its end", b"", "it had enough of nexus"),
 ]
+BAD_JOBS = [  # reason, the reply, words of the job's note
+    ("its command, with a start that did not work (the hole)",
+     of_job(samples={"command": "id > /tmp/PWNED", "only_node": "", "cwd": "/tmp"},
+            progress={"result": {"exit_code": None, "cause": "launch", "may_pass": True}, "is_over": True}), "is no key of samples"),
+    ("its status", of_job(samples={"status": "x"}), "status is no key of samples"),
+    ("its history", of_job(samples={"status_history": "abc"}), "status_history is no key of samples"),
+    ("its id", of_job(samples={"id": "zzzz"}), "id is no key of samples"),
+    ("a share that is no number", of_job(samples={"cpu_seconds": "much"}), "cpu_seconds is 'much'"),
+    ("an end far away", ended(finished_at=1e19), "finished_at is 1e+19, and not a number from 0 to 253402300799"),
+    ("an end before all time", ended(finished_at=-1e19), "finished_at is -1e+19"),
+    ("no exit code", ended(exit_code=2**64 - 1), "exit_code is 18446744073709551615, and not a whole number from 0 to 255"),
+    ("a text for an exit code", ended(exit_code="1"), "exit_code is '1'"),
+    ("it ran for ever", ended(runtime_seconds=1e300), "runtime_seconds is 1e+300"),
+    ("a cause of the head's", ended(cause="preempted"), "cause is 'preempted', and not one of launch, bounce"),
+    ("a stop of the head's", of_job(progress={"stop": ["killed", "x"]}), "stop is 'killed', and not one of timeout"),
+    ("a pid that is none", of_job(progress={"pid": 2**62}), "pid is 4611686018427387904"),
+    ("a session with a command", of_job(progress={"session": "1.x;id"}), "session is '1.x;id'"),
+    ("a file that is an option", of_job(progress={"files": "-oProxyCommand=id"}), "files is '-oProxyCommand=id'"),
+    ("odd sizes", of_job(log_sizes=[1]), "log_sizes is list, and not tuple[FileSize, FileSize]"),
+    ("no size", of_job(log_sizes=[2**62, 0]), "log_sizes is 4611686018427387904"),
+    ("no base64", of_job(logs=["?", ""]), "base64"),
+    ("more output than there is", of_job(log_sizes=[4, 0], logs=[LOG, ""]), "8 bytes of a log of 4 are sent, after 0"),
+    ("output without a size", of_job(log_sizes=None, logs=[LOG, ""]), "8 bytes of a log of 0 are sent, after 0"),
+    ("another attempt", of_job(attempt=2), "attempt is 2, and not 1"),
+    ("no progress", {**GOOD, "jobs": [{"key": "JOB", "attempt": 1}]}, "progress"),
+    ("nothing", {**GOOD, "jobs": []}, "nothing is said of it"),
+]
+
+
+def make_ssh(folder):
+    """Put the stand-in for ssh there; what is to be in the environment for it."""
+    (folder / "bin").mkdir()
+    ssh = folder / "bin" / "ssh"
+    ssh.write_text(SSH.format(python=sys.executable))
+    ssh.chmod(0o755)
+    return {"GOOD": json.dumps(GOOD), "HELLO": json.dumps(HELLO), "BAD": str(folder / "bad")}
 
 
 @pytest.fixture
 def bad(world, tmp_path, monkeypatch):
     """(a world with a GPU of its own and the node n1, the file with its bad reply)."""
-    (tmp_path / "bin").mkdir()
-    ssh = tmp_path / "bin" / "ssh"
-    ssh.write_text(SSH.format(python=sys.executable))
-    ssh.chmod(0o755)
+    environ = make_ssh(tmp_path)
     monkeypatch.setattr(nexus, "RECONNECT_S", (0.01, 0.05))
     w = world(gpus=1)
-    w.service.environ.update(PATH=f"{tmp_path}/bin:{os.environ['PATH']}", GOOD=json.dumps(GOOD), BAD=str(tmp_path / "bad"))
+    w.service.environ.update(environ, PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
     monkeypatch.setenv("PATH", w.service.environ["PATH"])
     w.service.pool.add_node(nexus.NodeConfig("n1", "10.0.0.5"), "ann")
     w.node = w.service.pool.nodes["n1"]
@@ -81,17 +150,113 @@ def bad(world, tmp_path, monkeypatch):
     w.node.end()
 
 
-@pytest.mark.parametrize("reason, reply, words", BAD, ids=[case[0] for case in BAD])
+def write(file, reply):
+    """Have the node reply so, as a whole and at once."""
+    aside = file.with_suffix(".new")
+    aside.write_bytes(reply if isinstance(reply, bytes) else json.dumps([reply]).encode())
+    os.replace(aside, file)
+
+
+@pytest.mark.parametrize("reason, reply, words", BAD_ENVELOPES, ids=[case[0] for case in BAD_ENVELOPES])
 def test_a_bad_reply_closes_its_node_alone(bad, reason, reply, words):
     w, file = bad
     away, here = w.add(node="n1", gpus=0), w.add(node=w.service.node)
-    file.write_bytes(reply if isinstance(reply, bytes) else json.dumps(reply).encode() + b"\n")
+    write(file, reply)
     live.until(lambda: (trouble := w.node.trouble) and words in trouble.message, lambda: w.node.trouble)
     w.turn()
     assert w.job(away).status == "pending" and w.job(here).status == "running"
     file.unlink()
     live.until(lambda: w.node.trouble is None, "it to be well again")
     assert w.service.failure_count == 0
+
+
+@pytest.fixture
+def away(bad):
+    """(a world, the file with the bad reply, the id of a job that runs on n1)."""
+    w, file = bad
+    job_id = w.add(node="n1", gpus=0)
+    live.until(lambda: w.turn() or w.job(job_id).current.pid == 77, lambda: w.job(job_id))
+    return w, file, job_id
+
+
+@pytest.mark.parametrize("reason, reply, words", BAD_JOBS, ids=[case[0] for case in BAD_JOBS])
+def test_a_bad_report_of_a_job_changes_nothing(away, reason, reply, words):
+    w, file, job_id = away
+    before, seq = w.job(job_id), w.store.state.seq
+    write(file, reply)
+    live.until(lambda: w.turn() or any(words in note for note in w.api(job_id)["notes"]), lambda: w.api(job_id))
+    assert w.job(job_id) == before and w.store.state.seq == seq, "nothing of it is recorded"
+    assert w.api(job_id)["unknown_since"] and w.node.trouble is None
+    next_id = w.add(node="n1", gpus=0)
+    live.until(lambda: w.turn() or "answers what no nexus does" in w.api(next_id)["waiting_for"], lambda: w.api(next_id))
+    assert not os.path.exists(w.folder_of(job_id) / "stdout.log")
+    file.unlink()
+    live.until(lambda: w.turn() or w.job(next_id).status == "running", lambda: w.api(next_id))
+    shown = w.api(job_id)
+    assert (shown["unknown_since"], len(shown["notes"]), w.service.failure_count) == (None, 0, 0)
+
+
+def test_what_is_said_twice_counts_once(away):
+    w, file, job_id = away
+    reply = of_job(progress={"processes_left": 3})
+    write(file, {**reply, "jobs": [*reply["jobs"], *of_job(progress={"processes_left": 4})["jobs"]]})
+    live.until(lambda: w.turn() or w.job(job_id).current.processes_left, lambda: w.node.trouble)
+    assert w.job(job_id).current.processes_left == 3
+
+
+def test_times_of_a_node_are_within_those_of_the_job(away):
+    w, file, job_id = away
+    write(file, {**ended(finished_at=4e9), "now": 0.0})
+    live.until(lambda: w.turn() or w.job(job_id).status == "completed", lambda: w.api(job_id))
+    ran = w.job(job_id).current
+    assert ran.started_at <= ran.finished_at <= w.clock.now()
+
+
+def test_a_flood_of_notes_is_cut(away):
+    w, file, job_id = away
+    size, clock = w.store.journal.size, w.clock.now()
+    replies = [of_job(progress={"notes": [f"{number} {turn} " + "n" * 50000 for number in range(30)]}) for turn in range(20)]
+    file.write_text(json.dumps(replies))
+    live.until(lambda: w.turn() or w.job(job_id).current.notes, lambda: w.node.trouble)
+    heard, count = w.node.heard_at, 0
+    while count < 40:                                   # replies
+        w.turn(seconds=0.01)
+        heard, count = w.node.heard_at, count + (w.node.heard_at != heard)
+    notes = w.job(job_id).current.notes
+    assert len(notes) == nexus.MAX_NOTES and max(map(len, notes)) == nexus.MAX_WORDS
+    assert w.store.journal.size - size < 100_000 * (1 + (w.clock.now() - clock) / nexus.NOTES_INTERVAL_S)
+
+
+def test_notes_that_stay_the_same_are_recorded_once(away):
+    w, file, job_id = away
+    write(file, of_job(progress={"notes": [f"note {number}" for number in range(50)]}))
+    live.until(lambda: w.turn() or w.job(job_id).current.notes, lambda: w.node.trouble)
+    seq = w.store.state.seq
+    for _ in range(20):
+        w.turn(seconds=nexus.NOTES_INTERVAL_S)
+    assert w.store.state.seq == seq and w.job(job_id).current.notes[-1] == "note 49"
+
+
+HELLOS = [  # reason, what is otherwise, words
+    ("an option for ssh", {"screen": ["-oProxyCommand=id"]}, "screen is '-oProxyCommand=id'"),
+    ("a variable of its own", {"screen": ["LD_PRELOAD=/x.so"]}, "screen is 'LD_PRELOAD=/x.so'"),
+    ("a boot that is a command", {"boot_id": "$(id)"}, "boot_id is '$(id)'"),
+    ("no path", {"path": "nexus.py"}, "path is 'nexus.py'"), ("no slots", {"cpu_slots": -1}, "cpu_slots is -1"),
+    ("slots without end", {"cpu_slots": float("inf")}, "cpu_slots is inf"), ("more", {"head": "x"}, "head is no key of its first line"),
+    ("a list for its machine", {"machine": ["m"]}, "machine is list"),
+]
+
+
+@pytest.mark.parametrize("reason, fields, words", HELLOS, ids=[case[0] for case in HELLOS])
+def test_a_bad_first_line(world, tmp_path, monkeypatch, reason, fields, words):
+    environ = make_ssh(tmp_path)
+    w = world(gpus=0)
+    w.service.environ.update(environ, HELLO=json.dumps({**HELLO, **fields}), PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", w.service.environ["PATH"])
+    w.service.pool.add_node(nexus.NodeConfig("n1", "10.0.0.5"), "ann")
+    node = w.service.pool.nodes["n1"]
+    live.until(lambda: node.trouble and words in node.trouble.message, lambda: node.trouble)
+    node.end()
 
 
 def test_one_node_whose_news_cannot_be_taken_in_keeps_no_other_waiting(world, monkeypatch):

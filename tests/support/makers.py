@@ -151,7 +151,19 @@ def make_whole(job):
     return made
 
 
-KINDS = {"str": passed_on, "int": numbers, "float": times, "bool": st.booleans()}
+def of_row(row):
+    """What fits a row of nexus.FACT_KINDS, as it is after it was read."""
+    schema = row.schema
+    if "minimum" in schema:
+        whole = st.integers(max(schema["minimum"], -(2**53)), min(schema["maximum"], 2**53))
+        return whole if schema["type"] == "integer" else whole.map(float) | st.floats(max(0, schema["minimum"]), 4e9)
+    if "enum" in schema:
+        return st.sampled_from(schema["enum"])
+    return st.from_regex(schema["pattern"], fullmatch=True) if "pattern" in schema else texts.map(row.convert)
+
+
+KINDS = {"str": passed_on, "int": numbers, "float": times, "bool": st.booleans(),
+         **{name: of_row(row) for name, row in nexus.FACT_KINDS.items()}}
 
 
 def of_kind(kind):

@@ -332,7 +332,8 @@ STOPS = [  # reason, fields of a job that has run for 100 s and takes 3 GB of ho
 
 @pytest.mark.parametrize("reason, fields, keys, expected", STOPS, ids=[case[0] for case in STOPS])
 def test_find_stop(reason, fields, keys, expected):
-    cause, line = nexus.find_stop(running("rrr", **fields), 100.0, 3 * GB, config(**keys).jobs) or ("", "")
+    limits = nexus.find_limits(running("rrr", **fields), config(**keys).jobs)
+    cause, line = nexus.find_stop(limits, 100.0, 3 * GB) or ("", "")
     assert (cause, expected and expected[1] in line) == (expected[0] if expected else "", expected and True), reason
 
 
@@ -347,11 +348,11 @@ WARNINGS = [  # reason, fields of a job, how long it has run, keys, the signal
 
 @pytest.mark.parametrize("reason, fields, runtime_s, keys, expected", WARNINGS, ids=[case[0] for case in WARNINGS])
 def test_find_warning(reason, fields, runtime_s, keys, expected):
-    assert nexus.find_warning(running("rrr", **fields), runtime_s, config(**keys).jobs) == expected
+    assert nexus.find_warning(nexus.find_limits(running("rrr", **fields), config(**keys).jobs), runtime_s) == expected
 
 
 def test_a_job_of_which_nothing_is_known_yet_is_not_stopped():
-    assert nexus.find_stop(running("rrr", timeout_seconds=1), None, None, config(max_memory_gb=1).jobs) is None
+    assert nexus.find_stop(nexus.Limits(1, max_memory_gb=1), None, None) is None
 
 
 # What holds for every plan
@@ -734,7 +735,7 @@ def test_whether_the_kernel_lacked_memory(reason, code, fields, before, now, is_
 
 def test_what_was_seen_of_it_is_kept():
     one, samples = running("aaa", retries=1), {"peak_rss_mib": 5.0, "cpu_seconds": 2.0}
-    told = nexus.judge_end(one, nexus.Result(0), nexus.Evidence(samples=samples), 60.0, config().jobs, NOW)[1]
+    told = nexus.judge_end(one, nexus.Result(0), nexus.Evidence(samples=nexus.Usage(**samples)), 60.0, config().jobs, NOW)[1]
     assert {name: told[name] for name in samples} == samples
     told = nexus.judge_end(one, nexus.Result(3), nexus.Evidence("x", (12, 1234)), 60.0, config().jobs, NOW)[1]
     assert told["log_base"] == (12, 1234), "its next attempt's part of the logs begins there"
@@ -934,7 +935,7 @@ def test_a_group_counts_what_slurm_has():
     ({"expected_time": 60}, 2)])
 def test_slurm_is_told_of_minutes(fields, minutes):
     asked, settings = job(slurm_key="k", **fields), config()
-    command = nexus.build_sbatch(asked, "0-0", "/h", nexus.find_time_limit(asked, settings.jobs)[0], settings)
+    command = nexus.build_sbatch(asked, "0-0", "/h", nexus.find_limits(asked, settings.jobs), settings.slurm)
     assert [word for word in command if word.startswith("--time=")] == ([f"--time={minutes}"] if minutes else [])
 
 
