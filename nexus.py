@@ -5256,11 +5256,12 @@ def has_ended(process: subprocess.Popen[bytes]) -> bool:
 
 
 def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None, *,
-        is_apart: bool = False, undecodable: str = "replace", purpose: str = "",
+        is_apart: bool = False, undecodable: str = "replace", most_bytes: int = 0, purpose: str = "",
         hint: str = "try it by hand", install: str = "install it") -> Completed:
     """Run a program to its end, or leave it behind: run() always returns in time.
 
-    It has no stdin.  While a program that no signal ends lives, none is started for the same `purpose`.
+    It has no stdin, and is ended when it writes more than `most_bytes`, unless that is 0.  While a program that no signal
+    ends lives, none is started for the same `purpose`.
     Raises: unavailable, with the program's last words; with the hint `install` when there is no such program.
     """
     import signal
@@ -5277,6 +5278,8 @@ def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None
             raise NexusError("unavailable", f"{argv[0]} was not found on PATH", install) from None
         except OSError as error:
             raise NexusError("unavailable", f"{argv[0]} cannot be run: {error.strerror}", hint) from None
+        if most_bytes:
+            limit_output(process, most_bytes)
         with contextlib.suppress(subprocess.TimeoutExpired):
             exit_code = process.wait(timeout_s)
             return Completed(exit_code, read_scratch(output, undecodable), read_scratch(errors, undecodable))
@@ -6035,7 +6038,7 @@ def take_snapshot(cwd: str, environ: Mapping[str, str]) -> TreeSnapshot:
         git("add", "-A", "--", ".", *(f":(exclude,literal){path}" for path in nested))
         tree = git("write-tree", "--missing-ok").strip()        # a partial clone lacks objects
         head, head_tree, date = "", "", "0"
-        with contextlib.suppress(NexusError):                   # no commit yet
+        with contextlib.suppress(NexusError, ValueError):       # no commit yet
             head, head_tree, date = git("log", "-1", "--no-show-signature", "--format=%H %T %ct", "HEAD").split()
         commit = head
         if tree != head_tree:                                   # the commit depends on nothing but these two
@@ -6043,6 +6046,9 @@ def take_snapshot(cwd: str, environ: Mapping[str, str]) -> TreeSnapshot:
                    for fact, text in (("NAME", "nexus"), ("EMAIL", "nexus@localhost"), ("DATE", f"@{date} +0000"))}
             commit = git("commit-tree", tree, *(["-p", head] if head else []), "-m",
                          "nexus: the work tree as it was at submit", **who).strip()
+        if not (fits_alone(JOB_FIELDS["snapshot"].schema, commit) and fits_alone(PATH, top)):
+            raise NexusError("unavailable", f"the snapshot of {cut_words(top, 200)} failed: git calls it "
+                             f"{cut_words(commit, 60)}", hint="try it by hand: git --version")
         git("update-ref", f"refs/nexus/{commit}", commit)
     return TreeSnapshot(commit, top)
 
@@ -6151,7 +6157,7 @@ class Ssh:
 
     def run(self, what: str, command: str) -> str:
         """The output of a command there.  Raises: unavailable, with ssh's words; not_found, when the command fails."""
-        done = run(self.list_words(command), SSH_CALL_TIMEOUT_S, self.environ, is_apart=True,
+        done = run(self.list_words(command), SSH_CALL_TIMEOUT_S, self.environ, is_apart=True, most_bytes=2**20,
                    purpose=f"ssh to {self.node.name}", hint=f"try it by hand: {self.by_hand}", install=INSTALL_SSH)
         if done.exit_code:
             error = self.fault(what, done.errors or done.output or f"exit code {done.exit_code}")
@@ -6175,6 +6181,8 @@ def push_snapshot(ssh: Ssh, repository: str, commit: str, name: str, environ: Ma
               "{ [ -e HEAD ] || git init -q --bare .; } && pwd -P")
     said = ssh.run("cannot keep the snapshot on", f"sh -c {quote(script)}")
     path = said.strip().rpartition("\n")[2]
+    if not fits_alone(FACT_KINDS["FilePath"].schema, path):      # it would name another host
+        raise describe_bad_node(ssh.node.name, f"the snapshot's place is {path}")
     through = " ".join(map(quote, ssh.list_words()[:-1]))
     run_git(repository, environ, "push", "-q", f"ssh://{ssh.node.destination}{path}", f"{commit}:refs/nexus/{commit}",
             GIT_SSH_COMMAND=through, GIT_SSH_VARIANT="ssh")
@@ -7746,8 +7754,9 @@ class HostedJob:
 
     def look_at_files(self, is_child_gone: bool) -> None:
         """Look at its files and its pid: the second way to learn that it has started or ended.  Raises: OSError."""
-        result, number = read_result(self.folder, self.job.attempt), self.job.attempt
-        claim = read_claim(self.folder, number)
+        result, number, claim = read_result(self.folder, self.job.attempt), self.job.attempt, None
+        with contextlib.suppress(*[] if self.pid is None else [NexusError]):    # a job may have taken its own rights
+            claim = read_claim(self.folder, number)
         if not self.is_here:
             # What went on after its command has gone down, too.
             is_whole = result and not result.goes_on

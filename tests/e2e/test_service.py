@@ -1661,7 +1661,7 @@ def news(w, *reports, name="n1"):
     """Have a node reply to its latest question."""
     node = w.service.pool.nodes[name]
     node.questions.clear()
-    node.take(nexus.Question(node.list_wanted(), ()), nexus.Report(0.0, reports, {"/": True}, "", None), {})
+    node.take(nexus.Question(node.list_wanted(), ("/",)), nexus.Report(0.0, reports, {"/": True}, "", None), {})
 
 
 def test_news_that_comes_while_the_disk_is_full_is_not_lost(head, monkeypatch):

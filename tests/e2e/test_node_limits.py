@@ -1,0 +1,79 @@
+"""The limits of the head hold on a node, which has a config.toml of its own: a real agent, by a stand-in for ssh."""
+
+import shutil
+import sys
+
+import live
+import pytest
+
+# It runs the command that ssh would bring to the node here, as if it were another machine: with a name and a home of its own.
+SSH = """\
+#!/bin/sh
+for word; do command=$word; done
+export NEXUS_HOME={folder}/far PATH={folder}/far-bin:/usr/bin:/bin
+exec unshare --uts sh -c 'echo n1 > /proc/sys/kernel/hostname; exec '"$command"
+"""
+# Holds 600 MB, and writes when it was told to end.
+HOLDER = """\
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: print("told at", time.time(), flush=True))
+held = bytearray(600 * 2**20)
+print("holds", flush=True)
+while True:
+    time.sleep(0.1)
+"""
+
+
+@pytest.fixture
+def box():
+    """A head whose node n1 has lower and higher limits of its own, which do not count; psutil is there as here."""
+    live.need_root()
+    with live.Box(gpus=0, launcher="direct", max_memory_gb=0.5, kill_grace_seconds=1, timeout_seconds=600, refresh_rate_seconds=0.5,
+                  is_starting=False) as made:
+        (made.folder / "far").mkdir()
+        (made.folder / "far-bin").mkdir()
+        python = made.folder / "far-bin" / "python3"
+        python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+        python.chmod(0o755)
+        (made.folder / "far" / "config.toml").write_text(
+            "[service]\nrefresh_rate_seconds = 0.5\n"
+            '[jobs]\nlauncher = "direct"\nmax_memory_gb = 100\ntimeout_seconds = 0.01\nkill_grace_seconds = 500\n')
+        (made.bin / "ssh").write_text(SSH.format(folder=made.folder))
+        (made.bin / "ssh").chmod(0o755)
+        (made.folder / "holder.py").write_text(HOLDER)
+        made.holder = f"{sys.executable} {made.folder}/holder.py"
+        made.start()
+        assert made.nexus("node", "add", "n1").returncode == 0
+        live.until(lambda: made.call("GET", "/nodes")[1][1]["is_reachable"], lambda: made.call("GET", "/nodes"))
+        yield made
+
+
+def test_host_memory_and_the_grace_of_the_head_hold_there(box):
+    job = box.wait(box.add(box.holder, node="n1", gpus=0), "failed")
+    assert job["cause"] == "host-memory" and "max_memory_gb is 0.5" in job["cause_line"], job
+    assert "told at" in box.nexus("logs", job["id"]).stdout, "SIGKILL came after the head's grace"
+
+
+def kill_agent(box):
+    pids = [pid for pid in live.find_commands(" agent ") if str(box.folder).encode() in live.read_bytes(f"/proc/{pid}/cmdline")]
+    assert pids
+    live.kill(*pids)
+
+
+def test_a_limit_holds_for_the_next_agent(box):
+    """Nobody can connect for a while, and the agent of before is gone: the next one knows the limit by its file."""
+    job_id = box.add("sleep 600", node="n1", gpus=0, timeout_seconds=5)
+    live.until(lambda: box.job(job_id)["pid"], "its begin")
+    (box.bin / "ssh").rename(box.bin / "ssh-away")
+    shutil.copy("/bin/false", box.bin / "ssh")
+    kill_agent(box)
+    (box.bin / "ssh-away").rename(box.bin / "ssh")
+    job = box.wait(job_id, "failed")
+    assert job["cause"] == "timeout" and "its time limit is 5s" in job["cause_line"], job
+
+
+def test_without_psutil_there_the_job_says_so(box):
+    (box.folder / "far" / "agent" / "psutil.py").write_text("raise ImportError")
+    kill_agent(box)
+    job_id = box.add("sleep 600", node="n1", gpus=0)
+    live.until(lambda: any("psutil is missing there" in note for note in box.job(job_id)["notes"]), lambda: box.job(job_id))
