@@ -6585,7 +6585,7 @@ def find_visible_devices(environ: Mapping[str, str]) -> str | None:
 
 
 # PID STARTED, and the time of the begin, in 1/100 s since boot, which are clock ticks on Linux
-CLAIM = r"([0-9]{1,7}) ([0-9]{1,15})\n?(?:([0-9]{1,15})\n?)?"
+CLAIM = r"([0-9]{1,7}) ([0-9]{1,15})(?:\n(?:([0-9]{1,15})\n?)?)?"
 
 
 def read_claim(folder: str, attempt: int) -> Claim | None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import sys
 
 import live
@@ -27,6 +28,8 @@ for line in sys.stdin:
     if not line.startswith('{{"jobs"'):
         continue
     looks += 1
+    with open(os.environ["REPLIES"], "a") as file:
+        file.write("x")
     asked = json.loads(line)["jobs"]
     jobs = [dict(key=one["key"], attempt=one["attempt"], progress=dict(pid=77, pid_started=5), log_sizes=[0, 0]) for one in asked]
     if looks > 1 and os.path.exists(os.environ["BAD"]):
@@ -132,7 +135,7 @@ def make_ssh(folder):
     ssh = folder / "bin" / "ssh"
     ssh.write_text(SSH.format(python=sys.executable))
     ssh.chmod(0o755)
-    return {"GOOD": json.dumps(GOOD), "HELLO": json.dumps(HELLO), "BAD": str(folder / "bad")}
+    return {"GOOD": json.dumps(GOOD), "HELLO": json.dumps(HELLO), "BAD": str(folder / "bad"), "REPLIES": str(folder / "replies")}
 
 
 @pytest.fixture
@@ -153,7 +156,7 @@ def bad(world, tmp_path, monkeypatch):
 def write(file, reply):
     """Have the node reply so, as a whole and at once."""
     aside = file.with_suffix(".new")
-    aside.write_bytes(reply if isinstance(reply, bytes) else json.dumps([reply]).encode())
+    aside.write_bytes(reply if isinstance(reply, bytes) else json.dumps(reply if isinstance(reply, list) else [reply]).encode())
     os.replace(aside, file)
 
 
@@ -257,6 +260,79 @@ def test_a_bad_first_line(world, tmp_path, monkeypatch, reason, fields, words):
     node = w.service.pool.nodes["n1"]
     live.until(lambda: node.trouble and words in node.trouble.message, lambda: node.trouble)
     node.end()
+
+
+# Mutations of a true reply, against a real service
+
+HOSTILE = [None, True, "", "x" * 100000, "\x1b]0;x\x07\n", -1, 2**62, 2**64 - 1, 1e19, -1e19, 1e300, float("nan"), float("inf"), [],
+           [[]] * 50, {}, {"command": "id", "status": "x", "id": "zzzz", "status_history": "abc"}, [1], "../../x", "$(id)",
+           "-oProxyCommand=id", json.loads("[" * 60 + "]" * 60)]
+TRUE = of_job(progress={"session": "77.nexus_job_abc", "notes": ["a note"], "processes_left": None, "files": None, "requeue": ""},
+              samples={"peak_rss_mib": 5.0, "cpu_seconds": 1.0}, logs=["", ""])
+TRUE["gpus"] = [{**GPU, "processes": [{"pid": 5, "memory_mib": 4.0, "user": "bob", "name": "python"}]}]
+
+
+def mutate(rng):
+    """A true reply with another value, one more key or one less somewhere."""
+    path = rng.choice([path for path in makers.paths_of(TRUE) if path])
+    *above, last = path
+    holder = TRUE
+    for key in above:
+        holder = holder[key]
+    how = rng.randrange(4)
+    if how == 0:
+        fewer = {key: one for key, one in holder.items() if key != last} if isinstance(holder, dict) else []
+        return makers.put_at(TRUE, above, fewer)
+    if how == 1 and isinstance(holder, dict):
+        return makers.put_at(TRUE, above, {**holder, rng.choice(nexus.Job.NAMES): rng.choice(HOSTILE)})
+    if how == 2 and isinstance(holder, list):
+        return makers.put_at(TRUE, above, [*holder, *holder])
+    return makers.put_at(TRUE, path, rng.choice(HOSTILE))
+
+
+OWN = ("id", "command", "cwd", "user", "name", "gpus", "gpu_ids", "only_node", "retries", "created_at", "log_dir", "priority", "after")
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_whatever_a_node_says_its_head_goes_on(away, seed):
+    """Its job there may end or begin anew, as any node may say; the job here, what was asked for, and all answers stay."""
+    w, file, there = away
+    rng, here = random.Random(seed), w.add(node=w.service.node)
+    w.store.update(lambda state: [nexus.change_job(state.jobs[there], retries=1000)])
+    live.until(lambda: w.turn() or w.job(here).status == "running", lambda: w.api(here))
+    w.claim(here, 500)
+    before, kept = [w.api(job) for job in (here, there)], {*os.listdir(w.folder), "bad", "state.json.prev", "journal.jsonl.prev"}
+    for _ in range(20):
+        reply, size = mutate(rng), file.with_name("replies").stat().st_size
+        write(file, reply)
+        live.until(lambda: w.turn(seconds=0.1) or file.with_name("replies").stat().st_size > size + 3, "replies")      # noqa: B023
+        json.dumps([w.service.views.describe_jobs(list(w.store.state.jobs.values())), w.service.pool.list_nodes()])
+        for job, keys in zip(before, ((*OWN, "status", "attempt", "pid", "status_history", "notes"), OWN)):
+            assert nexus.pick(w.api(job["id"]), keys) == nexus.pick(job, keys), reply
+    assert kept.issuperset(os.listdir(w.folder)) and len(os.listdir(w.layout.log_dir)) == 2 and w.service.failure_count == 0, w.lines
+    w.crash()
+    assert w.api(there)["command"] == before[1]["command"] and not w.store.list_damaged()
+
+
+def test_what_broke_out_does_not_any_more(tmp_path):
+    """The replies of the report, literally, to a real service."""
+    with live.Box(gpus=0, launcher="direct", cpu_slots=2, environ=make_ssh(tmp_path), is_starting=False) as box:
+        os.symlink(tmp_path / "bin" / "ssh", box.bin / "ssh")
+        box.start()
+        assert box.nexus("node", "add", "n1").returncode == 0
+        there = box.add("sleep 600", node="n1", gpus=0, retries=5)
+        live.until(lambda: box.job(there)["pid"] == 77, lambda: box.job(there))
+        before = box.job(there)
+        for _, reply, words in BAD_JOBS[:8]:
+            write(tmp_path / "bad", reply)
+            live.until(lambda: any(words in note for note in box.job(there)["notes"]), lambda: box.job(there))      # noqa: B023
+            assert [box.call("GET", path)[0] for path in ("/status", "/jobs", "/nodes")] == [200] * 3
+            for key in ("command", "cwd", "only_node", "status", "status_history", "attempt", "pid", "finished_at", "exit_code"):
+                assert box.job(there)[key] == before[key]
+        shown = box.nexus("show", there).stdout
+        assert "n1 answers what no nexus does of it" in shown and "nothing known since" in shown
+        assert not os.path.exists("/tmp/PWNED") and "Internal error" not in box.log()
+        assert box.nexus("stop").returncode == 0
 
 
 def test_one_node_whose_news_cannot_be_taken_in_keeps_no_other_waiting(world, monkeypatch):

@@ -367,3 +367,47 @@ def test_nobody_waits_for_a_fifo_in_the_place_of_a_log(tmp_path):
     os.mkfifo(tmp_path / "stderr.log")
     assert nexus.read_part(str(tmp_path / "stderr.log"), 0, 9) == b"" and nexus.measure_logs(str(tmp_path)) == (0, 0)
     assert nexus.read_text(str(tmp_path / "stderr.log")) == ""
+
+
+# What a job may have put into its own folder, where its job.sh, its agent and the service look
+
+def make_fifo(path):
+    os.mkfifo(path)
+
+
+def write(content):
+    return lambda path: path.write_bytes(content)
+
+
+HOSTILE_FILES = [  # reason, what makes the file
+    ("a FIFO", make_fifo), ("a folder", os.mkdir), ("endless", lambda path: path.symlink_to("/dev/zero")),
+    ("a link to nothing", lambda path: path.symlink_to("gone")), ("a link to itself", lambda path: path.symlink_to(path)),
+    ("huge", write(b" " * (nexus.JOB_FILE_BYTES + 1))), ("too deep", write(b"[" * 100000)), ("no text", write(b"\xff\xfe\x00")),
+    ("a list", write(b"[]")), ("no number", write(b'{"exit_code": NaN, "runtime_seconds": 1}')), ("nothing", write(b"")),
+    ("no exit code", write(b'{"exit_code": 18446744073709551615, "runtime_seconds": 1}')),
+    ("a truth for an exit code", write(b'{"exit_code": true, "runtime_seconds": 1}')),
+    ("it ran for ever", write(b'{"exit_code": 0, "runtime_seconds": 1e300}')),
+    ("a cause of the head's", write(b'{"exit_code": 0, "runtime_seconds": 1, "cause": "killed"}')),
+    ("a cause that is a list", write(b'{"exit_code": 0, "runtime_seconds": 1, "cause": ["launch"]}')),
+    ("a pid of 19 digits", write(b"9999999999999999999 5\n5\n")), ("a pid that is none", write(b"4194305 5\n5\n")),
+    ("ticks without end", write(b"5 9999999999999999999\n")),
+]
+
+
+@pytest.mark.parametrize("reason, make", HOSTILE_FILES, ids=[case[0] for case in HOSTILE_FILES])
+def test_what_a_job_put_in_place_of_its_files_is_none_of_them(tmp_path, reason, make):
+    for name in ("result-1.json", "attempt-1", "fault-2", "log.times"):
+        make(tmp_path / name)
+    assert nexus.read_result(str(tmp_path), 1) is None
+    assert nexus.read_claim(str(tmp_path), 1) == nexus.Claim(0, 0), "nobody's whom we could end"
+    (tmp_path / "result-2.json").write_text('{"exit_code": null, "runtime_seconds": 0.0, "cause": "launch"}')
+    line = nexus.read_result(str(tmp_path), 2).cause_line
+    assert line is None or (len(line) <= nexus.MAX_WORDS and line.isprintable())
+    assert nexus.read_log_times(str(tmp_path), (0, 0)) == []
+
+
+def test_an_end_in_no_year_is_none(tmp_path):
+    (tmp_path / "result-1.json").write_text('{"exit_code": 0, "runtime_seconds": 1.0}')
+    os.utime(tmp_path / "result-1.json", (0, 300000000000))
+    found = nexus.read_result(str(tmp_path), 1)
+    assert found is None or found.finished_at <= nexus.MAX_TIME, "a file system may take no such time"

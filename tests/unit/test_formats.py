@@ -989,3 +989,96 @@ def test_however_deep_a_text_is_nested_it_is_a_fault_of_the_text(depth):
     with pytest.raises(nexus.NexusError) as caught:
         nexus.parse_submissions(nexus.parse_json(text, "the body"))
     assert caught.value.kind == "usage"
+
+
+# What comes from outside: ranges, and the words of other programs
+
+
+@pytest.mark.parametrize("at, text", [
+    (None, None), (0, "1970-01-01T00:00:00Z"), (NOW, "2024-10-24T15:30:15Z"), (253402300799, "9999-12-31T23:59:59Z"),
+    (253402300800, None), (-1, None), (1e19, None), (-1e19, None), (float("inf"), None), (float("nan"), None), (2**70, None)])
+def test_format_time_never_raises(at, text):
+    assert nexus.format_time(at) == text
+
+
+@pytest.mark.parametrize("seconds, text", [
+    (-1e300, "0s"), (float("nan"), "0s"), (float("inf"), "2932896d 23h"), (1e300, "2932896d 23h"), (2**70, "2932896d 23h")])
+def test_format_duration_never_raises(seconds, text):
+    assert nexus.format_duration(seconds) == text
+
+
+EDGES = [  # kind, what is taken, what is refused
+    ("Epoch", [0, 1.5, 253402300799], [-1, 253402300800, 1e19, -1e19, float("nan"), float("inf"), True, "0", None, [0]]),
+    ("Span", [0, 0.5], [-0.1, 1e300, float("inf"), True, "1"]), ("ExitCode", [0, 255], [-1, 256, 2**64 - 1, 1.5, False, "0"]),
+    ("Pid", [1, 4194304], [0, -1, 4194305, 10**18]), ("FileSize", [0, 2**53], [-1, 2**62]), ("Count", [0], [-1, 10**10]),
+    ("Index", [0, 9999], [-1, 10000]), ("Amount", [0, -5, 1e12], [1e300, float("nan"), True]),
+    ("Session", ["12.nexus_job_abc"], ["12.a b", "x.y", "12.a;id", "12.a\n", "-12.a", "12." + "a" * 99]),
+    ("Uuid", ["GPU-1", "MIG-GPU-0/7/0"], ["", "-o", "$(id)", "a b", "a" * 121]), ("JobKey", ["abc-1"], ["abc", "../x-1", "abc-1\n"]),
+    ("FilePath", ["/a b/c"], ["a", "-oX", "/a\nb", "/\x1b[2J", "/" + "a" * 4095]), ("BootId", ["b-1"], ["", "$(id)", "a" * 65]),
+    ("ScreenVariable", ["SCREENDIR=/run/x"], ["SCREENDIR=x", "LD_PRELOAD=/x", "SCREENDIR=/x\n"]),
+    ("Limit", ["timeout", "host-memory"], ["killed", ""]), ("EndCause", ["launch", "reboot"], ["node-lost", "exit"]),
+]
+
+
+@pytest.mark.parametrize("kind, taken, refused", EDGES, ids=[case[0] for case in EDGES])
+def test_each_kind_of_fact_has_a_range(kind, taken, refused):
+    for fact in taken:
+        assert nexus.decode(kind, fact) == fact
+    for fact in refused:
+        with pytest.raises(TypeError):
+            nexus.decode(kind, fact, "it")
+
+
+def test_texts_from_outside_are_cut_to_one_harmless_line():
+    assert nexus.decode("Words", "a\nb\x1b[2J") == "a b [2J" and nexus.decode("Name", "x" * 101) == "x" * 99 + "…"
+    assert len(nexus.decode("Words", "数" * 10**6)) == nexus.MAX_WORDS == len(nexus.decode("Words", "x" * 1000))
+
+
+def test_every_kind_of_an_annotation_can_be_decoded():
+    named = {word for cls in vars(nexus).values() if isinstance(cls, type) and issubclass(cls, nexus.Value)
+             for kind in cls.__annotations__.values() for word in re.findall(r"\w+", kind)}
+    assert set(nexus.FACT_KINDS) - {"JobKey", "BootId"} <= named | {"Name"}, "no row is for nobody"
+
+
+NOTES = [  # reason, known, told, notes then
+    ("new ones come last", ("a",), ["a", "b"], ("a", "b")), ("none is new", ("a", "b"), ["b"], ("a", "b")),
+    ("one twice", (), ["a", "a"], ("a",)), ("too many", (), [str(number) for number in range(30)], tuple(map(str, range(10, 30)))),
+    ("too many with those before", tuple("abcdefghijklmnopqrst"), ["c", "x"], (*"bdefghijklmnopqrst", "c", "x")),
+]
+
+
+@pytest.mark.parametrize("reason, known, told, notes", NOTES, ids=[case[0] for case in NOTES])
+def test_add_notes(reason, known, told, notes):
+    assert nexus.add_notes(known, told) == notes and nexus.add_notes(notes, told) == notes
+
+
+HOSTILE_EVENTS = ["start abc 1 99999999 5 5", "start abc 1 1 9999999999999999999 5", "start abc 1 0 5 5", "start abc 9999999999999 5 5 5",
+                  "end abc 1 99999999999999 5", "end abc 1 0 9999999999999999999", "end abc 1 ² 5", "start abc 1 -1 5 5"]
+
+
+@pytest.mark.parametrize("line", HOSTILE_EVENTS)
+def test_an_event_that_no_runner_writes_is_none(line):
+    assert nexus.parse_runner_event(line) is None
+
+
+def test_hostile_rows_of_nvidia_smi_are_unusable():
+    fields = nexus.GPU_FIELDS
+    good = dict(zip(fields, ["0", "GPU-1", "A100", "1000", "0", "0", "30", "50", "300", "Disabled"]))
+    rows = [good, {**good, "index": "99999999999999999"}, {**good, "index": "10000", "uuid": "GPU-9"}]
+    gpus, messages = nexus.parse_gpus("\n".join(", ".join(row.values()) for row in rows), fields, {})
+    assert [gpu.index for gpu in gpus] == [0] and len(messages) == 2
+    odd = {**good, "uuid": "x" * 500, "name": "A\x1b[2J" * 100, "memory.used": "9" * 400, "power.draw": "1e400", "utilization.gpu": "²"}
+    (gpu,), _ = nexus.parse_gpus(", ".join(odd.values()), fields, {})
+    assert (gpu.uuid, len(gpu.name), gpu.memory_used_mib, gpu.power_watts, gpu.utilization) == ("index-0", 100, None, None, None)
+    assert nexus.decode_value(nexus.Gpu, json.loads(nexus.encode_json(gpu)), "a GPU", True) == gpu, "a head takes it"
+    assert nexus.drop_doubles([gpu, gpu]) == [gpu]
+    apps = "GPU-1, 99999999999, 5\nGPU-1, 77, 5\nGPU-1, -1, 5\n"
+    assert [process.pid for process in nexus.parse_compute_apps(apps)["GPU-1"]] == [77]
+
+
+@pytest.mark.parametrize("line, shown", [
+    ("9" * 500 + "|RUNNING|||||nexus_abc|nexus:0-0:k", []),
+    ("7|RUNNING|0001-01-01T00:00:00|9999-12-31T23:59:60|n|r|nexus_abc|nexus:0-0:k", [(None, None)]),
+    ("7|RUNNING|99999-01-01|-1|n|r|nexus_abc|nexus:0-0:k", [(None, None)])])
+def test_hostile_rows_of_squeue_are_unusable(line, shown):
+    assert [(job.started_at, job.ended_at) for job in nexus.parse_slurm_jobs(line, "0-0")] == shown
