@@ -77,3 +77,23 @@ def test_without_psutil_there_the_job_says_so(box):
     kill_agent(box)
     job_id = box.add("sleep 600", node="n1", gpus=0)
     live.until(lambda: any("psutil is missing there" in note for note in box.job(job_id)["notes"]), lambda: box.job(job_id))
+
+
+# What a job may do in its own folder on the node, and to the FIFO of its agent
+SABOTAGE = r"""
+cd "$(dirname "$(ls FAR/agent/*/jobs/job_"$NEXUS_JOB_ID"-*/job.sh)")" || exit 9
+for name in job.json log.times attempt-2; do rm -f $name; ln -s /dev/zero $name; done
+rm -f attempt-1; echo "99999999999999999999 5" > attempt-1
+mkfifo result-2.json; printf '{"exit_code": 18446744073709551615, "runtime_seconds": 1e300, "cause": "killed"}' > result-1.json
+for words in "1 99999999999999999999 5 5" "1 4194304 99999999999999999999 5"; do echo "start $NEXUS_JOB_ID $words" > ../../events; done
+echo "end $NEXUS_JOB_ID 1 0 99999999999999999999" > ../../events
+sleep 2; echo done; exit 3
+"""
+
+
+def test_a_job_cannot_make_a_sound_agent_answer_badly(box):
+    job_id = box.add(SABOTAGE.replace("FAR", f"{box.folder}/far"), node="n1", gpus=0)
+    job = box.wait(job_id, "failed")
+    assert job["exit_code"] == 3 and job["cause"] == "exit", job
+    assert "done" in box.nexus("logs", job_id).stdout and "answers what no nexus does" not in box.log()
+    assert box.call("GET", "/nodes")[1][1]["is_reachable"]
