@@ -1,5 +1,6 @@
 """The limits of the head hold on a node, which has a config.toml of its own: a real agent, by a stand-in for ssh."""
 
+import json
 import shutil
 import sys
 
@@ -60,13 +61,22 @@ def kill_agent(box):
     live.kill(*pids)
 
 
-def test_a_limit_holds_for_the_next_agent(box):
-    """Nobody can connect for a while, and the agent of before is gone: the next one knows the limit by its file."""
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_limit_holds_for_the_next_agent(box, is_old):
+    """Nobody can connect for a while, and the agent of before is gone: the next one knows the limit by its file.
+
+    `is_old`: an agent of 1f82866 wrote that, which kept no limits but the job's time limit.
+    """
     job_id = box.add("sleep 600", node="n1", gpus=0, timeout_seconds=5)
     live.until(lambda: box.job(job_id)["pid"], "its begin")
     (box.bin / "ssh").rename(box.bin / "ssh-away")
     shutil.copy("/bin/false", box.bin / "ssh")
     kill_agent(box)
+    if is_old:
+        (file,) = (box.folder / "far" / "agent").glob("*/jobs/*/job.json")
+        kept = json.loads(file.read_text())
+        del kept["limits"]
+        file.write_text(json.dumps(kept))
     (box.bin / "ssh-away").rename(box.bin / "ssh")
     job = box.wait(job_id, "failed")
     assert job["cause"] == "timeout" and "its time limit is 5s" in job["cause_line"], job
