@@ -1769,7 +1769,8 @@ def decode_value(cls: type[T], fields: Any, name: str = "it", is_strict: bool = 
     unknown = facts.keys() - kinds.keys() if is_strict else ()
     if unknown:
         raise TypeError(f"{cut_words(min(unknown), 60)} is no key of {name}")
-    return cls(**{key: decode(kinds[key], fact, key, is_strict=is_strict) for key, fact in facts.items() if key in kinds})
+    return cls(**{key: decode(kinds[key], fact, key, is_strict=is_strict)
+                  for key, fact in facts.items() if key in kinds})
 
 
 # state.json has State's facts, and its tables with a line for each row.  A line of the journal is one transaction:
@@ -5260,8 +5261,8 @@ def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None
         hint: str = "try it by hand", install: str = "install it") -> Completed:
     """Run a program to its end, or leave it behind: run() always returns in time.
 
-    It has no stdin, and is ended when it writes more than `most_bytes`, unless that is 0.  While a program that no signal
-    ends lives, none is started for the same `purpose`.
+    It has no stdin, and is ended when it writes more than `most_bytes`, unless that is 0.  While a program that no
+    signal ends lives, none is started for the same `purpose`.
     Raises: unavailable, with the program's last words; with the hint `install` when there is no such program.
     """
     import signal
