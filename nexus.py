@@ -628,7 +628,8 @@ FACT_KINDS: Mapping[str, Field] = {
     "ScreenVariable": Field(matching(
         f"^SCREENDIR=/[^{CONTROL[1:-1]}]*$", "where screen has its sockets", **{"x-max-bytes": 4095})),
     "Limit": Field(one_of("timeout", "host-memory"), "the limit that a job has reached"),
-    "EndCause": Field(one_of("launch", "bounce", "session-lost", "reboot"), "why an attempt has no end of its own"),
+    "EndCause": Field(
+        one_of("launch", "bounce", "session-lost", "reboot", "signal"), "what ended an attempt, beyond its exit code"),
 }
 if TYPE_CHECKING:
     Epoch = float

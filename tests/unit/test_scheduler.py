@@ -726,6 +726,7 @@ def test_whether_the_kernel_lacked_memory(reason, code, fields, before, now, is_
     one, result = running("abc", **fields), nexus.Result(code)
     told = nexus.explain_kill(one, result, before, now)
     assert told == (nexus.Result(137, cause="signal", cause_line=nexus.LACK_OF_MEMORY) if is_cause else result)
+    assert nexus.decode("Result", json.loads(nexus.encode_json(told)), is_strict=True) == told, "a node's agent may say it"
     status, facts = nexus.judge_end(one, told, nexus.Evidence("loss 0.5\n"), 60.0, config().jobs, NOW)
     if is_cause:
         assert (status, facts["signal"], facts["cause"], facts["cause_line"]) == (nexus.FAILED, 9, "signal", nexus.LACK_OF_MEMORY)
