@@ -99,6 +99,7 @@ class Value:
     NAMES: tuple[str, ...] = ()                 # of the fields, in their order
     REQUIRED: frozenset[str] = frozenset()
     FIELDS: Mapping[str, Field] = {}            # the rows of the table
+    WRITTEN: tuple[str, ...] = ()               # the fields that JSON has even if they are at their defaults
 
     def __init_subclass__(cls) -> None:
         cls.NAMES = tuple(cls.__annotations__)
@@ -1073,6 +1074,7 @@ class Job(Value):
     exclusive: bool = False                      # after a CUDA out-of-memory error: it gets whole GPUs, the emptiest
     log_base: tuple[FileSize, FileSize] = (0, 0)        # bytes of stdout.log and stderr.log of former attempts
     log_dir: str | None = optional(None, STRING, "the folder of its logs")
+    WRITTEN = ("status",)                       # a job whose status is lost must not look like a pending one
 
     @property
     def current(self) -> Attempt:
@@ -1200,6 +1202,7 @@ class State:
     service_id: str = ""
     paused: bool = False
     paused_gpus: tuple[Any, ...] = ()                       # uuids; what another program wrote, until the next start
+    damage: str = ""                                        # what a start did not find whole, and so paused the queue
     pause_reasons: tuple[tuple[str, str], ...] = ()         # (uuid, why nexus itself paused it)
     has_hook: bool = False                                  # on_finish is configured
     next_number: int = 1                                    # the next job's sequence number
@@ -1280,12 +1283,18 @@ class State:
 
 
 FACTS: Mapping[str, Any] = {name: getattr(State, name) for name in State.__annotations__}       # and their defaults
+EDITABLE = ("paused", "paused_gpus")        # the facts that other programs may change in state.json
 INDEXES: Mapping[str, Callable[[Job], list[tuple[Any, Any]]]] = {       # {field of State: (key, item)s of a job in it}
     "ready": lambda job: [(one, (job.queue_key, job.id))] if (one := find_class(job)) else [],
     "dependents": lambda job: [(one, job.id) for one in job.pending_dependencies] if job.status == PENDING else [],
     "named": lambda job: [((user, job.name), (job.number, job.id)) for user in (None, job.user)] if job.name else [],
     "members": lambda job: [(job.group, (job.user, job.id))] if job.group else [],
 }
+
+
+def pause_queue(is_paused: bool) -> tuple[Put, ...]:
+    """The changes that pause or resume the whole queue: whoever resumes it knows what was damaged."""
+    return Put("facts", "paused", is_paused), *(() if is_paused else [Put("facts", "damage", "")])
 
 
 def is_in_slurm(job: Job) -> bool:
@@ -1702,9 +1711,10 @@ def format_gpus(gpus: float) -> str:
 
 
 def encode_value(item: Any) -> dict[str, Any]:
-    """{field: fact} of the fields that differ from their defaults."""
+    """{field: fact} of the fields that differ from their defaults, and of those that are always written."""
     cls = type(item)
-    return {name: fact for name, fact in vars(item).items() if fact != getattr(cls, name, ...)}
+    facts = {name: fact for name, fact in vars(item).items() if fact != getattr(cls, name, ...)}
+    return {**facts, **{name: getattr(item, name) for name in cls.WRITTEN}}
 
 
 def encode_inner(fact: Any) -> Any:
@@ -1775,44 +1785,159 @@ def decode_value(cls: type[T], fields: Any, name: str = "it", is_strict: bool = 
 
 
 # state.json has State's facts, and its tables with a line for each row.  A line of the journal is one transaction:
-# {"seq": its number, "put": {table: {key: the whole row, or null}}}.  decode_row() reads both.
+# {"put": {table: {key: the whole row, or null}}, "seq": its number}.  decode_row() reads both.
+# Each line of the journal, each row of state.json, and its facts together, have a checksum, `crc`: a bit that the disk
+# has changed must not start a job again.  It is made of the values, so another program may lay them out anew.
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 ROWS: Mapping[str, str] = {
     "environments": "Mapping[str, str]", "groups": "Group", "seen": "int", "nodes": "KnownNode", "jobs": "Job"}
+WRAPPED = {"environments": "variables", "seen": "count"}        # rows that are no values: {"key": …, this name: row}
+OWN_KEYS: Mapping[str, Callable[[Any], str]] = {                # the key of a row, as the row itself has it
+    "groups": lambda row: row.name, "nodes": lambda row: row.config.name, "jobs": lambda row: row.id}
+# Names in files of version 2 that no longer mean anything.  Others that are unknown there are damaged.
+RETIRED = frozenset((
+    "content", "head", "head_attempt", "hooks_since", "inventory", "is_collected", "is_told", "limits", "machine_id",
+    "may_pass", "remote_id"))
+
+encode_sorted = json.JSONEncoder(separators=(",", ":"), sort_keys=True, default=encode_inner).encode
+LIKE_INTEGERS = r"\.0[],}]|e\+"     # floats without a fraction, as they are written
+
+
+def find_crc(text: str) -> int:
+    """The checksum of what encode_sorted() has made; the same for 1.0 as for 1, as programs write either."""
+    import zlib
+    if re.search(LIKE_INTEGERS, text):
+        text = encode_sorted(json.loads(text, parse_float=lambda digits: shorten_float(float(digits))))
+    return zlib.crc32(text.encode("ascii"))
+
+
+def shorten_float(number: float) -> float:
+    return int(number) if number.is_integer() else number
+
+
+def seal(body: Any) -> str:
+    """The JSON of an object, with its checksum."""
+    text = encode_sorted(body)
+    return f'{text[:-1]},"crc":{find_crc(text)}}}'
+
+
+def check_seal(body: Mapping[str, Any]) -> bool:
+    """Whether an object has a checksum.  Raises: ValueError, when it is wrong."""
+    if "crc" not in body:
+        return False
+    if body["crc"] != find_crc(encode_sorted({name: fact for name, fact in body.items() if name != "crc"})):
+        raise ValueError("its checksum is wrong")
+    return True
+
+
+def is_known(table: str, key: str) -> bool:
+    return key in FACTS if table == "facts" else table in ROWS
+
+
+def encode_row(table: str, key: str, row: Any) -> Any:
+    return {"key": key, WRAPPED[table]: row} if table in WRAPPED and row is not None else row
 
 
 def decode_row(table: str, key: str, given: Any) -> Any:
-    """Raises: KeyError, TypeError or ValueError."""
+    """Raises: KeyError, TypeError or ValueError, whose words show nothing of an environment."""
     kind = State.__annotations__[key] if table == "facts" else ROWS[table]
-    row = None if given is None else decode(kind, given, key)
-    if isinstance(row, Job) and not (row.id == key and is_job_id(key) and row.status in STATUSES
+    if given is None:
+        return None
+    if table in WRAPPED:
+        name, fact = given["key"], given[WRAPPED[table]]
+        is_texts = isinstance(fact, dict) and all(isinstance(one, str) for one in fact.values())
+        if table == "environments" and not is_texts:
+            raise TypeError("its variables are not texts")
+        row = decode(kind, fact, WRAPPED[table])
+    else:
+        row = decode(kind, given, key)
+        name = OWN_KEYS[table](row) if table in OWN_KEYS else key
+    if isinstance(row, Job) and not (name == key and is_job_id(key) and row.status in STATUSES
                                      and len(row.queue_key) == 3):
         raise ValueError(f"its id is {row.id}, its status {row.status} and its queue_key {row.queue_key}")
+    if name != key:
+        raise ValueError(f"its name is {name}")
     return row
+
+
+def decode_sealed_row(table: str, key: str, given: Any) -> Any:
+    """decode_row() of a row of state.json.  Raises: as decode_row()."""
+    if not check_seal(decode("dict", given, key)):
+        raise ValueError("it has no checksum")
+    return decode_row(table, key, given)
+
+
+def decode_old_row(table: str, key: str, given: Any) -> Any:
+    """decode_row() of a row as version 2 wrote it.  Raises: as decode_row(); ValueError, for an unknown name in it."""
+    if table in WRAPPED:
+        return decode_row(table, key, encode_row(table, key, given))
+    row = decode_row(table, key, given)
+    unknown = set(list_unknown(row, given)) - RETIRED
+    if unknown:
+        raise ValueError(f"it has no {join_some(sorted(unknown))}")
+    return row
+
+
+def list_unknown(row: Any, given: Any) -> Iterator[str]:
+    """The names in JSON that are no fields of what was decoded from it."""
+    if isinstance(row, Value):
+        for name, fact in given.items():
+            if name in row.NAMES:
+                yield from list_unknown(getattr(row, name), fact)
+            else:
+                yield name
+    elif isinstance(row, tuple):
+        for one, fact in zip(row, given):
+            yield from list_unknown(one, fact)
 
 
 def encode_transaction(seq: int, changes: Iterable[Put]) -> str:
     tables: dict[str, dict[str, Any]] = {}
     for change in changes:
-        tables.setdefault(change.table, {})[change.key] = change.value
-    return encode_json({"seq": seq, "put": tables}) + "\n"
+        tables.setdefault(change.table, {})[change.key] = encode_row(*vars(change).values())
+    return seal({"seq": seq, "put": tables}) + "\n"
+
+
+def read_transaction(line: bytes) -> tuple[int, dict[str, Any], bool]:
+    """(its number, {table: rows}, whether it has a checksum) of a line of the journal.
+
+    Raises: KeyError, TypeError or ValueError.
+    """
+    body: dict[str, Any] = decode("dict", load_json(line))
+    is_sealed = check_seal(body)
+    if not is_sealed and len(body) > 2:
+        raise ValueError("it has an unknown name and no checksum")
+    return decode("int", body["seq"], "seq"), decode("dict", body["put"], "put"), is_sealed
 
 
 def encode_state(state: State) -> Iterator[str]:
-    head = {"version": STATE_VERSION, "seq": state.seq, **{name: getattr(state, name) for name in FACTS}}
+    head = {"version": STATE_VERSION, "seq": state.seq, "checksums": True,
+            "rows": sum(len(getattr(state, table)) for table in ROWS), **{name: getattr(state, name) for name in FACTS}}
+    head["crc"] = find_crc(encode_sorted(leave_out_editable(head)))
     yield "{" + ",\n".join(f"{json.dumps(key)}: {json.dumps(fact)}" for key, fact in head.items())
     for table in ROWS:
-        rows = ",\n".join(f"{json.dumps(key)}: {encode_json(row)}" for key, row in getattr(state, table).items())
+        rows = ",\n".join(f"{json.dumps(key)}: {seal(encode_row(table, key, row))}"
+                          for key, row in getattr(state, table).items())
         yield f',\n"{table}": {{\n{rows}\n}}'
     yield "}\n"
 
 
-def read_state(text: str) -> tuple[int, dict[str, Any]]:
-    """(the number of its last change, {"facts": State's facts, table: rows}) of a state.json.
+def leave_out_editable(body: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: fact for name, fact in body.items() if name not in EDITABLE}
 
-    Raises: KeyError, TypeError or ValueError, when it is no state.json; conflict, for a newer nexus's.
-    """
+
+class StateFile(Value):
+    """A state.json as it was read; its rows are still to be decoded."""
+    version: int
+    seq: int                                    # the number of the last change that it contains
+    tables: dict[str, Any]                      # {"facts": State's facts, table: rows}
+    is_sealed: bool                             # its rows have checksums, and so have later lines of the journal
+    faults: tuple[str, ...] = ()                # what is not as nexus wrote it
+
+
+def read_state(text: str) -> StateFile:
+    """Raises: KeyError, TypeError or ValueError, when it is no state.json; conflict, for a newer nexus's."""
     body: dict[str, Any] = decode("dict", load_json(text))
     version, seq = decode("int", body["version"], "version"), decode("int", body["seq"], "seq")
     if version > STATE_VERSION:
@@ -1821,8 +1946,30 @@ def read_state(text: str) -> tuple[int, dict[str, Any]]:
                          hint="nothing was changed: use the newer nexus.py, or give this one a home of its own: "
                          "NEXUS_HOME=~/.nexus-2 nexus start")
     decode("dict", body["jobs"], "jobs")
-    return seq, {"facts": {name: body[name] for name in FACTS if name in body},
-                 **{table: body[table] for table in ROWS if table in body}}
+    tables = {"facts": {name: body[name] for name in FACTS if name in body},
+              **{table: body[table] for table in ROWS if table in body}}
+    is_sealed = version == STATE_VERSION or "crc" in body or "checksums" in body
+    faults = list(find_head_faults(body) if is_sealed else (
+        f"it has no {format_line(name, 60)}" for name in body
+        if name not in ("version", "seq", *tables, *tables["facts"], *RETIRED)))
+    return StateFile(version, seq, tables, is_sealed, tuple(faults))
+
+
+def find_head_faults(body: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong in a state.json, but for its rows.  A newer nexus may have further facts and tables."""
+    parts = leave_out_editable(body)
+    tables = {name: rows for name, rows in parts.items() if isinstance(rows, dict)}
+    try:
+        if not check_seal({name: fact for name, fact in parts.items() if name not in tables}):
+            yield "its facts have no checksum"
+    except ValueError:
+        yield "the checksum of its facts is wrong"
+    missing = [table for table in ROWS if table not in tables]
+    if missing:
+        yield f"it has no {join_some(missing)}"
+    count = sum(map(len, tables.values()))
+    if count != body.get("rows"):
+        yield f"it has {format_count(count, 'row')}, and had {body.get('rows')}"
 
 
 # log.times, beside a job's logs, has lines `TENTHS STDOUT STDERR`: the logs' sizes at a time.
@@ -2788,9 +2935,16 @@ class Plan(Value):
 
 
 PAUSED = Reason("paused", "queue", "the queue is paused (nexus resume)")
+PAUSED_BY_DAMAGE = Reason(
+    "paused", "queue", "the queue is paused: a start found the state damaged (see nexus health, then nexus resume)")
 SHORTAGE = Reason("resources", "gpus")          # explain_shortage() says more, GPU by GPU
 MPS_SERVER = "nvidia-cuda-mps-server"
 NAME_LENGTH = 15                                # so many characters of a process's name the kernel keeps
+
+
+def find_pause(state: State) -> Reason | None:
+    """Why nothing starts while the queue is paused; None: it is not."""
+    return None if not state.paused else PAUSED_BY_DAMAGE if state.damage else PAUSED
 
 
 def find_gpu_reason(gpu: Gpu, config: GpuConfig, jobs: Sequence[Job] = ()) -> Reason | None:
@@ -3275,7 +3429,7 @@ def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, n
     capacities = list_capacities(state.running.values(), gpus, config.gpu, now, closed)
     quotas = Quotas(state, config.jobs)
     planned = Plan((), {}, quotas, tuple(capacities), closed, folders,
-                   Reason("node-down", "", hold) if hold else PAUSED if state.paused else None)
+                   Reason("node-down", "", hold) if hold else find_pause(state))
     if planned.hold:
         return planned
     machines = {one.name: MachineCapacity(one.name, closed[one.name], one.cpu_slots, capacities) for one in views}
@@ -6707,12 +6861,12 @@ def start_supervisor(layout: Layout, screen: Screen | None, environ: Mapping[str
 # synced.  So nobody sees what the disk may still refuse, and readers never wait.  To copy 10,000 jobs takes under 1 ms.
 # Each line of journal.jsonl has a number; state.json has the number of the last one that it contains.  It is written
 # in the background, then the journal begins anew.  The files before stay as state.json.prev and journal.jsonl.prev.
-# Recovery takes state.json, or if that is broken state.json.prev, and the lines of both journals after its number.
+# state.json and state.json.prev are two files: what damages one of them in its place must not damage both.
+# Recovery takes state.json, or state.json.prev where less is damaged then, and the lines of the journals after it.
 # The locks are taken in this order: `saving` (state.json), `committing` (the journal, and `state`).
-# A damaged row costs the job that it is about; it is kept in a file and reported.
+# What is damaged is left out, kept in a file and reported, and the queue is paused until its owner has looked.
 
 MIN_JOURNAL_BYTES = 256 * 1024      # a smaller journal is not worth a new state.json
-EDITABLE = ("paused", "paused_gpus")       # the keys of state.json that other programs may change
 DAMAGED = ".damaged-"                       # state.json.damaged-20241024-153020
 
 
@@ -6781,7 +6935,8 @@ class Store:
         self.saved_facts: Mapping[str, Any] = {}            # the values of EDITABLE in state.json
         self.bad_edits = 0                                  # how often in a row state.json was no JSON
         self.checkpoint_wanted = threading.Event()
-        self.checkpoint_seq = -1                            # of state.json; -1: it is not as this service wrote it
+        self.checkpoint_seq = -1                            # of state.json; -1: it must be written anew
+        self.is_sound = False                               # state.json is as nexus wrote it: it may become .prev
 
     def update(self, decide: Callable[[State], Iterable[Put]], is_synced: bool = True) -> Any:
         """Make the changes that `decide` yields, and return what the generator `decide` returns.
@@ -6850,7 +7005,7 @@ class Store:
                       for name in EDITABLE if name in body}
             edit = {name: value for name, value in values.items() if value != self.saved_facts[name]}
             take(edit)
-            self.stamp, self.checkpoint_seq, self.bad_edits = stamp, -1, 0
+            self.stamp, self.checkpoint_seq, self.is_sound, self.bad_edits = stamp, -1, False, 0
             self.saved_facts = {**self.saved_facts, **edit}
             self.checkpoint_wanted.set()
             return True
@@ -6870,17 +7025,29 @@ class Store:
                 if found not in (None, self.stamp):
                     self.checkpoint_wanted.set()        # somebody has edited it: take that over first
                     return
-                is_sound = found is not None and self.checkpoint_seq >= 0
-                if is_sound:
+                was_sound = self.is_sound and found is not None
+                if was_sound:
                     keep_previous(path)
                 os.replace(new, path)
-            if not is_sound:                            # what is not as nexus wrote it never becomes state.json.prev
-                keep_previous(path)
-            self.checkpoint_seq, self.stamp = state.seq, stamp
+            self.checkpoint_seq, self.is_sound, self.stamp = state.seq, True, stamp
             self.saved_facts = {name: getattr(state, name) for name in EDITABLE}
+            # What is not as nexus wrote it never becomes state.json.prev: that and its journal stay until the next time
+            if not was_sound and not self.is_usable(f"{path}.prev"):
+                copy_file(path, f"{path}.prev")
             sync_folder(self.layout.journal_dir)
             with self.committing:
-                self.journal.begin_anew(journal_size)
+                if was_sound:
+                    self.journal.begin_anew(journal_size)
+                else:
+                    self.journal.open()                 # cuts off what could not be read of it
+
+    def is_usable(self, path: str) -> bool:
+        """Whether a state file could be recovered from."""
+        with contextlib.suppress(OSError, LookupError, TypeError, ValueError, NexusError):
+            with open(path, encoding="utf-8") as file:
+                found = read_state(file.read())
+            return not found.faults and found.tables["facts"]["host"] == self.host
+        return False
 
     def recover(self) -> None:
         """Read State from the disk.  Raises: conflict, if it is another machine's or a newer nexus's; unavailable.
@@ -6891,21 +7058,26 @@ class Store:
         self.stamp = stamp_of(state_file)               # later edits are noticed after the recovery
         make_folder(self.layout.journal_dir)
         with disk("read", self.layout.journal_dir):
-            found = Recovery(self.layout)
+            found = find_recovery(self.layout)
+            is_one_file = is_same_file(state_file, f"{state_file}.prev")        # as older ones left it, or a crash
         state = found.state
-        is_good = found.source == state_file and state.host == self.host and not found.damage
         # A machine that got another name still has the boot of its jobs.
         is_this_boot = any(job.current.boot_id == read_boot_id() for job in state.running.values())
         if found.source and state.running and not is_this_boot and is_elsewhere(state.host):
             raise describe_other_machine(
                 state.host, f"jobs of {state_file} run there", f"mv {self.layout.home} {self.layout.home}.old")
+        self.is_sound = (found.source == state_file and state.host == self.host and not found.damage
+                         and not found.has_former_lines)
+        is_current = self.is_sound and found.version == STATE_VERSION and not is_one_file and not found.was_resumed
         if not state.service_id or (is_elsewhere(state.host) and not state.running and not state.in_slurm):
             # A copy of ~/.nexus for another machine is another service for the nodes, which would end the other's jobs.
             state.service_id = f"{os.geteuid()}-{self.clock.new_token()[:8]}"
         state.host, self.service_id = self.host, state.service_id
+        for change in forget_unused(state):             # here: a journal of version 2 gets no further line
+            state.put(change)
         self.state, self.saved_facts = state, found.saved_facts
-        self.checkpoint_seq, self.journal.size = found.checkpoint_seq if is_good else -1, found.journal_size
-        if is_good:
+        self.checkpoint_seq, self.journal.size = found.checkpoint_seq if is_current else -1, found.journal_size
+        if is_current:
             return
         self.unsettled = found
         try:
@@ -6915,29 +7087,29 @@ class Store:
             self.checkpoint_wanted.set()
 
     def settle(self) -> None:
-        """Keep aside what a recovery found broken, and write state.json anew.  Raises: unavailable."""
+        """Keep aside what a recovery found damaged, and write state.json anew.  Raises: unavailable."""
         found = self.unsettled
         assert found
         with disk("write", self.layout.journal_dir):
-            for path, why in list(found.broken.items()):
-                aside = f"{path}.broken-{time.strftime('%Y%m%d-%H%M%S')}"
-                os.replace(path, aside)
-                self.log.error("Recovery: %s is broken (%s); it is kept as %s", path, why, aside)
-                del found.broken[path]
-                self.stamp = stamp_of(self.layout.state_file)
-            self.keep_damage(found.damage)
-            found.damage = []
+            self.keep_damage(found)
+            self.stamp = stamp_of(self.layout.state_file)
             self.save_checkpoint()
         self.unsettled = None
 
-    def keep_damage(self, damage: Sequence[Json]) -> None:
-        """Log what is lost, and keep it in a file for a person to look at.  Raises: OSError."""
-        for one in damage:
+    def keep_damage(self, found: Recovery) -> None:
+        """Log what is damaged, and keep it, once, in files for a person to look at.  Raises: OSError."""
+        at = time.strftime("%Y%m%d-%H%M%S")
+        while found.broken:
+            aside = f"{found.broken[0]}.broken-{at}"
+            copy_file(found.broken[0], aside)           # state.json is there until the next one replaces it
+            self.log.error("Recovery: %s is kept as %s", found.broken.pop(0), aside)
+        for one in found.damage:
             self.log.error("Recovery: %s", format_line(one["words"], 300))
-        if damage:
-            path = f"{self.layout.state_file}{DAMAGED}{time.strftime('%Y%m%d-%H%M%S')}"
-            write_atomic(path, (f"{encode_json(one)}\n" for one in damage))
-            self.log.error("Recovery: what cannot be understood is kept in %s", path)
+        if found.damage:
+            path = f"{self.layout.state_file}{DAMAGED}{at}"
+            write_atomic(path, (f"{encode_json(one)}\n" for one in found.damage))
+            self.log.error("Recovery: the queue is paused; what cannot be understood is kept in %s", path)
+            found.damage = []
 
     def list_damaged(self) -> list[str]:
         """The files of keep_damage() that are still there."""
@@ -6976,97 +7148,190 @@ def forget_unused(state: State) -> list[Put]:
 
 
 class Recovery:
-    """State as the disk has it: of the newest state file that can be read, and the journals after it."""
+    """State as the disk has it: of one state file, and the journals after it."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, path: str) -> None:
         """Raises: OSError; conflict, if a newer nexus wrote the file."""
-        self.state = State()
-        self.damage: list[Json] = []                    # what cannot be read: {words, found: its JSON, if it is there}
-        self.broken: dict[str, str] = {}                # {a state file that cannot be read: why}
+        self.layout, self.state = layout, State()
+        self.damage: list[Json] = []                    # what is not whole: {words, found: its JSON, if it is there}
+        self.broken: list[str] = []                     # state files that are not whole
         self.source = ""                                # the file that was read; "" for none
-        self.last = 0
-        tables: Mapping[str, Any] = {}
-        for path in (layout.state_file, f"{layout.state_file}.prev"):
-            try:
-                with open(path, encoding="utf-8") as file:
-                    self.last, tables = read_state(file.read())
-                self.source = path
-                break
-            except FileNotFoundError:
-                continue
-            except (LookupError, TypeError, ValueError) as error:
-                self.broken[path] = format_line(describe_exception(error), 200)
-        self.put_rows(tables, self.source)
-        self.state.next_number = max([self.state.next_number, *(job.number + 1 for job in self.state.jobs.values())])
+        self.doubtful: set[str] = set()                 # jobs of which a change could not be read
+        file, name = StateFile(STATE_VERSION, 0, {}, False), os.path.basename(path)
+        try:
+            with open(path, encoding="utf-8") as opened_file:
+                file = read_state(opened_file.read())
+            self.source = path
+        except FileNotFoundError:
+            pass
+        except (LookupError, TypeError, ValueError) as error:
+            self.note_damage(f"{name} is no state file: {format_line(describe_exception(error), 100)}")
+        self.is_there = bool(self.source or self.damage)
+        self.version = file.version
+        for fault in file.faults:
+            self.note_damage(f"{name}: {fault}")
+        facts = {"facts": file.tables.pop("facts", {})}
+        self.put_rows(facts, name, decode_row if file.is_sealed else decode_old_row)
+        self.put_rows(file.tables, name, decode_sealed_row if file.is_sealed else decode_old_row)
+        self.broken += [path] if self.damage else []
         self.saved_facts = {name: getattr(self.state, name) for name in EDITABLE}
-        self.state.seq = self.checkpoint_seq = self.last
-        self.lines: set[bytes] = set()                  # the changes made: journal.jsonl may begin with former ones
-        self.read_journal(f"{layout.journal_file}.prev")
-        self.journal_size, unreadable = self.read_journal(layout.journal_file)
-        if len(unreadable) > 1:                         # an interrupted write leaves one
-            self.note_damage(f"{layout.journal_file}: its last {len(unreadable)} lines cannot be read", unreadable)
-        if self.broken and not self.source and not self.lines:
-            self.note_damage(f"{layout.state_file} and its .prev cannot be read: their jobs are lost")
-        if self.source and not os.path.exists(layout.journal_file):
-            self.note_damage(f"{layout.journal_file} is missing")
+        self.state.seq = self.last = self.checkpoint_seq = file.seq
+        self.read_journals(file.is_sealed, path == layout.state_file)
+        self.state.next_number = max([self.state.next_number, *(job.number + 1 for job in self.state.jobs.values())])
+        self.was_resumed = bool(self.state.damage) and not self.state.paused        # by hand, in the file
+        if self.was_resumed:
+            self.state.damage = ""
 
     def note_damage(self, words: str, found: Any = None) -> None:
         self.damage.append({"words": words, "found": found})
 
-    def read_journal(self, path: str) -> tuple[int, list[str]]:
-        """Make the changes of a journal that come next; return the bytes before its last unreadable lines, and those.
+    def read_journals(self, is_sealed: bool, is_newest: bool) -> None:
+        """Make the changes after the state file's.  `is_newest`: it is state.json, which has the former journal's.
+
+        Raises: OSError.
+        """
+        path = self.layout.journal_file
+        self.is_sealed = is_sealed
+        self.lines: set[bytes] = set()                  # the changes made: journal.jsonl may begin with former ones
+        self.unreadable: list[str] = []                 # the last lines so far that cannot be read
+        self.read_journal(f"{path}.prev")
+        self.has_former_lines = self.last > self.checkpoint_seq         # then it must stay for this state file
+        if is_newest:
+            self.unreadable = []
+        self.journal_size = self.read_journal(path)
+        if self.unreadable:
+            lost = f"its last {'line' if len(self.unreadable) == 1 else f'{len(self.unreadable)} lines'}"
+            self.note_damage(f"{os.path.basename(path)}: {lost} cannot be read", self.unreadable)
+        if self.source and not os.path.exists(path):
+            self.note_damage(f"{os.path.basename(path)} is missing")
+
+    def read_journal(self, path: str) -> int:
+        """Make the changes of a journal that come next; return the bytes before its last unreadable lines.
 
         What is missing in journal.jsonl.prev shows in the numbers of the next one.  Raises: OSError.
         """
-        size, at, unreadable = 0, 0, list[str]()
+        size, at, name = 0, 0, os.path.basename(path)
+        needs_crc = self.is_sealed                      # as all lines that follow one with a checksum
         with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
             for line in file:
                 at += len(line)
+                if is_torn(line):
+                    continue
                 try:
-                    body = decode("dict", load_json(line if line.endswith(b"\n") else b""))
-                    seq, tables = decode("int", body["seq"], "seq"), decode("dict", body["put"], "put")
+                    if not line.endswith(b"\n"):
+                        raise ValueError("its end is damaged")
+                    seq, tables, is_sealed = read_transaction(line)
+                    if needs_crc and not is_sealed and seq > self.checkpoint_seq:
+                        raise ValueError("it has no checksum")
+                    needs_crc |= is_sealed
                 except (ValueError, TypeError, KeyError):
-                    unreadable.append(line.decode("ascii", "backslashreplace"))
+                    self.unreadable.append(line.decode("ascii", "backslashreplace"))
+                    self.doubtful.update(guess_jobs(line))
                     continue
                 if seq > self.checkpoint_seq and line not in self.lines:
                     if seq != self.last + 1:
-                        self.note_damage(f"{path}: after change {self.last} comes change {seq}", unreadable)
-                    self.put_rows(tables, f"{path}: change {seq}")
+                        self.note_damage(f"{name}: after change {self.last} comes change {seq}", self.unreadable)
+                    self.put_rows(tables, f"{name}: change {seq}", decode_row if is_sealed else decode_old_row)
                     self.lines.add(line)
                     self.last, self.state.seq = seq, max(self.state.seq, seq)
-                size, unreadable = at, []
-        return size, unreadable
+                size, self.unreadable = at, []
+        return size
 
-    def put_rows(self, tables: Mapping[str, Any], where: str) -> None:
-        """Put the rows of these tables into State.
-
-        A row that cannot be decoded costs the job that it is about: to queue it on a guess might run it twice.
-        """
+    def put_rows(self, tables: Mapping[str, Any], where: str, decode_one: Callable[[str, str, Any], Any]) -> None:
+        """Put the rows of these tables into State.  A row that cannot be decoded leaves what State had before."""
         for table, rows in tables.items():
             if not isinstance(rows, dict):
                 self.note_damage(f"{where}: {table} is no object", rows)
                 continue
             for key, row in rows.items():
+                if not is_known(table, key) and (decode_one is decode_row or not RETIRED.isdisjoint((table, key))):
+                    continue                            # an older or a newer nexus knew it
                 try:
-                    self.state.put(Put(table, key, decode_row(table, key, row)))
+                    self.state.put(Put(table, key, decode_one(table, key, row)))
+                    self.doubtful.discard(key)
                 except (KeyError, TypeError, ValueError) as error:
                     name = f"{'job' if table == 'jobs' else table} {format_line(key, 60)}"
-                    self.note_damage(f"{where}: {name} cannot be understood: {error}", row)
+                    why = f"it has no {error}" if isinstance(error, KeyError) else error
+                    self.note_damage(f"{where}: {name} cannot be understood: {why}", row)
                     if table == "jobs":
-                        self.state.put(Put(table, key, None))
+                        self.doubtful.add(key)
+
+    def pause(self) -> None:
+        """Pause the queue for what is damaged.  Hold the jobs that may have started, or be over, as far as is known."""
+        held = [job for job in self.state.pending.values() if not job.is_held and not is_in_slurm(job) and (
+            job.id in self.doubtful or os.path.lexists(
+                os.path.join(self.layout.folder_of(job), f"attempt-{job.attempt + 1}")))]
+        for job in held:
+            self.state.put(change_job(job, is_held=True))
+        if held:
+            self.note_damage(f"held, as more may have become of it than is known (nexus resume ID): job "
+                             f"{join_some([job.id for job in held])}")
+        self.state.paused = True
+        self.state.damage = format_line(join_some([one["words"] for one in self.damage], 3, "; "), 500)
+
+
+def find_recovery(layout: Layout) -> Recovery:
+    """State of the state file from which less is lost; the queue is paused if any is damaged.
+
+    Raises: OSError; conflict, if a newer nexus wrote it.
+    """
+    newest = chosen = Recovery(layout, layout.state_file)
+    if newest.damage or not newest.is_there:
+        former = Recovery(layout, f"{layout.state_file}.prev")
+        if former.source and (not newest.is_there or len(former.damage) < len(newest.damage)):
+            chosen = former
+            if newest.broken:
+                words = f"{newest.damage[0]['words']} (state.json.prev was read in its place)"
+                former.damage.insert(0, {"words": words, "found": None})
+        elif former.broken and not newest.source:
+            newest.note_damage(f"{former.damage[0]['words']}: the jobs of both are lost")
+        chosen.broken = [*newest.broken, *former.broken]
+    if chosen.damage:
+        chosen.pause()
+    return chosen
+
+
+def is_torn(line: bytes) -> bool:
+    """Whether it is the beginning of a line, as an interrupted write leaves it: nobody heard that it was accepted."""
+    if line.endswith(b"\n"):
+        return False
+    try:
+        read_transaction(line[:-1])
+        return False                            # a whole line, whose end is damaged
+    except (ValueError, TypeError, KeyError):
+        return True
+
+
+def guess_jobs(line: bytes) -> list[str]:
+    """The jobs that a damaged line of the journal seems to be about."""
+    with contextlib.suppress(ValueError, TypeError, LookupError):
+        return list(load_json(line)["put"]["jobs"])
+    return []
 
 
 def keep_previous(path: str) -> None:
-    """Make PATH.prev the same file as `path`, or a copy.  Raises: OSError."""
-    import shutil
+    """Make PATH.prev the same file as `path`, or a copy, before `path` is replaced.  Raises: OSError."""
     aside = f"{path}.prev.tmp"
     remove_file(aside)
     try:
         os.link(path, aside)
     except OSError:                         # a file system may have no hard links
-        shutil.copyfile(path, aside)
+        copy_file(path, aside)
     os.replace(aside, f"{path}.prev")
     remove_file(aside)                      # where PATH.prev was the same file already, nothing was renamed
+
+
+def copy_file(path: str, target: str) -> None:
+    """Make `target` a copy of a file, as a whole.  Raises: OSError, unavailable."""
+    aside = f"{target}.new"
+    with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file, written(aside, file):
+        os.replace(aside, target)
+
+
+def is_same_file(path: str, other: str) -> bool:
+    with contextlib.suppress(OSError):
+        return os.path.samefile(path, other)
+    return False
 
 
 def describe_other_machine(host: str, why: str, otherwise: str) -> NexusError:
@@ -9889,7 +10154,7 @@ class Admission(Part):
         """Pause or resume the queue, or one group.  Raises: not_found."""
         def change(state: State) -> Changes:
             if name is None:
-                yield Put("facts", "paused", is_paused)
+                yield from pause_queue(is_paused)
                 return
             check_group(state, name)
             group = state.groups.get(name) or Group(name)
@@ -10192,7 +10457,7 @@ class Housekeeping(Part):
         def change(state: State) -> Changes:
             before = state.paused, state.paused_gpus
             if isinstance(is_paused, bool):
-                yield Put("facts", "paused", is_paused)
+                yield from pause_queue(is_paused)
             if isinstance(listed, tuple):
                 gpus = self.service.gpu_watch.all_gpus()
                 known = {*(gpu.uuid for gpu in gpus), *state.paused_gpus}   # a card that was paused may come back
@@ -10321,6 +10586,10 @@ class Health(Part):
         if damaged:
             yield ("lost", False,
                    f"the unreadable part of the state is kept in {damaged}: look at it, and move it away", "")
+        damage = self.store.state.damage
+        if damage:
+            paused = f"the queue is paused, as a start did not find the state whole: {damage}"
+            yield "damage", False, f"{paused}; nexus resume goes on", f"{paused}: see nexus health, then nexus resume"
         if service.cluster:
             error = service.cluster.find_error()
             reading = error.message if error else f"asked in {service.cluster.took_s:.2f} s"
@@ -10498,8 +10767,9 @@ class Views(Part):
             return [Reason("node-down", "", error.message)]
         if self.service.cluster and job.current.slurm_key is not None:
             return [Reason("resources", "slurm", self.service.cluster.find_wait(job))]
-        if state.paused or plan.hold == PAUSED:         # the plan may be out of date
-            plan = replace(plan, hold=PAUSED if state.paused else None)
+        pause = find_pause(state)
+        if pause or (plan.hold and plan.hold.code == "paused"):         # the plan may be out of date
+            plan = replace(plan, hold=pause)
         return list_reasons(job, state.groups.get(job.group or ""), plan, self.config, self.clock.now())
 
     def explain(self, job_id: str, caller: Caller) -> dict[str, Any]:
@@ -11488,7 +11758,8 @@ class Calls(Gate):
         holds = list_holds(state)
         held = next((holds[job.group] for job in waiting if job.group in holds), None)
         trouble = self.service.observer.observation.error if any(job.gpus for job in waiting) else None
-        why = PAUSED.detail if state.paused and waiting else held or trouble
+        pause = find_pause(state)
+        why = pause.detail if pause and waiting else held or trouble
         return f"it waits: {why}" if why else ""
 
     @route("PATCH /queue/{id}", "user", "change a job that has not ended, or its position", "Job", body="Edit")

@@ -201,7 +201,7 @@ nodes = st.builds(nexus.KnownNode, st.builds(nexus.NodeConfig, texts, texts, tex
 changes = st.one_of(
     jobs.map(lambda one: nexus.Put("jobs", one.id, one)), st.builds(nexus.Put, st.just("jobs"), ids, st.none()),
     st.builds(nexus.Put, st.just("environments"), texts, environments),
-    groups.map(lambda one: nexus.Put("groups", one.name, one)), st.builds(nexus.Put, st.just("nodes"), texts, nodes),
+    groups.map(lambda one: nexus.Put("groups", one.name, one)), nodes.map(lambda one: nexus.Put("nodes", one.config.name, one)),
     st.builds(nexus.Put, st.just("seen"), texts, st.none() | st.integers(1, 9)),
     st.one_of(*(st.builds(nexus.Put, st.just("facts"), st.just(name), made) for name, made in state_facts.items())))
 json_values = st.recursive(

@@ -102,7 +102,7 @@ def test_a_section_uses_only_those_above_it():
 PURE_MODULES = {"base64", "__future__", "bisect", "calendar", "collections", "collections.abc", "contextlib", "csv", "datetime", "decimal",
                 "difflib", "email",
                 "heapq", "itertools", "json", "operator", "math", "re", "shlex", "statistics", "textwrap", "typing", "typing_extensions",
-                "functools", "hashlib", "hmac", "html", "string", "unicodedata", "xml.etree", "xml.etree.ElementTree"}
+                "functools", "hashlib", "hmac", "html", "string", "unicodedata", "xml.etree", "xml.etree.ElementTree", "zlib"}
 PURE_OF_TIME = {"strftime": 2, "gmtime": 1, "localtime": 1, "strptime": 2}      # with so many arguments
 IMPURE_BUILTINS = {"open", "print", "input", "exec", "eval", "breakpoint", "__import__"}
 

@@ -6,18 +6,20 @@ import json
 import logging
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import weakref
+import zlib
 from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from makers import NOW, config, indexes_of, job, json_values, paths_of, put, put_at
+from makers import NOW, SAMPLES, config, facts_put, indexes_of, job, json_values, paths_of, put, put_at
 
 import nexus
 
@@ -67,7 +69,18 @@ class Box:
     def crash(self, folder):
         """What the disk holds at this moment, in another folder; the Store of this one goes no further."""
         shutil.copytree(self.folder, folder)
+        if self.is_one_file():
+            os.unlink(f"{folder}/state.json.prev")
+            os.link(f"{folder}/state.json", f"{folder}/state.json.prev")
         return Box(folder)
+
+    def is_one_file(self):
+        return nexus.is_same_file(self.path("state.json"), self.path("state.json.prev"))
+
+    def cut(self, name):
+        """Damage a file in its place."""
+        with open(self.path(name), "r+b") as file:
+            file.truncate(os.path.getsize(self.path(name)) // 2)
 
 
 def made_by(state, changes, answer=None):
@@ -80,7 +93,7 @@ def made_by(state, changes, answer=None):
 def dump(state):
     """All of a State but what no job needs, and how many changes that took; `indexes` as they are."""
     used = {one.environment for one in state.jobs.values()}
-    facts = nexus.FACTS.keys() - {"host", "service_id"}           # of whoever writes
+    facts = nexus.FACTS.keys() - {"host", "service_id", "damage"}           # of whoever writes, and of the last start
     return {"facts": {name: getattr(state, name) for name in facts}, "jobs": dict(state.jobs),
             "environments": {digest: dict(variables) for digest, variables in state.environments.items() if digest in used},
             "groups": {name: group for name, group in state.groups.items() if name in {one.group for one in state.jobs.values()}},
@@ -261,13 +274,6 @@ HARMLESS = [  # reason, what happens to the files: nothing of what was acknowled
         9, [set_fact("paused", False)]).encode()[:-1])),
     ("a line too many", rewrite("journal.jsonl", lambda content: content.replace(b"\n", b"\ngarbage\n", 1))),
     ("NUL bytes at the end, as a crash of the machine leaves them", rewrite("journal.jsonl", lambda content: content + b"\0" * 4096)),
-    ("state.json cut short", rewrite("state.json", lambda content: content[:len(content) // 2])),
-    ("state.json is garbage", rewrite("state.json", lambda content: GARBAGE)),
-    ("state.json of no version", rewrite("state.json", lambda content: content.replace(b'"version": 2', b'"version": "x"'))),
-    ("state.json with an unknown field", rewrite("state.json", lambda content: content.replace(b'"xyz": {', b'"xyz": {"colour":[1],'))),
-    ("a change with an unknown field", rewrite("journal.jsonl", lambda content: content.replace(b'"abc":{', b'"abc":{"colour":1,'))),
-    ("state.json with a job that is none", rewrite(
-        "state.json", lambda content: content.replace(b'"status":"running"', b'"status":"walking"'))),
     ("state.json deleted", remove("state.json")),
     ("state.json.prev deleted", remove("state.json.prev")),
     ("state.json.prev is garbage", rewrite("state.json.prev", lambda content: GARBAGE)),
@@ -280,7 +286,21 @@ HARMLESS = [  # reason, what happens to the files: nothing of what was acknowled
     ("a crash between the renames of the journals", both(join_journals, copy("journal.jsonl", "journal.jsonl.prev"))),
     ("a crash before the journal began anew", join_journals),
     ("files of other programs", lambda box: pathlib.Path(box.path("state.json~")).touch()),
+    ("numbers as other programs write them", rewrite("state.json", lambda content: content.replace(b".0,", b",").replace(b".0]", b"]"))),
+    ("a newer nexus's fields", lambda box: seal_anew(box, "xyz", colour=[1.0])),
 ]
+
+
+def seal_anew(box, job_id, **fields):
+    """Give a row of state.json further fields, and the checksum that anybody can make."""
+    path = pathlib.Path(box.path("state.json"))
+    body = json.loads(path.read_text())
+    row = {**body["jobs"][job_id], **fields}
+    del row["crc"]
+    plain = json.loads(json.dumps(row), parse_float=lambda text: int(float(text)) if float(text).is_integer() else float(text))
+    row["crc"] = zlib.crc32(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode())
+    body["jobs"][job_id] = row
+    path.write_text(json.dumps(body))
 
 
 def test_the_previous_file_leaves_nothing_aside(tmp_path):
@@ -318,18 +338,9 @@ def live_on(box, folder):
 def test_recovery_brings_back_what_was_acknowledged(history, tmp_path, reason, act):
     box = history.crash(tmp_path / "copy")
     act(box)
-    content = {name: pathlib.Path(box.path(name)).read_bytes() for name in box.names()}
     box.open()
-    assert box.dump() == history.dump()
-    is_broken = "is broken" in " ".join(box.said)
-    asides = [name for name in box.names() if ".broken-" in name]
-    assert is_broken == bool(asides)
-    for name in asides:
-        assert pathlib.Path(box.path(name)).read_bytes() == content[name.partition(".broken-")[0]], "kept for a person to look at"
-    for name in ("state.json", "state.json.prev"):
-        if os.path.exists(box.path(name)) and not (name.endswith("prev") and "state.json.prev is garbage" in reason):
-            with open(box.path(name), "rb") as file:
-                nexus.read_state(file.read().decode())
+    assert box.dump() == history.dump() and box.store.state.damage == ""
+    assert not [said for said in box.said if "Recovery" in said] and not box.store.list_damaged()
     live_on(box, tmp_path)
 
 
@@ -358,17 +369,88 @@ def test_recovery_on_a_full_disk(history, tmp_path, monkeypatch, reason, act, na
     live_on(box, tmp_path)
 
 
+MADE_GOOD = [  # reason, what happens to state.json: what was before it makes it good, and its owner is told
+    ("cut short", lambda content: content[:len(content) // 2], "is no state file"),
+    ("garbage", lambda content: GARBAGE, "is no state file"),
+    ("empty", lambda content: b"", "is no state file"),
+    ("of no version", lambda content: content.replace(b'"version": 3', b'"version": "x"'), "version is 'x'"),
+    ("of an older version", lambda content: content.replace(b'"version": 3', b'"version": 2'), "the checksum of its facts is wrong"),
+    ("of no number", lambda content: content.replace(b'"seq": 5', b'"sep": 5'), "is no state file"),
+    ("another number", lambda content: content.replace(b'"seq": 5', b'"seq": 4'), "the checksum of its facts is wrong"),
+    ("another machine's", lambda content: content.replace(b'"host": "', b'"host": "x'), "the checksum of its facts is wrong"),
+    ("a fact of another name", lambda content: content.replace(b'"next_number"', b'"next_numbes"'), "the checksum of its facts is wrong"),
+    ("no checksum of the facts", lambda content: content.replace(b'"crc": ', b'"csc": '), "its facts have no checksum"),
+    ("a table of another name", lambda content: content.replace(b'"environments": {', b'"environmentt": {'), "it has no environments"),
+    ("without a job", lambda content: b"".join(line for line in content.splitlines(True) if not line.startswith(b'"abc": ')),
+     "it has 2 rows, and had 3"),
+    ("an unknown field", lambda content: content.replace(b'"xyz": {', b'"xyz": {"colour":[1],'),
+     "job xyz cannot be understood: its checksum"),
+    ("a status that is none", lambda content: content.replace(b'"status":"running"', b'"status":"walking"'),
+     "job abc cannot be understood"),
+    ("a field of another name", lambda content: content.replace(b'"status":"running"', b'"stauus":"running"'),
+     "job abc cannot be understood"),
+    ("a job of another id", lambda content: content.replace(b'"abc": {', b'"abb": {'), "job abb cannot be understood"),
+    ("a job in the place of another", lambda content: content.replace(b'"abc": {', b'"xyz": {'), "it has 2 rows, and had 3"),
+    ("an environment of another key", lambda content: content.replace(b'"eeeeeeee": {', b'"eeeeeeed": {'),
+     "environments eeeeeeed cannot be understood: its name is eeeeeeee"),
+    ("a variable of another name", lambda content: content.replace(b'"A":"b', b'"C":"b'),
+     "environments eeeeeeee cannot be understood: its checksum"),
+    ("a row without its checksum", lambda content: re.sub(rb',"crc":[0-9]+}\n}}', b"}\n}}", content),
+     "job xyz cannot be understood: it has no checksum"),
+    ("nothing in the place of a job", lambda content: re.sub(rb'"xyz": {.*}\n', b'"xyz": null\n', content), "job xyz cannot be understood"),
+    ("a pause that is none", lambda content: content.replace(b'"paused": true', b'"paused": 1'), "facts paused cannot be understood"),
+]
+
+
+@pytest.mark.parametrize("reason, change, words", MADE_GOOD, ids=[case[0] for case in MADE_GOOD])
+def test_what_state_json_has_lost_is_taken_from_before_it(history, tmp_path, reason, change, words):
+    box = history.crash(tmp_path / "copy")
+    rewrite("state.json", change)(box)
+    content = pathlib.Path(box.path("state.json")).read_bytes()
+    before = read_pair(box)
+    box.open()
+    assert box.dump() == history.dump() and box.store.state.paused
+    assert words in box.store.state.damage and "state.json.prev was read in its place" in box.store.state.damage
+    aside, = [name for name in box.names() if ".broken-" in name]
+    assert pathlib.Path(box.path(aside)).read_bytes() == content, "kept for a person to look at"
+    assert os.stat(box.path(aside)).st_mode & 0o777 == 0o600
+    assert read_pair(box) == before, "what it was recovered from stays until there is something better"
+    live_on(box, tmp_path)
+
+
+def read_pair(box):
+    return [pathlib.Path(box.path(name)).read_bytes() for name in ("state.json.prev", "journal.jsonl.prev")]
+
+
 DAMAGE = [  # reason, what happens, what is known to be missing
     ("a line in the middle is garbage", rewrite("journal.jsonl", change_line(1, b"garbage\n")), "after change 6 comes change 8"),
+    ("a bit in the middle", rewrite("journal.jsonl", lambda content: content.replace(b'"completed"', b'"complfted"', 1)),
+     "after change 6 comes change 8"),
     ("a change of no table", rewrite("journal.jsonl", lambda content: content.replace(b'"jobs":{"abc":{', b'"jubs":{"abc":{')),
-     "change 7: jubs abc cannot be understood"),
+     "after change 6 comes change 8"),
+    ("a change with an unknown field", rewrite("journal.jsonl", lambda content: content.replace(b'"abc":{', b'"abc":{"colour":1,')),
+     "after change 6 comes change 8"),
+    ("the last line is garbage", rewrite("journal.jsonl", change_line(2, b"garbage\n")), "its last line cannot be read"),
+    ("a bit in the last line", rewrite("journal.jsonl", lambda content: content.replace(b'"xyz":null', b'"xyy":null')),
+     "its last line cannot be read"),
+    ("the end of the last line", rewrite("journal.jsonl", lambda content: content[:-1] + b"\x0b"), "its last line cannot be read"),
+    ("the last line has no checksum", rewrite("journal.jsonl", lambda content: re.sub(rb',"crc":[0-9]+}\n$', b"}\n", content)),
+     "its last line cannot be read"),
     ("the last lines are garbage", both(rewrite("journal.jsonl", change_line(1, b"x\n")),
                                         rewrite("journal.jsonl", change_line(2, b"y\n"))),
      "its last 2 lines cannot be read"),
+    ("the last line is garbage, and a torn one follows", both(
+        rewrite("journal.jsonl", change_line(2, b"garbage\n")), rewrite("journal.jsonl", lambda content: content + b'{"put":{"jo')),
+     "its last line cannot be read"),
+    ("the last line of the journal before, and state.json", both(
+        rewrite("journal.jsonl.prev", lambda content: content[:-5] + b"garbage\n"), remove("state.json"),
+        rewrite("journal.jsonl", lambda _: b"")), "its last line cannot be read"),
+    ("a line of the journal before, and state.json", both(
+        rewrite("journal.jsonl.prev", lambda content: content[:-5] + b"garbage\n"), remove("state.json")), "after change 4 comes change 6"),
     ("both state files are gone", remove("state.json", "state.json.prev"), "after change 0 comes change 4"),
     ("the journal is gone", remove("journal.jsonl"), "journal.jsonl is missing"),
     ("both are garbage, and the journals empty", both(*(rewrite(name, lambda _: b"") for name in (
-        "state.json", "state.json.prev", "journal.jsonl", "journal.jsonl.prev"))), "cannot be read: their jobs are lost"),
+        "state.json", "state.json.prev", "journal.jsonl", "journal.jsonl.prev"))), "the jobs of both are lost"),
 ]
 
 
@@ -376,28 +458,67 @@ DAMAGE = [  # reason, what happens, what is known to be missing
 def test_damage_is_told_and_the_rest_is_brought_back(history, tmp_path, reason, act, words):
     box = history.crash(tmp_path / "copy")
     act(box)
+    has_garbage = any(b"garbage" in pathlib.Path(box.path(name)).read_bytes() for name in box.names())
     box.open()
     assert words in " ".join(box.said), box.said
+    assert words in box.store.state.damage and box.store.state.paused
     kept, = box.store.list_damaged()
-    assert ("garbage" in pathlib.Path(kept).read_text()) == ("is garbage" in reason)
+    assert ("garbage" in pathlib.Path(kept).read_text()) == has_garbage
     live_on(box, tmp_path)
 
 
-def damage_job(old, new):
-    """Of the one state file that there is, as after a downgrade: whatever cannot be understood is in both."""
-    return both(remove("state.json.prev", "journal.jsonl.prev"), rewrite("state.json", lambda content: content.replace(old, new, 1)))
+def as_version_2(box):
+    """The files as version 2 wrote them: without checksums, and with the bare rows of two tables."""
+    def unwrap(tables):
+        for table, name in nexus.WRAPPED.items():
+            tables[table] = {key: row and row[name] for key, row in tables.get(table, {}).items()}
+        for row in [row for rows in tables.values() if isinstance(rows, dict) for row in rows.values() if isinstance(row, dict)]:
+            row.pop("crc", None)
+        return tables
+
+    for name in box.names():
+        path = pathlib.Path(box.path(name))
+        if name.startswith("journal"):
+            bodies = [json.loads(line) for line in path.read_text().splitlines()]
+            path.write_text("".join(f'{{"seq":{body["seq"]},"put":{json.dumps(unwrap(body["put"]), separators=(",", ":"))}}}\n'
+                                    for body in bodies))
+        else:
+            body = unwrap(json.loads(path.read_text()))
+            for key in ("crc", "checksums", "rows", "damage"):
+                del body[key]
+            lines = ",\n".join(f"{json.dumps(key)}: {{\n" + ",\n".join(
+                f"{json.dumps(one)}: {json.dumps(row, separators=(',', ':'))}" for one, row in fact.items()) + "\n}"
+                if isinstance(fact, dict) else f"{json.dumps(key)}: {json.dumps(fact)}" for key, fact in {**body, "version": 2}.items())
+            path.write_text(f"{{{lines}}}\n")
+
+
+def damage_old(old, new, name="state.json"):
+    """Of files of version 2, where nothing older makes it good."""
+    return both(as_version_2, remove("state.json.prev", "journal.jsonl.prev"),
+                rewrite(name, lambda content: content.replace(old, new, 1)))
 
 
 LOST = [  # reason, what happens, words of what is told, jobs that are left
-    ("a field of another type", damage_job(b'"xyz": {', b'"xyz": {"retries":"2",'),
+    ("a field of another type", damage_old(b'"xyz": {', b'"xyz": {"retries":"2",'),
      "job xyz cannot be understood: retries is '2', and not int", {"abc", "uvw"}),
-    ("no id", damage_job(b'"xyz": {', b'"/etc": {'), "job /etc cannot be understood: its id is xyz", {"abc", "uvw"}),
-    ("a fact", damage_job(b'"paused": true', b'"paused": "no"'), "facts paused cannot be understood: paused is 'no', and not bool",
+    ("an unknown field", damage_old(b'"xyz": {', b'"xyz": {"colour":[1],'),
+     "job xyz cannot be understood: it has no colour", {"abc", "uvw"}),
+    ("a status of another name", damage_old(b'"status":"running"', b'"stauus":"running"'),
+     "job abc cannot be understood: it has no stauus", {"abc", "uvw"}),
+    ("an attempt's field of another name", damage_old(b'"attempts":[{"number"', b'"attempts":[{"numbes"'),
+     "job abc cannot be understood: it has no numbes", {"abc", "uvw"}),
+    ("no id", damage_old(b'"xyz": {', b'"/etc": {'), "job /etc cannot be understood: its id is xyz", {"abc", "uvw"}),
+    ("a fact", damage_old(b'"paused": true', b'"paused": "no"'), "facts paused cannot be understood: paused is 'no', and not bool",
      {"abc", "uvw"}),
-    ("a change of a job", rewrite("journal.jsonl", lambda content: content.replace(b'"status":"completed"', b'"status":7')),
-     "change 7: job abc cannot be understood: status is 7, and not str", {"uvw"}),
-    ("the number of a change", rewrite("journal.jsonl", lambda content: content.replace(b'"seq":6', b'"seq":99')),
-     "after change 5 comes change 99", {"abc", "uvw"}),
+    ("a fact of another name", damage_old(b'"next_number"', b'"next_numbes"'), "state.json: it has no next_numbes", {"abc", "uvw"}),
+    ("an environment", damage_old(b'{"A":"b', b'{"A":5,"B":"b'), "environments eeeeeeee cannot be understood: its variables are not texts",
+     {"abc", "uvw"}),
+    ("a change of a job", damage_old(b'"status":"completed"', b'"status":7', "journal.jsonl"),
+     "change 7: job abc cannot be understood: status is 7, and not str", {"abc", "uvw"}),
+    ("a change of another name", damage_old(b'"put":', b'"pot":', "journal.jsonl"), "after change 5 comes change 7", {"abc"}),
+    ("a table of another name", damage_old(b'"jobs":{"uvw"', b'"jubs":{"uvw"', "journal.jsonl"),
+     "change 6: jubs uvw cannot be understood", {"abc"}),
+    ("the number of a change", damage_old(b'"seq":6', b'"seq":99', "journal.jsonl"), "after change 5 comes change 99", {"abc", "uvw"}),
 ]
 
 
@@ -407,19 +528,205 @@ def test_what_cannot_be_understood_costs_its_job_alone_and_is_kept(history, tmp_
     act(box)
     box.open()
     assert set(box.store.state.jobs) == left and any(words in said for said in box.said), box.said
-    assert not any(job != history.store.state.jobs[job.id] for job in box.store.state.jobs.values())
+    assert words in box.store.state.damage and box.store.state.paused
     kept, = box.store.list_damaged()
     assert kept in box.said[-1] and os.stat(kept).st_mode & 0o777 == 0o600
     assert any(words in one["words"] for one in map(json.loads, pathlib.Path(kept).read_text().splitlines()))
     live_on(box, tmp_path)
 
 
+def test_an_environment_is_told_nowhere(history, tmp_path):
+    """Of a damaged one, only the file that is kept has its content."""
+    for name in ("state.json", "journal.jsonl.prev"):
+        for old, new in ((b'"variables":{"A":"b', b'"variables":{"A":1,"SECRET":"hunter2'),
+                         (b'"variables":{', b'"variables":"hunter2","C":{')):
+            box = history.crash(tmp_path / f"{name}-{len(old)}")
+            remove("state.json.prev" if name == "state.json" else "state.json")(box)
+            rewrite(name, lambda content, old=old, new=new: content.replace(old, new))(box)
+            box.open()
+            assert "hunter2" not in f"{box.said} {box.store.state.damage}"
+
+
+def put_line(number, **fact):
+    """A line of the journal of version 2."""
+    return json.dumps({"seq": number, "put": {"facts": fact}}) + "\n"
+
+
+def seal_line(number, **fact):
+    return nexus.encode_transaction(number, facts_put(**fact))
+
+
+BESIDE = [  # reason, what the state file is, lines after its number 5; the number that is reached, words of what is damaged
+    ("version 3, with checksums", 3, [seal_line(6), seal_line(7)], 7, ""),
+    ("version 3, a line without", 3, [seal_line(6), put_line(7)], 6, "its last line cannot be read"),
+    ("version 3, a line without before others", 3, [put_line(6), seal_line(7)], 7, "after change 5 comes change 7"),
+    ("version 3, a former line without", 3, [put_line(4), put_line(5), seal_line(6)], 6, ""),
+    ("version 2, as it was left", 2, [put_line(6), put_line(7)], 7, ""),
+    ("version 2, from which version 3 went on", 2, [put_line(6), seal_line(7)], 7, ""),
+    ("version 2, a line without after one with", 2, [seal_line(6), put_line(7)], 6, "its last line cannot be read"),
+    ("version 2, a wrong checksum", 2, [put_line(6), seal_line(7).replace('"seq":7', '"seq":8')], 6, "its last line cannot be read"),
+    ("none, from the first change on, of version 2", 0, [put_line(1), put_line(2)], 2, ""),
+    ("none, from the first change on, of version 3", 0, [seal_line(1), seal_line(2)], 2, ""),
+    ("none, and later changes", 0, [seal_line(6)], 6, "after change 0 comes change 6"),
+    ("none, and no changes", 0, [], 0, ""),
+]
+
+
+@pytest.mark.parametrize("reason, version, lines, last, words", BESIDE, ids=[case[0] for case in BESIDE])
+def test_which_lines_count_beside_which_state_file(history, tmp_path, reason, version, lines, last, words):
+    box = history.crash(tmp_path / "copy")
+    if version == 2:
+        as_version_2(box)
+    remove("state.json.prev", "journal.jsonl.prev", *([] if version else ["state.json"]))(box)
+    pathlib.Path(box.path("journal.jsonl")).write_text("".join(lines))
+    box.open()
+    assert box.store.state.seq == last and box.store.state.damage.startswith(f"journal.jsonl: {words}" if words else "")
+    assert bool(words) == bool(box.store.state.damage), box.store.state.damage
+    live_on(box, tmp_path)
+
+
+# Homes that version 2 wrote: see samples/homes/index.md
+
+HOMES = sorted(path.name for path in (SAMPLES / "homes").iterdir() if path.is_dir())
+
+
+def load_sample(name, folder):
+    shutil.copytree(SAMPLES / "homes" / name, folder)
+    return Box(folder)
+
+
+def fold(folder):
+    """{table: rows} of the files of version 2, and the number of the last change, by no code of nexus's."""
+    body = json.loads((folder / "state.json").read_text())
+    seq, tables = body["seq"], {name: fact for name, fact in body.items() if isinstance(fact, dict)}
+    tables["facts"] = {name: fact for name, fact in body.items() if not isinstance(fact, dict) and name not in ("version", "seq")}
+    for line in map(json.loads, (folder / "journal.jsonl").read_text().splitlines()):
+        if line["seq"] > seq:
+            seq = line["seq"]
+            for table, rows in line["put"].items():
+                tables[table] = {key: row for key, row in {**tables[table], **rows}.items() if row is not None}
+    return tables, seq
+
+
+@pytest.mark.parametrize("name", HOMES)
+def test_what_version_2_wrote_is_all_there(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(nexus, "read_machine", lambda: "gpu1")
+    wanted, last = fold(SAMPLES / "homes" / name)
+    box = load_sample(name, tmp_path / "home")
+    before = {each: pathlib.Path(box.path(each)).read_bytes() for each in ("state.json", "journal.jsonl")}
+    state = box.open().store.state
+    assert state.seq == last and box.said == [] and not box.store.list_damaged()
+    assert state.damage == "" and state.paused == wanted["facts"]["paused"]
+    for table in nexus.ROWS:
+        found = {key: json.loads(nexus.encode_json(row)) for key, row in getattr(state, table).items()}
+        rows = {key: {"status": "pending", **row} for key, row in wanted["jobs"].items()} if table == "jobs" else wanted[table]
+        used = [job["environment"] for job in wanted["jobs"].values()]
+        assert found == {key: row for key, row in rows.items() if table != "environments" or key in used}
+    assert {key: json.loads(nexus.encode_json(getattr(state, key))) for key in wanted["facts"]} == wanted["facts"]
+    assert any(row for table in nexus.ROWS for row in wanted[table]) and len(wanted["jobs"]) > 2, "the sample has something in it"
+    # Version 3 is written before anything else, and what was there is kept whole.
+    assert json.loads(pathlib.Path(box.path("state.json")).read_text())["version"] == 3
+    assert pathlib.Path(box.path("journal.jsonl")).read_bytes() == b""
+    assert {each: pathlib.Path(box.path(f"{each}.prev")).read_bytes() for each in before} == before
+    box.add("zzz")
+    other = box.crash(tmp_path / "other")
+    other.cut("state.json")
+    assert is_same_but_paused(other.open(), box), "and could be gone back to"
+    live_on(box, tmp_path)
+
+
+def is_same_but_paused(box, other):
+    return box.dump()["jobs"] == other.dump()["jobs"] and box.store.state.damage and not other.store.state.damage
+
+
+def test_version_3_comes_before_anything_that_version_2_could_not_read(tmp_path, monkeypatch):
+    """At whatever moment the first start is killed, there is nothing of version 3 beside a state.json of version 2."""
+    monkeypatch.setattr(nexus, "read_machine", lambda: "gpu1")
+    with quick_disk():
+        for name in ("running", "scripts"):
+            box, moments = load_sample(name, tmp_path / name), []
+
+            def look(box=box, moments=moments, name=name):
+                moments.append(box.crash(tmp_path / f"{name}-{len(moments)}"))
+
+            with Moments(look):
+                box.open()
+                wanted = box.dump()
+                box.add("zzz")
+            for place in moments:
+                version = json.loads(pathlib.Path(place.path("state.json")).read_text())["version"]
+                assert version == 3 or b"crc" not in pathlib.Path(place.path("journal.jsonl")).read_bytes().replace(b'"crc":"1"', b"")
+                found = place.open().dump()
+                assert found in (wanted, box.dump()) and not place.said and not place.store.state.damage
+
+
+def test_names_that_only_former_versions_knew_are_no_damage(tmp_path, monkeypatch):
+    monkeypatch.setattr(nexus, "read_machine", lambda: "gpu1")
+    box = load_sample("running", tmp_path / "home")
+    rewrite("state.json", lambda content: content.replace(b'"has_hook"', b'"hooks_since": 5, "inventory": {}, "has_hook"').replace(
+        b'{"id":"abc"', b'{"id":"abc","is_told":true').replace(b'{"number":1', b'{"number":1,"may_pass":false'))(box)
+    rewrite("journal.jsonl", lambda content: content.replace(b'"facts":{', b'"facts":{"hooks_since":5,').replace(
+        b'{"id":"abe"', b'{"id":"abe","content":"c0"'))(box)
+    box.open()
+    assert not box.said and not box.store.state.damage and len(box.store.state.jobs) == 4
+
+
+# What was left out
+
+
+def test_a_job_that_may_have_started_is_held(box, tmp_path):
+    """Its start was lost with a line: its folder, or the line as far as it can be read, tells."""
+    box.add("abc", "abd", "xyz", "uvw")
+    for job_id in ("abc", "abd"):
+        box.update(set_status(job_id, nexus.RUNNING))
+    box.update(set_status("abd", nexus.COMPLETED))
+    copy = box.crash(tmp_path / "copy")
+    for job_id in ("abc", "abd"):
+        os.makedirs(copy.path(f"logs/job_{job_id}"))
+        pathlib.Path(copy.path(f"logs/job_{job_id}/attempt-1")).write_text("12 34\n")
+    rewrite("journal.jsonl", lambda content: content.replace(b'"running"', b'"runninh"').replace(
+        b'{"put":{"jobs":{"abc":{"attempts"', b'{"put":{"jobs":{"abb":{"attempts"'))(copy)
+    copy.open()
+    jobs = copy.store.state.jobs
+    assert [jobs[one].status for one in ("abc", "abd")] == [nexus.PENDING, nexus.COMPLETED], "that is known from a later line"
+    assert [one for one in jobs if jobs[one].is_held] == ["abc"]
+    assert any("held" in said and "job abc" in said for said in copy.said)
+    other = box.crash(tmp_path / "other")
+    rewrite("journal.jsonl", lambda content: content.replace(b'"completed"', b'"complfted"').replace(b'"running"', b'"runninh"'))(other)
+    other.open()
+    assert [one for one, job in other.store.state.jobs.items() if job.is_held] == ["abc", "abd"]
+
+
+def test_a_pause_for_damage_lasts_until_it_is_resumed(history, tmp_path):
+    box = history.crash(tmp_path / "copy")
+    rewrite("journal.jsonl", change_line(1, b"garbage\n"))(box)
+    box.open()
+    damage = box.store.state.damage
+    assert damage and nexus.find_pause(box.store.state) == nexus.PAUSED_BY_DAMAGE
+    for number in range(2):
+        box = box.crash(tmp_path / f"again{number}").open()
+        assert box.store.state.damage == damage and box.store.state.paused and not box.said
+        if number:
+            box.add("aaa")
+            box.store.save_checkpoint()
+    edited = box.crash(tmp_path / "edited")
+    rewrite("state.json", lambda content: content.replace(b'"paused": true', b'"paused": false'))(edited)
+    edited.open()
+    assert not edited.store.state.paused and not edited.store.state.damage and not edited.said
+    edited.update(set_fact("paused", True))
+    assert nexus.find_pause(edited.crash(tmp_path / "later").open().store.state) == nexus.PAUSED, "a user's own"
+    box.update(*nexus.pause_queue(False))
+    assert nexus.find_pause(box.crash(tmp_path / "resumed").open().store.state) is None
+
+
 @given(st.data())
 def test_whatever_stands_in_the_place_of_a_field_no_other_job_is_lost(history, data):
+    """In files of version 2, where no checksum tells that it does."""
     name = data.draw(st.sampled_from(["state.json", "state.json.prev", "journal.jsonl.prev", "journal.jsonl", "all there is"]))
     new = data.draw(json_values | st.integers(-1, 9))
     with quick_disk(), new_folder() as folder:
         box = history.crash(f"{folder}/copy")
+        as_version_2(box)
         if name == "all there is":
             remove("state.json.prev", "journal.jsonl.prev")(box)
         path = pathlib.Path(box.path("state.json" if name == "all there is" else name))
@@ -444,7 +751,7 @@ def test_whatever_stands_in_the_place_of_a_field_no_other_job_is_lost(history, d
         jobs, wanted = box.store.state.jobs, {one: job for one, job in history.store.state.jobs.items() if one not in own}
         assert not wanted.keys() - jobs.keys()
         if name != "journal.jsonl":
-            assert {one: jobs[one] for one in wanted} == wanted
+            assert {one: nexus.replace(jobs[one], is_held=False) for one in wanted} == wanted
         box.add("zzz")
         assert box.crash(f"{folder}/again").open().dump() == box.dump()
 
@@ -465,7 +772,7 @@ def test_a_folder_that_cannot_be_used_is_said(tmp_path):
 def test_an_empty_folder_is_an_empty_state(tmp_path):
     box = Box(tmp_path / "home").open()
     assert box.store.state.seq == 0 and box.said == []
-    assert box.names() == ["journal.jsonl", "journal.jsonl.prev", "state.json", "state.json.prev"]
+    assert box.names() == ["journal.jsonl", "state.json", "state.json.prev"]
     again = box.crash(tmp_path / "copy").open()
     assert again.store.service_id == box.store.service_id, "the leases are this service's"
     assert os.stat(box.path("state.json")).st_mode & 0o777 == os.stat(box.path("journal.jsonl")).st_mode & 0o777 == 0o600
@@ -521,9 +828,7 @@ def test_killed_at_any_moment_it_has_what_was_acknowledged():
         wanted = []
 
         def look():
-            place = f"{folder}/{len(moments)}"
-            shutil.copytree(box.folder, place)
-            moments.append((place, [acknowledged[-1], *wanted]))
+            moments.append((box.crash(f"{folder}/{len(moments)}"), [acknowledged[-1], *wanted]))
 
         def do(*changes):
             """An update, of which each part may be on the disk before it is acknowledged."""
@@ -550,17 +855,27 @@ def test_killed_at_any_moment_it_has_what_was_acknowledged():
         assert len(moments) > 100
         for place, allowed in moments:
             for reason, broken in BREAKS:
-                if broken and not os.path.exists(os.path.join(place, broken)):
+                if broken and (broken not in place.names() or place.is_one_file()):     # it is, until the next start
                     continue
-                copy = Box(f"{place}-{broken}")
-                shutil.copytree(place, copy.folder)
+                copy = place.crash(f"{place.folder}-{broken}")
                 if broken:
-                    with open(copy.path(broken), "r+b") as file:
-                        file.truncate(os.path.getsize(copy.path(broken)) // 2)
+                    copy.cut(broken)
                 copy.open()
-                assert copy.dump() in allowed, f"{reason} at {place}: {os.listdir(place)}"
+                assert is_among(copy, allowed), f"{reason} at {place.folder}: {place.names()}"
                 assert not [said for said in copy.said if "missing" in said or "after change" in said]
+                assert not copy.is_one_file()
+                assert bool(copy.store.state.damage) == (broken == "state.json")
+                if not broken:
+                    copy.cut("state.json")
+                    assert is_among(copy.open(), allowed), f"{reason} at {place.folder}, and state.json was lost after that"
                 shutil.rmtree(copy.folder)
+
+
+def is_among(box, allowed):
+    """Whether it has one of these states, in which nothing is paused; it is where files were damaged."""
+    found = box.dump()
+    assert found["facts"].pop("paused") == bool(box.store.state.damage)
+    return {**found, "facts": {**found["facts"], "paused": False}} in allowed
 
 
 # The disk refuses
