@@ -6864,7 +6864,8 @@ def start_supervisor(layout: Layout, screen: Screen | None, environ: Mapping[str
 # state.json and state.json.prev are two files: what damages one of them in its place must not damage both.
 # Recovery takes state.json, or state.json.prev where less is damaged then, and the lines of the journals after it.
 # The locks are taken in this order: `saving` (state.json), `committing` (the journal, and `state`).
-# What is damaged is left out, kept in a file and reported, and the queue is paused until its owner has looked.
+# What is damaged is left out, kept in a file and reported, and the queue is paused until its owner has looked.  A job
+# that may have started, as far as is known, is held.
 
 MIN_JOURNAL_BYTES = 256 * 1024      # a smaller journal is not worth a new state.json
 DAMAGED = ".damaged-"                       # state.json.damaged-20241024-153020
@@ -7063,7 +7064,7 @@ class Store:
         state = found.state
         # A machine that got another name still has the boot of its jobs.
         is_this_boot = any(job.current.boot_id == read_boot_id() for job in state.running.values())
-        if found.source and state.running and not is_this_boot and is_elsewhere(state.host):
+        if state.host and state.running and not is_this_boot and is_elsewhere(state.host):
             raise describe_other_machine(
                 state.host, f"jobs of {state_file} run there", f"mv {self.layout.home} {self.layout.home}.old")
         self.is_sound = (found.source == state_file and state.host == self.host and not found.damage
@@ -7256,16 +7257,26 @@ class Recovery:
                     if table == "jobs":
                         self.doubtful.add(key)
 
+    def hold_doubtful(self) -> None:
+        """Hold the pending jobs that may have started, or may be over, so that none runs twice."""
+        waiting = [job for job in self.state.pending.values() if not job.is_held and not is_in_slurm(job)]
+        begun = [job for job in waiting if self.has_begun(job)]
+        doubtful = [job for job in waiting if job.id in self.doubtful and job not in begun]
+        for jobs, why in ((begun, "have begun, though they wait here"), (doubtful, "may have changed since")):
+            if jobs:
+                self.note_damage(f"held, as they {why} (nexus resume ID): {join_some([job.id for job in jobs])}")
+            for job in jobs:
+                self.state.put(change_job(job, is_held=True))
+
+    def has_begun(self, job: Job) -> bool:
+        """Whether the runner of its next attempt has claimed that, so that the change which says so is lost."""
+        claim = os.path.join(self.layout.folder_of(job), f"attempt-{job.attempt + 1}")
+        with contextlib.suppress(OSError):
+            return os.stat(claim).st_mtime > job.created_at         # an earlier one is a former job's of this id
+        return False
+
     def pause(self) -> None:
-        """Pause the queue for what is damaged.  Hold the jobs that may have started, or be over, as far as is known."""
-        held = [job for job in self.state.pending.values() if not job.is_held and not is_in_slurm(job) and (
-            job.id in self.doubtful or os.path.lexists(
-                os.path.join(self.layout.folder_of(job), f"attempt-{job.attempt + 1}")))]
-        for job in held:
-            self.state.put(change_job(job, is_held=True))
-        if held:
-            self.note_damage(f"held, as more may have become of it than is known (nexus resume ID): job "
-                             f"{join_some([job.id for job in held])}")
+        """Pause the queue for what is damaged."""
         self.state.paused = True
         self.state.damage = format_line(join_some([one["words"] for one in self.damage], 3, "; "), 500)
 
@@ -7286,6 +7297,7 @@ def find_recovery(layout: Layout) -> Recovery:
         elif former.broken and not newest.source:
             newest.note_damage(f"{former.damage[0]['words']}: the jobs of both are lost")
         chosen.broken = [*newest.broken, *former.broken]
+    chosen.hold_doubtful()
     if chosen.damage:
         chosen.pause()
     return chosen
@@ -7293,7 +7305,7 @@ def find_recovery(layout: Layout) -> Recovery:
 
 def is_torn(line: bytes) -> bool:
     """Whether it is the beginning of a line, as an interrupted write leaves it: nobody heard that it was accepted."""
-    if line.endswith(b"\n"):
+    if not re.fullmatch(rb"[ -~]*\0*", line):          # a crash of the machine may leave zeros
         return False
     try:
         read_transaction(line[:-1])
