@@ -4854,6 +4854,7 @@ class Layout:
         self.stopped_file = os.path.join(home, "stopped")               # exists after nexus stop
         self.events_file = os.path.join(home, "events")
         self.socket_file = os.path.join(home, "api.sock")
+        self.offer_file = os.path.join(home, "offer.sock")              # exists during nexus restart
         self.service_log = os.path.join(home, "service.log")
         self.screen_rc = os.path.join(home, "screenrc")
         self.supervisor_script = os.path.join(home, "supervisor.sh")
@@ -6732,7 +6733,7 @@ def fill_cuda_numbers(job: Job, gpus: Sequence[Gpu]) -> Job:
 def is_job_variable(name: str) -> bool:
     """Whether a variable is one job's alone: jobs and services that a job starts do not get it."""
     return name.startswith(("NEXUS_JOB_", "NEXUS_SWEEP_")) or name in (
-        "NEXUS_GPU_ID", "NEXUS_TASK_ID", "NEXUS_ROLE", "NEXUS_UMASK", "STY", "WINDOW")
+        "NEXUS_GPU_ID", "NEXUS_TASK_ID", "NEXUS_ROLE", "NEXUS_UMASK", "NEXUS_FORMER_PYTHON", "STY", "WINDOW")
 
 
 def find_visible_devices(environ: Mapping[str, str]) -> str | None:
@@ -6790,7 +6791,39 @@ export NEXUS_UMASK=$(umask)               # for jobs without one
 umask 077
 home=$1; shift
 if [ -t 1 ]; then tail -n 100 -F --pid=$$ "$home/service.log" 2>/dev/null & fi
-delay=1 has_run=
+user=$(id -u) root=$(stat -c %u /)        # root may have another number in a container
+
+is_safe() {                               # nobody but root and this user may change this file, or exchange it
+  place=$1
+  while facts=$(stat -c '%u %a' "$place"); do
+    case " $user $root " in *" ${facts% *} "*) ;; *) return 1; esac
+    case ${facts#* } in
+      [1357]???) [ -d "$place" ] || return 1 ;;                   # sticky: others cannot exchange what is not theirs
+      *[2367]?|*[2367]) return 1 ;;
+    esac
+    [ "$place" != / ] || return 0
+    place=${place%/*} place=${place:-/}
+  done
+  return 1
+}
+
+can_run() { NEXUS_ROLE=check timeout 30 "$@" </dev/null >/dev/null 2>&1; }
+
+find_python() {                           # sets python to another one that can run the service
+  rest=/usr/bin:/usr/local/bin:$PATH: seen=:
+  while [ "$rest" ]; do
+    folder=${rest%%:*} rest=${rest#*:}
+    for name in "$folder/python3" "$folder"/python3.[0-9] "$folder"/python3.[0-9][0-9]; do
+      python=$(readlink -f "$name") || continue                   # what is looked at is what runs
+      case $name$seen in [!/]*|*":$python:"*) continue; esac
+      seen=$seen$python:
+      if [ -f "$python" ] && [ -x "$python" ] && is_safe "$python" && can_run "$python" "$@"; then return; fi
+    done
+  done
+  return 1
+}
+
+delay=1 has_run='' has_looked=''
 while :; do
   rm -f "$home/start_error.json"
   read -r began rest < /proc/uptime
@@ -6799,11 +6832,24 @@ while :; do
   "$@" </dev/null >/dev/null 2>>"$log"
   code=$?
   read -r ended rest < /proc/uptime
-  if [ $((${ended%.*} - ${began%.*})) -gt 10 ]; then delay=1 has_run=yes; fi
+  ran=$((${ended%.*} - ${began%.*}))
+  if [ $ran -gt 10 ]; then delay=1; fi
+  if [ $ran -gt 10 ] || [ $code -gt 128 ]; then has_run=yes; fi
   [ $code -ne 0 ] || exit                 # it was stopped
   if [ $code -le 128 ] && [ -e "$home/start_error.json" ]; then      # it was not killed; the file is its own
     [ "$has_run" ] || exit                # the command that started it reports the fault; later it may pass
   elif [ $code -eq 4 ]; then exit; fi     # another service runs, and has a supervisor
+  if [ "$has_run" ] && [ $ran -le 10 ] && [ $code -ne 137 ] && [ $code -ne 143 ] && ! can_run "$@"; then
+    former=$1; shift                      # this Python was updated or removed
+    if find_python "$@"; then
+      export NEXUS_FORMER_PYTHON="${NEXUS_FORMER_PYTHON:-$former}"
+      set -- "$python" "$@"
+      continue
+    fi
+    set -- "$former" "$@"
+    [ "$has_looked" ] || echo "neither $former nor another Python here can run the service" >>"$home/service.log"
+    has_looked=yes
+  fi
   sleep $delay
   [ ! -e "$home/stopped" ] || exit        # nexus stop
   [ $delay -ge 16 ] || delay=$((delay * 2))
@@ -6831,21 +6877,29 @@ sys.exit(nexus.entry())
 """
 
 
-def start_supervisor(layout: Layout, screen: Screen | None, environ: Mapping[str, str], options: Sequence[str]) -> None:
+def service_argv(layout: Layout, program: str, options: Sequence[str]) -> list[str]:
+    """How the supervisor runs a nexus.py as the service, with this Python."""
+    # -I: a types.py in PYTHONPATH must not hide Python's own.  This sys.path comes last: tomli may be anywhere in it.
+    return [sys.executable, "-I", "-c", SERVICE_STARTER, os.pathsep.join(sys.path), layout.cache_dir, program, "serve",
+            *options]
+
+
+def service_environ(layout: Layout, environ: Mapping[str, str]) -> dict[str, str]:
+    started = {name: text for name, text in environ.items() if not is_job_variable(name) and (
+        name != "CUDA_VISIBLE_DEVICES" or find_visible_devices(environ) is not None)}
+    return {**started, "NEXUS_HOME": layout.home, "NEXUS_ROLE": "service"}
+
+
+def start_supervisor(layout: Layout, screen: Screen | None, environ: Mapping[str, str], argv: Sequence[str]) -> None:
     """Start the supervisor, which keeps the service running: in the screen session `nexus`, or detached."""
     import subprocess
-    # -I: a types.py in PYTHONPATH must not hide Python's own.  This sys.path comes last: tomli may be anywhere in it.
-    service = [sys.executable, "-I", "-c", SERVICE_STARTER, os.pathsep.join(sys.path), layout.cache_dir,
-               os.path.abspath(__file__), "serve", *options]
     try:
         write_if_changed(layout.supervisor_script, SUPERVISOR_SCRIPT)
         script = [layout.supervisor_script]
     except NexusError:                          # the disk is full: what waits on it is shown all the same
         script = ["-c", SUPERVISOR_SCRIPT, layout.supervisor_script]
-    command = ["/bin/sh", *script, layout.home, *service]
-    started = {name: text for name, text in environ.items() if not is_job_variable(name) and (
-        name != "CUDA_VISIBLE_DEVICES" or find_visible_devices(environ) is not None)}
-    started.update(NEXUS_HOME=layout.home, NEXUS_ROLE="service")
+    command = ["/bin/sh", *script, layout.home, *argv]
+    started = service_environ(layout, environ)
     if screen:
         started.update({name: text for name, text in screen.environ().items()
                         if name in ("SYSSCREENRC", "TERM", "SCREENDIR")})
@@ -6854,6 +6908,26 @@ def start_supervisor(layout: Layout, screen: Screen | None, environ: Mapping[str
         command = ["/bin/sh", "-c", '"$@" &', "nexus", *command]
     subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
                      env=started, start_new_session=True).wait()
+
+
+def end_supervisors(layout: Layout) -> None:
+    """Kill the supervisors of this home, and the service that each runs; jobs go on."""
+    import signal
+    processes = Processes()
+    found = processes.read(processes.list_pids())
+    words = {each.pid: read_proc_words(each.pid, "cmdline") for each in found}
+    mine = [layout.supervisor_script, layout.home]
+    ours = {pid for pid, argv in words.items() if mine in (argv[1:3], argv[3:5]) and argv[0] == "/bin/sh"}
+    for each in found:                          # parents come first: none starts another service
+        if each.pid in ours or each.parent in ours:
+            processes.send(each, signal.SIGKILL)
+
+
+def read_proc_words(pid: int, file: str) -> list[str]:
+    """What /proc has of a process: its arguments (`cmdline`), or its variables (`environ`)."""
+    with contextlib.suppress(OSError), open(f"{PROC}/{pid}/{file}", "rb") as content:
+        return os.fsdecode(content.read()).split("\0")[:-1]
+    return []
 
 
 # ==== 12. STORE ==== the one owner of State: journal, state.json, recovery
@@ -10588,6 +10662,9 @@ class Health(Part):
         if leases:
             error = service.observer.find_lease_error()
             yield "GPU leases", not error, f"{error.message}; {error.hint}" if error else f"in {leases.folder}", ""
+        if service.former_python:
+            reading = f"{sys.executable} runs the service, since {service.former_python} cannot any more"
+            yield "Python", True, reading, f"{reading}: nexus restart takes the Python that it is called with"
         error = self.store.last_error
         hint = f"{error.message}: nothing new is accepted or started until there is room" if error else ""
         yield "state", not error, error.message if error else "written", hint
@@ -10934,6 +11011,7 @@ class Service:
         self.clock, self.log = clock, log
         self.environ = {name: text for name, text in environ.items() if not is_job_variable(name)}
         self.umask = int(environ.get("NEXUS_UMASK", "022"), 8)      # for hooks, and for jobs without one
+        self.former_python = environ.get("NEXUS_FORMER_PYTHON", "")     # in whose place the supervisor took another
         self.user = find_user(os.geteuid())
         self.owner = Caller(self.user, self.user)
         self.hash = file_hash()                             # of the running code: the file may change later
@@ -12213,30 +12291,38 @@ class Handler(BaseHTTPRequestHandler):
                 pass
 
 
-def listen(host: str, port: int) -> list[socket.socket]:
-    """Listen on `host` and on everything that localhost may lead to, or on nothing.
+def listen(host: str, port: int, offered: Mapping[str, socket.socket] = {},
+           former_port: int | None = None) -> dict[str, socket.socket]:
+    """Listen on `host` and on everything that localhost may lead to, or on nothing; return {address: its socket}.
 
+    `offered`: sockets that listen already, by address.  `former_port`: of this user's service that is about to end;
+    what it has of these addresses is left out.
     Another user with such an address could answer http://localhost in the owner's browser.  That page's requests to
     nexus would come from nexus's own address, and could not be told from the owner's.
     Raises: conflict, naming who has the port; usage, when there is no such address.
     """
     import errno
     first = address = LOOPBACK[0] if host == "localhost" else host
-    opened: list[socket.socket] = []
+    unused, opened, covered = dict(offered), dict[str, socket.socket](), tuple[str, ...]()
     try:
-        opened.append(listen_on(first, port))
-        name, port = unmap(opened[0].getsockname()[:2])
-        covered = {"0.0.0.0": LOOPBACK[:1], "::": LOOPBACK}.get(name, (name,))         # `::` takes IPv4 too
-        for address in [each for each in LOOPBACK if each not in covered]:
+        for address in (first, *LOOPBACK):
+            if address in covered:
+                continue
             try:
-                opened.append(listen_on(address, port))
+                opened[address] = unused.pop(address) if address in unused else listen_on(address, port)
             except OSError as error:
-                if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
-                    raise                       # else: a machine without IPv6, where nobody else can have ::1
+                is_held = (error.errno == errno.EADDRINUSE and port == former_port
+                           and find_socket_uid((address, port), None) in (None, os.geteuid()))      # None: part of it
+                # A machine without IPv6 has no ::1, and neither has anybody else there.
+                is_missing = error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL) and address != first
+                if not is_held and not is_missing:
+                    raise
+            if address == first:
+                name, port = unmap(opened[first].getsockname()[:2]) if opened else (first, port)
+                covered = {"0.0.0.0": LOOPBACK[:1], "::": LOOPBACK}.get(name, (name,))      # `::` takes IPv4 too
         return opened
     except (OSError, OverflowError, TypeError, ValueError) as error:            # or a name that cannot be looked up
-        for listener in opened:
-            listener.close()
+        unused.update(opened)
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             holders = [find_socket_uid((host, port), None) for host in (address, "0.0.0.0", "::", *LOOPBACK)]
             users = " or ".join(sorted({find_user(uid) for uid in holders if uid is not None}))
@@ -12245,6 +12331,9 @@ def listen(host: str, port: int) -> list[socket.socket]:
         reason = str(getattr(error, "strerror", error)).partition(" (while")[0]
         raise NexusError("usage", f"cannot listen on {address}, port {port}: {reason}",
                          hint="nexus config edit, [service] host and port") from None
+    finally:
+        for listener in unused.values():
+            listener.close()
 
 
 def listen_on(address: str, port: int) -> socket.socket:
@@ -12256,25 +12345,73 @@ def listen_on(address: str, port: int) -> socket.socket:
 MAX_SOCKET_PATH = 107           # bytes: the kernel's limit
 
 
-def open_socket_path(layout: Layout) -> tuple[str, int]:
-    """(a path of api.sock that the kernel takes, the descriptor of the home that it needs, or -1).  Raises: OSError."""
-    path = layout.socket_file
+def open_socket_path(path: str) -> tuple[str, int]:
+    """(a path of a socket that the kernel takes, the descriptor of its folder that it needs, or -1).  Raises: OSError."""
     if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
         return path, -1
-    home = os.open(layout.home, os.O_PATH)
-    return f"/proc/{os.getpid()}/fd/{home}/{os.path.basename(path)}", home
+    folder = os.open(os.path.dirname(path), os.O_PATH)
+    return f"/proc/{os.getpid()}/fd/{folder}/{os.path.basename(path)}", folder
 
 
 def listen_to_own(layout: Layout) -> tuple[socket.socket, str]:
     """(api.sock for the owner's programs, the path by which they reach it).  Raises: unavailable."""
+    return listen_at(layout.socket_file)
+
+
+def listen_at(path: str) -> tuple[socket.socket, str]:
     listener = socket.socket(socket.AF_UNIX)
-    with disk("make", layout.socket_file):
-        remove_file(layout.socket_file)
-        path, _ = open_socket_path(layout)              # its descriptor stays open
+    with disk("make", path):
+        remove_file(path)
+        path, _ = open_socket_path(path)                # its descriptor stays open
         listener.bind(path)
         os.chmod(path, 0o600)
         listener.listen(1024)
     return listener, path
+
+
+# `nexus restart` listens on a new address before the old service ends, and gives the sockets to the new one: nobody
+# takes the address in between.  Where the old service has the address, the new one opens it after the old one's end.
+
+OFFER_TIMEOUT_S = 5.0
+
+
+@contextlib.contextmanager
+def offered(layout: Layout, opened: Mapping[str, socket.socket]) -> Iterator[None]:
+    """Give sockets, {address: socket}, to the service that starts in the block.  Raises: unavailable."""
+    import threading
+    if not opened:
+        yield
+        return
+    listener, _ = listen_at(layout.offer_file)
+
+    def give() -> None:
+        with contextlib.suppress(OSError):          # it is closed: no service has asked
+            connection, _ = listener.accept()
+            with connection:
+                handles = [each.fileno() for each in opened.values()]
+                socket.send_fds(connection, [encode_json(list(opened)).encode()], handles)
+
+    threading.Thread(target=give, daemon=True).start()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)     # so that give() ends
+        for each in (listener, *opened.values()):
+            each.close()
+        remove_file(layout.offer_file)
+
+
+def take_offered(layout: Layout, port: int) -> dict[str, socket.socket]:
+    """What a `nexus restart` offers: {address: a socket that listens there, on this port}."""
+    with contextlib.suppress(OSError, ValueError), socket.socket(socket.AF_UNIX) as line:
+        line.settimeout(OFFER_TIMEOUT_S)
+        if os.path.exists(layout.offer_file):
+            line.connect(open_socket_path(layout.offer_file)[0])
+            text, handles, *_ = socket.recv_fds(line, 4096, 8, socket.MSG_CMSG_CLOEXEC)
+            found = zip(load_json(text.decode()), [socket.socket(fileno=handle) for handle in handles])
+            return {address: one for address, one in found if one.getsockname()[1] == port}
+    return {}
 
 
 class Listener(ThreadingHTTPServer):
@@ -12334,7 +12471,8 @@ class Server:
     def __init__(self, api: Api, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
         """Raises: conflict, when the port is taken; usage, when there is no such address."""
         import http.server
-        self.api, self.tls, opened = api, tls, listen(host, port)
+        self.api, self.tls = api, tls
+        opened = list(listen(host, port, take_offered(api.service.layout, port)).values())
         self.port: int = opened[0].getsockname()[1]
         own, self.socket_path = listen_to_own(api.service.layout)
         # {are they the owner's: {a connection over TCP: whether it has sent its request}}, the oldest first.  Others
@@ -12436,12 +12574,33 @@ class RunsAlready(NexusError):
     """Another service has this home."""
 
 
+# What functions of the sections above import, or lead to: the Python that runs the service may be updated or removed.
+MODULES = (
+    "base64", "collections", "csv", "datetime", "difflib", "encodings.idna",
+    "encodings.utf_8_sig", "errno", "fcntl", "glob", "hashlib", "heapq", "hmac",
+    "http.server", "itertools", "logging.handlers", "pwd", "queue", "select", "shutil", "signal", "stat", "statistics",
+    "struct", "subprocess", "tempfile", "textwrap", "threading", "traceback", "unicodedata", "urllib.parse",
+    "xml.etree.ElementTree")
+
+
+def import_modules() -> None:
+    """Raises: unavailable, when this Python lacks one."""
+    import importlib
+    try:
+        for name in MODULES:
+            importlib.import_module(name)
+    except ImportError as error:
+        raise NexusError("unavailable", f"{sys.executable} cannot run the service: {error}",
+                         hint="it is not a complete Python: install the rest of it, or use another one") from None
+
+
 def serve(layout: Layout, config: Config, environ: Mapping[str, str], page: str, config_file: str) -> None:
     """Run the service until it is stopped.  `page`: for browsers; `config_file`: where `config` is from.
 
     Raises: conflict, when a service runs; unavailable; usage.
     """
     import signal
+    import_modules()
     clock = Clock()
     environ = {"NEXUS_UMASK": f"{os.umask(0o077):03o}", **environ}
     tls = check_start(layout, config)
@@ -12465,11 +12624,14 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], page: str,
     service.url = url = f"{'https' if tls else 'http'}://{host}:{server.port}"
     keep = service.housekeeping.write_soon
     keep(lambda: keep_token(layout, token))
-    keep(lambda: remember_config(layout, config_file))
+    if os.path.dirname(config_file) != layout.cache_dir:        # not a copy, with which a service was started again
+        keep(lambda: remember_config(layout, config_file))
+    copies = copy_start(layout, config_file)
+    keep(lambda: keep_copies(copies))
     running = json.dumps({
         "pid": os.getpid(), "started": own.started if own else 0, "boot_id": machine.boot_id, "url": url,
         "port": server.port, "socket": server.socket_path, "config": config_file, "version": __version__,
-        "hash": file_hash(),
+        "hash": file_hash(), "config_copy": copies[-1][0],
         "machine": store.host})
     keep(lambda: write_if_changed(layout.service_file, running + "\n"))
     # Checked after api.sock is there; `nexus stop` does the reverse, so that one of the two sees the other.
@@ -12477,6 +12639,8 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], page: str,
         service.withdraw()
         return
     log.info("Service started: nexus %s (%s), pid %d, %s", __version__, file_hash(), os.getpid(), url)
+    if service.former_python:
+        log.warning("%s runs it, since %s cannot any more", sys.executable, service.former_python)
     keep(service.pool.begin_nodes)              # before the first request can name a node
     server.serve()
     service.run(lock)
@@ -12489,6 +12653,30 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], page: str,
         except (OSError, NexusError) as error:
             log.warning("At the end: %s", error)
     log.info("Service ended; running jobs go on")
+
+
+def copy_start(layout: Layout, config_file: str) -> list[tuple[str, str]]:
+    """[(a path for a copy, its text)] of what this service was started with: its nexus.py, its configuration."""
+    code, settings = read_text(os.path.abspath(__file__)) or "", read_text(config_file) or ""
+    return [(os.path.join(layout.cache_dir, f"nexus-{hash_code(text.encode())}{kind}"), text)
+            for text, kind in ((code, ".py"), (settings, ".toml"))]
+
+
+def keep_copies(copies: Sequence[tuple[str, str]]) -> None:
+    """Keep what this service was started with, as both files may change while it runs.  Raises: unavailable.
+
+    Those of the service before it stay too: `nexus restart` starts that one again if this one fails.
+    """
+    import glob
+    for path, text in copies:
+        folder, kind = os.path.dirname(path), os.path.splitext(path)[1]
+        make_folder(folder)
+        write_if_changed(path, text)
+        with disk("write", path):
+            os.utime(path)                          # the newest are kept
+            kept = glob.glob(os.path.join(glob.escape(folder), f"nexus-*{kind}"))
+            for other in sorted(kept, key=os.path.getmtime)[:-2]:
+                os.unlink(other)
 
 
 def check_start(layout: Layout, config: Config) -> ssl.SSLContext | None:
@@ -12530,6 +12718,7 @@ def run_agent(home: str, config: Config, head: str, environ: Mapping[str, str]) 
     """Run the agent of a head, given as its service_id, in the place of an earlier one.  Raises: unavailable, usage."""
     import glob
     import signal
+    import_modules()
     check({"type": "string", "pattern": r"^\d+-[0-9a-f]{8}$"}, head, "a head's id")
     # Machines may share a home directory; and one that jobs run on may get another name.
     folder = os.path.join(home, "agent", f"{head}-{read_machine().partition(CONTAINER)[0]}")
@@ -12955,7 +13144,7 @@ def encode_query(query: Mapping[str, Any]) -> str:
 
 def connect_to_own(layout: Layout, timeout_s: float) -> socket.socket:
     """A connection to api.sock.  Raises: OSError; forbidden, when it is another user's program that listens there."""
-    connection, (path, home) = socket.socket(socket.AF_UNIX), open_socket_path(layout)
+    connection, (path, home) = socket.socket(socket.AF_UNIX), open_socket_path(layout.socket_file)
     try:
         connection.settimeout(timeout_s)
         connection.connect(path)
@@ -13014,12 +13203,23 @@ def start_service(layout: Layout, environ: Mapping[str, str], path: str,
     """Start the service with the config file at `path`; wait until it replies.  Raises: why it could not start."""
     config = load_config(path, environ)
     check_start(make_layout(layout.home, config), config)     # before any code of the home runs
+    return launch_service(layout, environ, config, make_service_argv(layout, path, log_level))
+
+
+def make_service_argv(layout: Layout, path: str, log_level: str | None) -> list[str]:
+    """How this nexus.py runs as the service."""
+    options = ["--config", path, *(["--log-level", log_level] if log_level else [])]
+    return service_argv(layout, os.path.abspath(__file__), options)
+
+
+def launch_service(layout: Layout, environ: Mapping[str, str], config: Config, argv: Sequence[str]) -> dict[str, Any]:
+    """Start a service with its supervisor; wait until it replies.  Raises: why it could not start."""
     remove_file(layout.start_error_file)
     screen = Screen(layout) if config.jobs.launcher == "screen" else None
     if screen and screen.prepare():             # screen cannot be used
         screen = None
     mark_stopped(layout, False)
-    start_supervisor(layout, screen, environ, ["--config", path, *(["--log-level", log_level] if log_level else [])])
+    start_supervisor(layout, screen, environ, argv)
 
     def look() -> dict[str, Any] | None:
         refusal = read_json(layout.start_error_file)
@@ -13032,6 +13232,50 @@ def start_service(layout: Layout, environ: Mapping[str, str], path: str,
         raise NexusError("unavailable", f"the service did not start within {START_TIMEOUT_S:g} s",
                          hint=f"see {layout.service_log}, or try it in the foreground: nexus serve")
     return running
+
+
+class FormerService(Value):
+    """A running service, as it can be started again."""
+    argv: Sequence[str]
+    environ: Mapping[str, str]
+    config_file: str                            # which it was told to use
+    config: Config
+
+
+def find_former(layout: Layout, running: Mapping[str, Any]) -> FormerService | NexusError:
+    """What starts a running service again as it is now; or why that is not possible."""
+    path, copy = str(running.get("config")), str(running.get("config_copy"))
+    words = read_proc_words(running["pid"], "cmdline")
+    environ = dict(word.partition("=")[::2] for word in read_proc_words(running["pid"], "environ"))
+    given = words[words.index("serve") + 1:] if "serve" in words else []
+    is_usual = words[1:3] == ["-I", "-c"] and words[7:8] == ["serve"]      # else: nexus serve, by a person or systemd
+    programs = [*words[6:7], os.path.abspath(__file__),
+                os.path.join(layout.cache_dir, f"nexus-{running.get('hash')}.py")]
+    try:
+        same = [each for each in programs
+                if os.path.isfile(each) and hash_code(read_bytes(each)) == running.get("hash")]
+        if not same:
+            return NexusError("unavailable", f"its nexus.py (nexus {running.get('version')}) is not there any more",
+                              hint="put it back where it was, and run it: python3 nexus.py start")
+        if os.path.isfile(copy) and f"-{hash_text(read_text(path) or '')}." not in copy:
+            path = copy
+        options = [*given, "--config", path]
+        argv = [*words[:6], same[0], "serve", *options] if is_usual else service_argv(layout, same[0], options)
+        return FormerService(argv, environ, str(running.get("config")), load_config(path, environ))
+    except NexusError as error:
+        return error
+
+
+CHECK_TIMEOUT_S = 30.0
+
+
+def check_as_service(layout: Layout, environ: Mapping[str, str], argv: Sequence[str]) -> None:
+    """Run a service only so far that it has read all it needs.  Raises: unavailable."""
+    done = run(argv, CHECK_TIMEOUT_S, {**service_environ(layout, environ), "NEXUS_ROLE": "check"})
+    if done.exit_code:
+        words = [line for line in done.output.splitlines() if line.strip() and not line.startswith("hint: ")]
+        raise NexusError("unavailable", f"the new service fails with exit code {done.exit_code}: "
+                         f"{format_line(words[-1] if words else 'it says nothing', 300)}", hint="try it: nexus serve")
 
 
 # ==== 17. COMMANDS ==== one function for each subcommand: (call) -> exit code; None is 0
@@ -14172,15 +14416,63 @@ def stop_service(call: Call) -> int | None:
 
 
 def cmd_restart(call: Call) -> None:
+    running = find_service(call.layout)
+    if running:
+        return replace_service(call, running)
     config = load_config(find_config(call), call.environ)
-    check_start(make_layout(call.layout.home, config), config)     # if it could not start, the running one goes on
-    stop_service(call)
+    check_start(make_layout(call.layout.home, config), config)
+    stop_service(call)                          # the supervisor could start it again just now
     cmd_start(call)
+
+
+def replace_service(call: Call, running: Mapping[str, Any]) -> None:
+    """End the service and start it anew.  Raises: why that is not possible; then the old one goes on, or runs again."""
+    layout, log_level = call.layout, call.options.log_level
+    with contextlib.ExitStack() as stack:
+        try:
+            path = find_config(call)
+            config = load_config(path, call.environ)
+            check_start(make_layout(layout.home, config), config)
+            check_as_service(layout, call.environ, make_service_argv(layout, path, log_level))
+            opened = listen(config.service.host, config.service.port, former_port=running.get("port"))
+            stack.enter_context(offered(layout, opened))
+        except NexusError as error:
+            raise NexusError(error.kind, f"not restarted, the service goes on as it was: {error.message}",
+                             error.hint) from None
+        former = find_former(layout, running)
+        stop_service(call)
+        try:
+            start_service(layout, call.environ, path, log_level)
+            Client.find(call.environ, is_starting=False).ask("GET", "/")
+            return call.say(f"the service runs at {call.client.url}")
+        except NexusError as error:
+            failure = error
+    raise start_again(layout, former, failure)
+
+
+def start_again(layout: Layout, former: FormerService | NexusError, failure: NexusError) -> NexusError:
+    """Start the former service after a failed restart; return what is to be said."""
+    end_supervisors(layout)                     # they would go on trying
+    try:
+        if isinstance(former, NexusError):
+            raise former
+        remember_config(layout, former.config_file)
+        running = launch_service(layout, former.environ, former.config, former.argv)
+    except NexusError as error:
+        return NexusError(failure.kind, f"the new service cannot start: {failure.message}; and the former one cannot "
+                          f"be started again: {error.message}", error.hint or failure.hint)
+    return NexusError(failure.kind, f"the new service cannot start: {failure.message}; the former one runs again, "
+                      f"nexus {running['version']} ({running['hash']}), as it was", failure.hint)
 
 
 def cmd_serve(call: Call) -> None:
     """Run the service in the foreground.  An error is also written to a file, for the command that has started it."""
     layout = call.layout
+    if call.environ.get("NEXUS_ROLE") == "check":       # whether this Python can run it
+        import_modules()
+        config = load_config(find_config(call), call.environ)
+        check_start(make_layout(layout.home, config), config)
+        return
     try:
         path = find_config(call)
         config = load_config(path, call.environ)
@@ -14696,7 +14988,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str], out: TextIO, err: Text
             return tell_error(describe_stranger(environ["NEXUS_URL"], why), environ, err)
         with contextlib.suppress(NexusError):
             running = read_json(os.path.join(find_home(environ), "service.json"))
-            if running and running.get("hash") != file_hash():
+            if running and running.get("hash") != file_hash() and argv[:1] != ["serve"]:
                 return tell_error(NexusError("unavailable", "the service that runs is of another nexus.py",
                                              hint="nexus restart, with this one; jobs go on"), environ, err)
         import traceback

@@ -589,3 +589,46 @@ SUPERVISED = [  # reason, exit codes of the service in turn, delays between them
 def test_the_supervisor(supervise, reason, codes, delays):
     starts, waited = supervise(codes)
     assert starts == ["serve --x y"] * len(codes) and waited == delays
+
+
+CANDIDATES = [  # reason, how the folder `good` with the program python3 comes to be as it is, whether the supervisor runs that
+    ("the owner's", "", True),
+    ("a link to what is the owner's", "mv good/python3 other/python; ln -s ../other/python good/python3", True),
+    ("only its name says the version", "mv good/python3 good/python3.12", True),
+    ("below a folder like /tmp", "chmod 1777 .", True),
+    ("a folder that all may write into", "chmod 777 good", False),
+    ("a folder that a group may write into", "chmod 775 good", False),
+    ("a folder like /tmp, with a program that all may write", "chmod 1777 good; chmod 1777 good/python3", False),
+    ("below a folder that all may write into", "chmod 777 .", False),
+    ("a program that all may write", "chmod 757 good/python3", False),
+    ("another user's program", "chown 65534 good/python3", False),
+    ("another user's folder", "chown 65534 good", False),
+    ("below another user's folder", "chown 65534 .", False),
+    ("a link to a program in a folder of all", "mv good/python3 other/python; chmod 777 other; ln -s ../other/python good/python3", False),
+    ("by a folder of all to a folder of all", "chmod 777 other; mv good/python3 other; rmdir good; ln -s other good", False),
+    ("not executable", "chmod 644 good/python3", False),
+    ("a folder", "rm good/python3; mkdir good/python3", False),
+    ("one that cannot run it", "echo '#!/bin/sh\nexit 1' > good/python3", False),
+]
+
+
+@pytest.mark.parametrize("reason, change, is_used", CANDIDATES, ids=[case[0] for case in CANDIDATES])
+@pytest.mark.parametrize("shell", [name for name, path in SHELLS.items() if path])
+def test_the_supervisor_takes_another_python(tmp_path, reason, change, is_used, shell):
+    """Once the service has run, and its Python cannot any more.  What others could have put there is not even tried."""
+    place = tmp_path / "place"
+    for folder in (tmp_path / "bin", place / "good", place / "other"):
+        folder.mkdir(parents=True)
+    place.chmod(0o755)
+    (tmp_path / "bin" / "sleep").write_text(f"#!/bin/sh\n[ -e {tmp_path}/waited ] && : > {tmp_path}/stopped\n: > {tmp_path}/waited\n")
+    (tmp_path / "bin" / "first").write_text(f"#!/bin/sh\n[ ! -e {tmp_path}/ran ] || exit 127\n: > {tmp_path}/ran\nkill -9 $$\n")
+    (place / "good" / "python3").write_text(f'#!/bin/sh\necho "$NEXUS_ROLE $NEXUS_FORMER_PYTHON $*" >> {tmp_path}/told\n')
+    for path in (*(tmp_path / "bin").iterdir(), place / "good" / "python3"):
+        path.chmod(0o755)
+    subprocess.run(["bash", "-c", change], cwd=place, check=True)
+    subprocess.run([SHELLS[shell], "-c", nexus.SUPERVISOR_SCRIPT, "nexus", str(tmp_path), "first", "serve", "--x y"],
+                   env={"PATH": f"{tmp_path}/bin:{place}/good:good:/bin"}, stdin=subprocess.DEVNULL, timeout=60, cwd=place)
+    told = (tmp_path / "told").read_text().splitlines() if (tmp_path / "told").exists() else []
+    assert told == (["check  serve --x y", " first serve --x y"] if is_used else [])
+    said = "neither first nor another Python here can run the service\n"
+    assert (said in (tmp_path / "service.log").read_text()) != is_used

@@ -1231,7 +1231,7 @@ def test_a_machine_without_ipv6():
 def test_nobody_has_what_localhost_may_lead_to(host):
     port = free_port()
     with contextlib.ExitStack() as held:
-        for own in nexus.listen(host, port):
+        for own in nexus.listen(host, port).values():
             held.enter_context(own)
         for address in ("127.0.0.1", "::1"):
             with listener(port, host=address) as heard:

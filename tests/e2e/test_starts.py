@@ -1,9 +1,15 @@
 """Starting the service: with which configuration, after what, in which container; and what must not stop the one that runs."""
 
+import contextlib
 import json
+import os
 import pathlib
+import shutil
+import signal
 import socket
 import subprocess
+import sys
+import sysconfig
 
 import live
 import pytest
@@ -47,6 +53,213 @@ def test_a_restart_that_cannot_succeed_stops_nothing(running, reason, settings, 
     box.write_config()
     assert done.returncode not in (0, 1) and says in done.stderr, done
     assert box.pid() == pid and box.call("GET", "/jobs?limit=1")[0] == 200
+
+
+TAKEN = [  # reason, who listens (uid, address), settings, what is said
+    ("a port of another program", (0, "127.0.0.1"), {}, "is in use by root"),
+    ("a port of another user", (65534, "127.0.0.1"), {}, "is in use by nobody"),
+    ("a port of which another user has ::1", (65534, "::1"), {}, "is in use by nobody"),
+    ("its own port, where another user has it", (65534, "127.0.0.9"), {"host": "127.0.0.9", "port": None}, "in use by nobody"),
+    ("an address that is not ours", None, {"host": "203.0.113.1"}, "cannot listen on 203.0.113.1"),
+    ("an address that is not ours, on its own port", None, {"host": "203.0.113.1", "port": None}, "cannot listen on 203.0.113.1"),
+]
+
+
+@pytest.mark.parametrize("reason, other, settings, says", TAKEN, ids=[case[0] for case in TAKEN])
+def test_a_restart_on_an_address_that_cannot_be_had_stops_nothing(running, reason, other, settings, says):
+    box, pid, usual = running, running.pid(), dict(running.settings)
+    job_id = box.add("sleep 600", gpus=0)
+    settings = {"port": live.free_port(), **settings}
+    settings["port"] = settings["port"] or box.port
+    path = other_config(box, **settings)
+    box.settings = usual
+    with live.listener(settings["port"], *other) if other else contextlib.nullcontext():
+        done = box.nexus("restart", "--config", path)
+    assert done.returncode in (2, 4) and says in done.stderr and "the service goes on as it was" in done.stderr, done
+    assert box.pid() == pid and box.call("GET", "/jobs?limit=1")[0] == 200
+    assert box.nexus("config", "path").stdout == f"{box.home}/config.toml\n" and not (box.home / "offer.sock").exists()
+    assert box.ask("POST", "/jobs/cancel", {"ids": [job_id]}, key=job_id)
+
+
+@pytest.mark.parametrize("name", ["home", "h" * 120])
+def test_a_restart_has_the_new_address_before_the_old_service_ends(name):
+    """While one service ends and the other one starts, nobody can take it."""
+    with live.Box(gpus=1, name=name) as box:
+        job_id, old = box.add("sleep 600", gpus=0), box.port
+        box.wait_started(job_id)
+        pid = box.pid()
+        box.port = live.free_port()
+        box.write_config(port=box.port)
+        os.kill(pid, signal.SIGSTOP)                        # it does not end yet
+        with subprocess.Popen(box.argv("restart"), env=box.environ, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as restart:
+            live.until((box.home / "offer.sock").exists, "the offer")
+            for address in ("127.0.0.1", "::1"):
+                with live.listener(box.port, host=address) as heard:
+                    assert heard() == ""
+            os.kill(pid, signal.SIGCONT)
+            assert restart.wait(60) == 0, restart.stderr.read()
+        assert box.pid() != pid and box.info()["port"] == box.port and box.job(job_id)["status"] == "running"
+        assert not (box.home / "offer.sock").exists()
+        with socket.create_connection(("::1", box.port)), socket.create_server(("127.0.0.1", old)):
+            pass
+        box.kill_service()                                  # the supervisor's next one opens the address itself
+        box.await_service()
+
+
+NEW = [  # reason, text in nexus.py, what stands there in the new one, whether the old service ends for it, what is said
+    ("it dies at its import", "import bisect\n", "import bisect\nimport os\nif 'NEXUS_ROLE' in os.environ: raise RuntimeError('broken')\n",
+     False, "RuntimeError: broken"),
+    ("it lacks a module", 'MODULES = (\n', 'MODULES = (\n    "no_such_module",\n', False, "No module named 'no_such_module'"),
+    ("it cannot read the state", "    store.recover()\n", "    refuse('the state is too old')\n", True, "the state is too old"),
+    ("it dies before it listens", "    store.recover()\n", "    os._exit(3)\n", True, "did not start"),
+    ("it hangs", "    store.recover()\n", "    time.sleep(1000)\n", True, "did not start"),
+    ("it dies when it has the address", "    server.serve()\n", "    os._exit(3)\n", True, "the new service cannot start"),
+]
+
+
+@pytest.mark.parametrize("launcher", ["direct", "screen"])
+@pytest.mark.parametrize("reason, text, other, ends, says", NEW, ids=[case[0] for case in NEW])
+def test_a_new_nexus_that_does_not_work_leaves_the_old_one(reason, text, other, ends, says, launcher):
+    """It was copied over the old one, and the config was edited; then both are again as they were."""
+    with live.Box(gpus=1, launcher=launcher, is_starting=False, cpu_slots=3) as box:
+        program, source = box.path("nexus.py"), live.NEXUS.read_text()
+        box.argv = lambda *words: [sys.executable, str(program), *words]
+        program.write_text(source)
+        assert box.nexus("start", "--log-level", "DEBUG").returncode == 0
+        runs, waits = box.add("sleep 600", gpus=0), box.add("true", begin="+1h")
+        box.wait_started(runs)
+        pid, before, usual, choice = box.pid(), box.info(), dict(box.settings), box.home / "config.toml"
+        assert source.count(text) == 1
+        program.write_text(source.replace(text, other).replace("START_TIMEOUT_S = 30.0", "START_TIMEOUT_S = 4.0")
+                           .replace("RETRY_TIMEOUT_S = 30.0", "RETRY_TIMEOUT_S = 4.0"))
+        path = other_config(box, port=live.free_port())     # a choice that is to be forgotten
+        box.settings = usual
+        box.write_config(cpu_slots=1)
+        done = box.nexus("restart", "--config", path)
+        assert done.returncode not in (0, 2) or "too old" in says, done
+        assert says in done.stderr and ("runs again" if ends else "goes on as it was") in done.stderr, done
+        box.await_service()
+        after = box.info()
+        assert (after["hash"], after["port"]) == (before["hash"], before["port"]) and (after["pid"] != pid) == ends
+        assert box.job(runs)["status"] == "running" and box.job(waits)["status"] == "pending"
+        assert box.ask("GET", "/status")["hash"] == before["hash"]
+        assert [box.wait_started(box.add("sleep 60", gpus=0)) for _ in range(2)], "its own cpu_slots"
+        shells = [live.read_bytes(f"/proc/{pid}/cmdline").startswith(b"/bin/sh") for pid in box.supervisors()]
+        assert sum(shells) == 1, "the new one's supervisor has ended"
+        done = subprocess.run([sys.executable, live.COMMAND, "config", "path"], env=box.environ, capture_output=True, text=True)
+        assert done.stdout == f"{choice}\n"
+        if ends:
+            box.kill_service()
+            assert box.await_service() and box.info()["hash"] == before["hash"], "it is kept running"
+
+
+def test_an_old_nexus_that_is_gone_is_said():
+    with live.Box(gpus=1, is_starting=False) as box:
+        program = box.path("nexus.py")
+        box.argv = lambda *words: [sys.executable, str(program), *words]
+        program.write_text(live.NEXUS.read_text())
+        assert box.nexus("start").returncode == 0
+        for copy in box.home.glob("cache/nexus-*.py"):
+            copy.unlink()
+        program.write_text(program.read_text().replace("    store.recover()\n", "    refuse('it is too old')\n"))
+        done = box.nexus("restart")
+        assert done.returncode == 2 and "it is too old" in done.stderr, done
+        assert "its nexus.py (nexus 1.0.0) is not there any more" in done.stderr, done
+
+
+def test_copies_of_the_last_two_are_kept():
+    with live.Box(gpus=1, is_starting=False) as box:
+        program, source = box.path("nexus.py"), live.NEXUS.read_text()
+        box.argv = lambda *words: [sys.executable, str(program), *words]
+        hashes = []
+        for number in range(4):
+            program.write_text(f"{source}# {number}\n")
+            box.write_config(cpu_slots=number + 1)
+            assert box.nexus("restart").returncode == 0
+            hashes.append(box.info()["hash"])
+        assert {path.name for path in box.home.glob("cache/nexus-*.py")} == {f"nexus-{each}.py" for each in hashes[2:]}
+        assert len(list(box.home.glob("cache/nexus-*.toml"))) == 2
+
+
+class Python:
+    """An interpreter of its own, which can be removed under what runs with it."""
+
+    def __init__(self, folder):
+        version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+        self.folder, self.path, library = folder, folder / "bin" / version, folder / "lib" / version
+        self.path.parent.mkdir(parents=True)
+        library.mkdir(parents=True)
+        shutil.copy(os.path.realpath(sys.executable), self.path)
+        for name in os.listdir(sysconfig.get_path("stdlib")):
+            if name not in ("site-packages", "dist-packages"):
+                (library / name).symlink_to(pathlib.Path(sysconfig.get_path("stdlib"), name))
+        shutil.copytree(sysconfig.get_path("purelib"), library / "site-packages", symlinks=True,
+                        ignore=lambda _, names: [name for name in names if not name.startswith(("psutil", "tomli", "_"))])
+
+    def remove(self):
+        shutil.rmtree(self.folder)
+
+
+FORM = b"".join(b'--x\r\nContent-Disposition: form-data; name="%s"; filename="f"\r\n\r\n%s\r\n' % pair for pair in (
+    (b"code", b"print('submitted')"), (b"config_file", b"\xef\xbb\xbfcompetition_id: a\nproject_id: b\nuser_id: c\n"))) + b"--x--\r\n"
+CALLS = ("/status", "/health", "/metrics", "/openapi.json", "/docs", "/", "/gpus/history?hours=1", "/jobs?text=echo", "/queue",
+         "/api/nodes", "/groups", "/service/logs", "/events?limit=1", "/nothing%20there")
+
+
+def test_its_python_is_removed(tmp_path):
+    """The service needs nothing of it any more.  After a kill another Python runs it, in time for a job that is to begin."""
+    (tmp_path / "jobs.csv").touch()
+    with live.Box(gpus=[{"memory_total": 24000}], is_starting=False, on_finish=f"echo $NEXUS_JOB_ID >> {tmp_path}/finished",
+                  jobs_file=str(tmp_path / "jobs.csv"), jobs_file_interval_seconds=1) as box:
+        python = Python(box.path("python"))
+        box.python = str(python.path)
+        box.start()
+        box.python = sys.executable
+        python.remove()
+        answers = {path: box.call("GET", path) for path in CALLS}
+        assert {path: status for path, (status, _) in answers.items() if status not in (200, 404)} == {}, answers
+        assert box.call("GET", "/status", Authorization="Bearer no")[0] == 401
+        (tmp_path / "repo").mkdir()
+        for words in (["init", "-q"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "a"]):
+            subprocess.run(["git", "-C", tmp_path / "repo", *words], check=True)
+        (tmp_path / "jobs.csv").write_text('1,"a.py",,"--x 1",\n')
+        for words in (["echo hello"], ["--snapshot", "--cwd", str(tmp_path / "repo"), "echo hello"], ["--retries", "1", "echo hello"]):
+            done = box.nexus("run", *words)
+            assert (done.returncode, done.stdout) == (0, "hello\n"), done
+        done = subprocess.run(["curl", "-sS", f"http://127.0.0.1:{box.port}/api/submit", "--data-binary", "@-",
+                               "-H", "Content-Type: multipart/form-data; boundary=x"], input=FORM, capture_output=True)
+        assert b"job_id" in done.stdout, done
+        live.until(lambda: len(live.read(tmp_path / "finished").split()) >= 4, "the hooks")
+        live.until(lambda: "a.py" in str(box.ask("GET", "/jobs")), "the row of the jobs file")
+        assert box.nexus("node", "add", "nobody@127.0.0.1", "--port", "1").returncode not in (0, 1)
+        assert "ModuleNotFoundError" not in box.log() and "Traceback" not in box.log()
+
+        begins = box.add("echo begun", begin="+3s")
+        pid = box.kill_service()
+        assert box.await_service() != pid
+        assert box.wait(begins, "completed")
+        word = f"since {python.path} cannot any more"
+        assert word in box.log() and word in box.nexus("status").stdout and word in box.nexus("health").stdout
+        found = live.read_bytes(f"/proc/{box.pid()}/cmdline").split(b"\0")[0].decode()
+        assert found in box.nexus("health").stdout and not found.startswith(str(box.folder))
+        box.kill_service()                              # and that one is kept running
+        box.await_service()
+        assert box.nexus("restart").returncode == 0 and word not in box.nexus("health").stdout
+
+
+def test_no_other_python_is_said_and_the_first_one_may_come_back(tmp_path):
+    """None has the psutil that the configuration needs."""
+    with live.Box(gpus=1, is_starting=False, max_memory_gb=50, environ={"PATH": "/usr/bin:/bin"}) as box:
+        python = Python(box.path("python"))
+        box.python = str(python.path)
+        box.start()
+        away = box.path("python.away")
+        os.rename(python.folder, away)
+        box.kill_service()
+        live.until(lambda: "nor another Python here can run the service" in box.log(), "what is said")
+        os.rename(away, python.folder)
+        box.await_service()
+        assert "cannot any more" not in box.nexus("health").stdout
 
 
 def test_a_restart_on_another_address_of_the_same_port(running):

@@ -148,6 +148,24 @@ def test_the_import_is_light():
     assert heavy & {name.partition(".")[0] for name in loaded} == set()
 
 
+def test_the_service_imports_at_its_start_what_its_functions_import():
+    """Its Python may be removed while it runs."""
+    first = next(line for line, _, name in BANNERS if name == "CLIENT")
+    local = {name for function in ast.walk(TREE) if isinstance(function, ast.FunctionDef) and function.lineno < first
+             for node in ast.walk(function) if isinstance(node, (ast.Import, ast.ImportFrom))
+             for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])}
+    at_the_start = {"tomllib", "tomli",             # load_config()
+                    "psutil", "ssl", "importlib"}   # Machine, load_tls(), import_modules()
+    run = "import sys, nexus; nexus.import_modules(); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-S", "-c", run], cwd=pathlib.Path(nexus.__file__).parent, check=True, timeout=60,
+                            capture_output=True, text=True).stdout.split()
+    assert local - at_the_start - set(loaded) == set() and set(nexus.MODULES) <= set(loaded)
+    named = {node.args[0].value for node in ast.walk(TREE) if isinstance(node, ast.Call) and node.args
+             and getattr(node.func, "attr", "") in ("encode", "decode") and isinstance(node.args[0], ast.Constant)}
+    codecs = {f"encodings.{name.replace('-', '_')}" for name in named - {"utf-8", "latin-1", "ascii"}}      # built in
+    assert codecs and codecs <= set(loaded)
+
+
 def test_no_line_is_wider_than_a_window():
     assert [number for number, line in enumerate(SOURCE.splitlines(), 1) if len(line) > 120] == []
 
