@@ -12312,7 +12312,8 @@ def listen(host: str, port: int, offered: Mapping[str, socket.socket] = {},
                 opened[address] = unused.pop(address) if address in unused else listen_on(address, port)
             except OSError as error:
                 is_held = (error.errno == errno.EADDRINUSE and port == former_port
-                           and find_socket_uid((address, port), None) in (None, os.geteuid()))      # None: part of it
+                           and find_socket_uid((address, port), None) in (None, os.geteuid()))
+                # None: of 0.0.0.0 or ::, or of a name, it has a part.
                 # A machine without IPv6 has no ::1, and neither has anybody else there.
                 is_missing = error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL) and address != first
                 if not is_held and not is_missing:
@@ -12408,6 +12409,8 @@ def take_offered(layout: Layout, port: int) -> dict[str, socket.socket]:
         line.settimeout(OFFER_TIMEOUT_S)
         if os.path.exists(layout.offer_file):
             line.connect(open_socket_path(layout.offer_file)[0])
+            if find_peer_uid(line, None) != os.geteuid():
+                return {}
             text, handles, *_ = socket.recv_fds(line, 4096, 8, socket.MSG_CMSG_CLOEXEC)
             found = zip(load_json(text.decode()), [socket.socket(fileno=handle) for handle in handles])
             return {address: one for address, one in found if one.getsockname()[1] == port}
@@ -12576,11 +12579,10 @@ class RunsAlready(NexusError):
 
 # What functions of the sections above import, or lead to: the Python that runs the service may be updated or removed.
 MODULES = (
-    "base64", "collections", "csv", "datetime", "difflib", "encodings.idna",
-    "encodings.utf_8_sig", "errno", "fcntl", "glob", "hashlib", "heapq", "hmac",
-    "http.server", "itertools", "logging.handlers", "pwd", "queue", "select", "shutil", "signal", "stat", "statistics",
-    "struct", "subprocess", "tempfile", "textwrap", "threading", "traceback", "unicodedata", "urllib.parse",
-    "xml.etree.ElementTree")
+    "ast", "base64", "collections", "csv", "datetime", "difflib", "encodings.idna", "encodings.utf_8_sig", "errno",
+    "fcntl", "glob", "hashlib", "heapq", "hmac", "http.server", "itertools", "logging.handlers", "pwd", "queue",
+    "select", "shutil", "signal", "stat", "statistics", "struct", "subprocess", "tempfile", "textwrap", "threading",
+    "tokenize", "traceback", "unicodedata", "urllib.parse", "xml.etree.ElementTree")
 
 
 def import_modules() -> None:
@@ -13234,21 +13236,30 @@ def launch_service(layout: Layout, environ: Mapping[str, str], config: Config, a
     return running
 
 
+def await_answer(layout: Layout, url: str) -> None:
+    """Wait until a service that has just started replies.  Raises: unavailable, when it does not, or ends."""
+    try:
+        Client(url, "", layout).ask("GET", "/")
+    except NexusError as error:
+        raise NexusError(error.kind, error.message, hint=f"see {layout.service_log}") from None
+
+
 class FormerService(Value):
     """A running service, as it can be started again."""
     argv: Sequence[str]
     environ: Mapping[str, str]
-    config_file: str                            # which it was told to use
+    choice: str                                 # the path of the configuration that the next start takes
     config: Config
 
 
 def find_former(layout: Layout, running: Mapping[str, Any]) -> FormerService | NexusError:
     """What starts a running service again as it is now; or why that is not possible."""
     path, copy = str(running.get("config")), str(running.get("config_copy"))
+    choice = (read_text(layout.choice_file) or layout.config_file).strip("\n")
     words = read_proc_words(running["pid"], "cmdline")
     environ = dict(word.partition("=")[::2] for word in read_proc_words(running["pid"], "environ"))
     given = words[words.index("serve") + 1:] if "serve" in words else []
-    is_usual = words[1:3] == ["-I", "-c"] and words[7:8] == ["serve"]      # else: nexus serve, by a person or systemd
+    is_usual = words[1:3] == ["-I", "-c"] and words[7:8] == ["serve"] and os.access(words[0], os.X_OK)
     programs = [*words[6:7], os.path.abspath(__file__),
                 os.path.join(layout.cache_dir, f"nexus-{running.get('hash')}.py")]
     try:
@@ -13257,11 +13268,12 @@ def find_former(layout: Layout, running: Mapping[str, Any]) -> FormerService | N
         if not same:
             return NexusError("unavailable", f"its nexus.py (nexus {running.get('version')}) is not there any more",
                               hint="put it back where it was, and run it: python3 nexus.py start")
-        if os.path.isfile(copy) and f"-{hash_text(read_text(path) or '')}." not in copy:
-            path = copy
+        if os.path.isfile(copy) and f"-{hash_code((read_text(path) or '').encode())}." not in copy:
+            path = copy                         # the file was edited
         options = [*given, "--config", path]
+        # Else a person or systemd runs it, or its Python is gone.
         argv = [*words[:6], same[0], "serve", *options] if is_usual else service_argv(layout, same[0], options)
-        return FormerService(argv, environ, str(running.get("config")), load_config(path, environ))
+        return FormerService(argv, environ, choice, load_config(path, environ))
     except NexusError as error:
         return error
 
@@ -14442,9 +14454,9 @@ def replace_service(call: Call, running: Mapping[str, Any]) -> None:
         former = find_former(layout, running)
         stop_service(call)
         try:
-            start_service(layout, call.environ, path, log_level)
-            Client.find(call.environ, is_starting=False).ask("GET", "/")
-            return call.say(f"the service runs at {call.client.url}")
+            url = start_service(layout, call.environ, path, log_level)["url"]
+            await_answer(layout, url)
+            return call.say(f"the service runs at {url}")
         except NexusError as error:
             failure = error
     raise start_again(layout, former, failure)
@@ -14456,7 +14468,7 @@ def start_again(layout: Layout, former: FormerService | NexusError, failure: Nex
     try:
         if isinstance(former, NexusError):
             raise former
-        remember_config(layout, former.config_file)
+        remember_config(layout, former.choice)
         running = launch_service(layout, former.environ, former.config, former.argv)
     except NexusError as error:
         return NexusError(failure.kind, f"the new service cannot start: {failure.message}; and the former one cannot "
