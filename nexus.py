@@ -12347,7 +12347,7 @@ MAX_SOCKET_PATH = 107           # bytes: the kernel's limit
 
 
 def open_socket_path(path: str) -> tuple[str, int]:
-    """(a path of a socket that the kernel takes, the descriptor of its folder that it needs, or -1).  Raises: OSError."""
+    """(a socket path that the kernel takes, the descriptor of its folder that it needs, or -1).  Raises: OSError."""
     if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
         return path, -1
     folder = os.open(os.path.dirname(path), os.O_PATH)
