@@ -13254,8 +13254,9 @@ class FormerService(Value):
 
 def find_former(layout: Layout, running: Mapping[str, Any]) -> FormerService | NexusError:
     """What starts a running service again as it is now; or why that is not possible."""
-    path, copy = str(running.get("config")), str(running.get("config_copy"))
     choice = (read_text(layout.choice_file) or layout.config_file).strip("\n")
+    # Without a service.json, which a full disk may have refused, only its url and hash are known.
+    path, copy = running.get("config") or choice, running.get("config_copy") or ""
     words = read_proc_words(running["pid"], "cmdline")
     environ = dict(word.partition("=")[::2] for word in read_proc_words(running["pid"], "environ"))
     given = words[words.index("serve") + 1:] if "serve" in words else []
@@ -14446,7 +14447,7 @@ def replace_service(call: Call, running: Mapping[str, Any]) -> None:
             config = load_config(path, call.environ)
             check_start(make_layout(layout.home, config), config)
             check_as_service(layout, call.environ, make_service_argv(layout, path, log_level))
-            opened = listen(config.service.host, config.service.port, former_port=running.get("port"))
+            opened = listen(config.service.host, config.service.port, former_port=parse_url(running["url"])[1])
             stack.enter_context(offered(layout, opened))
         except NexusError as error:
             raise NexusError(error.kind, f"not restarted, the service goes on as it was: {error.message}",
