@@ -12581,8 +12581,8 @@ class RunsAlready(NexusError):
 MODULES = (
     "ast", "base64", "collections", "csv", "datetime", "difflib", "encodings.idna", "encodings.utf_8_sig", "errno",
     "fcntl", "glob", "hashlib", "heapq", "hmac", "http.server", "itertools", "logging.handlers", "pwd", "queue",
-    "select", "shutil", "signal", "stat", "statistics", "struct", "subprocess", "tempfile", "textwrap", "threading",
-    "tokenize", "traceback", "unicodedata", "urllib.parse", "xml.etree.ElementTree")
+    "resource", "select", "shutil", "signal", "stat", "statistics", "struct", "subprocess", "tempfile", "textwrap",
+    "threading", "tokenize", "traceback", "unicodedata", "urllib.parse", "xml.etree.ElementTree", "zlib")
 
 
 def import_modules() -> None:
