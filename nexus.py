@@ -5412,24 +5412,36 @@ def has_ended(process: subprocess.Popen[bytes]) -> bool:
         one.session == process.pid for one in processes.read(processes.list_pids()))
 
 
+def end_program(process: subprocess.Popen[bytes]) -> bool:
+    """End a program of run(), and what it has started; return whether they have ended."""
+    import signal
+    for number, patience_s in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 1.0)):   # SIGKILL at once can freeze a card
+        with contextlib.suppress(OSError):              # the whole group is gone, or another user's
+            os.killpg(process.pid, number)
+        if wait_until(lambda: has_ended(process), patience_s, 0.02):
+            return True
+    return False
+
+
 def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None, *,
-        is_apart: bool = False, undecodable: str = "replace", most_bytes: int = 0, purpose: str = "",
+        stdin: str = "", is_apart: bool = False, undecodable: str = "replace", most_bytes: int = 0, purpose: str = "",
         hint: str = "try it by hand", install: str = "install it") -> Completed:
     """Run a program to its end, or leave it behind: run() always returns in time.
 
-    It has no stdin, and is ended when it writes more than `most_bytes`, unless that is 0.  While a program that no
+    It is ended when it writes more than `most_bytes`, unless that is 0; a Ctrl-C ends it, too.  While a program that no
     signal ends lives, none is started for the same `purpose`.
     Raises: unavailable, with the program's last words; with the hint `install` when there is no such program.
     """
-    import signal
     import subprocess
     purpose = purpose or argv[0]
     if purpose in STUCK and not has_ended(STUCK[purpose]):
         raise NexusError("unavailable", f"{purpose} (pid {STUCK[purpose].pid}) hangs and cannot be ended", STUCK_HINT)
-    with open_scratch() as output, open_scratch() as errors:
+    with open_scratch() as given, open_scratch() as output, open_scratch() as errors:
         # Files instead of pipes: a background process of the program would keep a pipe open.
+        given.write(stdin.encode("utf-8", "surrogateescape"))
+        given.seek(0)
         try:
-            process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, env=environ,
+            process = subprocess.Popen(argv, stdin=given, stdout=output, env=environ,
                                        stderr=errors if is_apart else subprocess.STDOUT, start_new_session=True)
         except FileNotFoundError:
             raise NexusError("unavailable", f"{argv[0]} was not found on PATH", install) from None
@@ -5437,16 +5449,17 @@ def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None
             raise NexusError("unavailable", f"{argv[0]} cannot be run: {error.strerror}", hint) from None
         if most_bytes:
             limit_output(process, most_bytes)
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        try:
             exit_code = process.wait(timeout_s)
             return Completed(exit_code, read_scratch(output, undecodable), read_scratch(errors, undecodable))
-        why = f"{purpose} did not answer within {timeout_s:g} s"
-        for number, patience_s in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 1.0)):   # SIGKILL at once can freeze a card
-            with contextlib.suppress(OSError):          # the whole group is gone, or another user's
-                os.killpg(process.pid, number)
-            if wait_until(lambda: has_ended(process), patience_s, 0.02):
-                last = read_scratch(errors if is_apart else output).strip().rpartition("\n")[2]
-                raise NexusError("unavailable", f"{why}{last and ': '}{format_line(last, 200)}", hint)
+        except subprocess.TimeoutExpired:
+            why = f"{purpose} did not answer within {timeout_s:g} s"
+        except BaseException:                           # this command is being ended: so is what it has started
+            end_program(process)
+            raise
+        if end_program(process):
+            last = read_scratch(errors if is_apart else output).strip().rpartition("\n")[2]
+            raise NexusError("unavailable", f"{why}{last and ': '}{format_line(last, 200)}", hint)
         STUCK[purpose] = process
         raise NexusError("unavailable", f"{why} and cannot be ended", STUCK_HINT)
 
@@ -13531,6 +13544,28 @@ def cmd_status(call: Call) -> None:
                   "nexus restart brings them together")
 
 
+@contextlib.contextmanager
+def unwinding() -> Iterator[None]:
+    """Let TERM and HUP end a command as Ctrl-C does: what it has begun is ended, and its files are removed, first."""
+    import signal
+
+    def end(number: int, _: object) -> None:
+        for other in former:
+            signal.signal(other, lambda *_: None)       # a second one would cut that off
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+    former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    former = {number: handler for number, handler in former.items() if handler != signal.SIG_IGN}      # nohup
+    for number in former:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+@unwinding()
 def cmd_top(call: Call) -> None:
     """Redraw until q or Ctrl-C.  A terminal's alternate screen is used, so that the shell's screen comes back.
 
@@ -13538,17 +13573,10 @@ def cmd_top(call: Call) -> None:
     """
     if not (sys.stdin.isatty() and call.out.isatty()):
         return call.write("".join(f"{line}\n" for line, _ in draw_top(call, Paint(""))))
-    import signal
     import termios
     stdin, top = sys.stdin.fileno(), Top(call)
     before, modes = termios.tcgetattr(stdin), termios.tcgetattr(stdin)
     modes[3] &= ~(termios.ICANON | termios.ECHO | termios.ISIG)     # keys come at once, Ctrl-C and Ctrl-Z too
-
-    def end(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
-
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, end)
     call.write(OWN_SCREEN)
     try:
         termios.tcsetattr(stdin, termios.TCSADRAIN, modes)
@@ -13930,7 +13958,8 @@ def submit(call: Call, jobs: Sequence[Json]) -> dict[str, Any]:
         if options.dry_run:
             find_work_tree(body["cwd"], call.environ)
         else:
-            snapshot = take_snapshot(body["cwd"], call.environ)
+            with unwinding():
+                snapshot = take_snapshot(body["cwd"], call.environ)
             body.update(snapshot=snapshot.commit, snapshot_repo=snapshot.repository)
     answer = call.client.submit(body)
     for job_id in answer.get("known", ()):

@@ -6,7 +6,9 @@ import pathlib
 import shutil
 import signal
 import subprocess
+import sys
 
+import live
 import pytest
 from live import until
 from test_runner import box, needs_root
@@ -278,6 +280,36 @@ def test_a_filter_of_the_users_own_is_run(repo):
     repo.write(".git/info/attributes", "*.py filter=up\n")
     repo.write("train.py", "two\n")
     assert repo.files(repo.snapshot().commit)["train.py"] == ("100644", "TWO\n")
+
+
+CUTS = [  # reason, what the filter does first, signals, exit code
+    ("TERM", "", [signal.SIGTERM], 143),
+    ("HUP", "", [signal.SIGHUP], 129),
+    ("Ctrl-C", "", [signal.SIGINT], 130),
+    ("Ctrl-C, and again, of a filter that ignores it", "trap '' TERM", [signal.SIGINT, signal.SIGINT, signal.SIGTERM], 130),
+]
+
+
+@pytest.mark.parametrize("reason, trap, numbers, code", CUTS, ids=[case[0] for case in CUTS])
+def test_cut_off_it_leaves_nothing_behind(repo, reason, trap, numbers, code):
+    mark, scratch = repo.top.parent / "begun", repo.top.parent / "scratch"
+    scratch.mkdir()
+    repo.git("config", "filter.slow.clean", f"{trap or ':'}; touch {mark}; sleep 600; cat")
+    repo.write(".git/info/attributes", "*.py filter=slow\n")
+    repo.write("train.py", "two\n")
+    before = repo.bytes_of_all()
+    adding = subprocess.Popen([sys.executable, live.NEXUS, "add", "--snapshot", "true"], cwd=repo.top, stderr=subprocess.PIPE, text=True,
+                              env={**repo.environ, "TMPDIR": str(scratch), "NEXUS_HOME": str(repo.top.parent / "nexus")})
+    until(mark.exists)
+    until(lambda: any("sleep" in live.read(f"/proc/{pid}/comm") for pid in live.descendants(adding.pid)))
+    started = live.descendants(adding.pid)
+    assert len(started) > 1 and os.listdir(scratch)
+    for number in numbers:
+        adding.send_signal(number)
+    err = adding.communicate(timeout=60)[1]
+    assert (adding.returncode, err) == (code, "")
+    assert [pid for pid in started if live.is_alive(pid)] == [] and os.listdir(scratch) == []
+    assert repo.bytes_of_all() == before and repo.git("for-each-ref", "refs/nexus") == b""
 
 
 # job.sh
