@@ -6156,9 +6156,9 @@ class Machine:
 
 GIT_TIMEOUT_S = 600.0
 MAX_UNTRACKED_MIB = 500
-GIT_OPTIONS = [word for setting in (            # no hook, no daemon; the whole tree
-    "core.hooksPath=/dev/null", "core.fsmonitor=false", "core.sparseCheckout=false", "core.splitIndex=false",
-    "core.safecrlf=false", "core.logAllRefUpdates=false") for word in ("-c", setting)]
+GIT_OPTIONS = [word for setting in (            # no hook, no daemon; the whole tree, as it is on the disk
+    "core.hooksPath=/dev/null", "core.fsmonitor=false", "core.sparseCheckout=false", "core.ignoreStat=false",
+    "core.splitIndex=false", "core.safecrlf=false", "core.logAllRefUpdates=false") for word in ("-c", setting)]
 
 
 class TreeSnapshot(Value):
@@ -6167,11 +6167,11 @@ class TreeSnapshot(Value):
     repository: str                     # the work tree's top, without symbolic links
 
 
-def run_git(folder: str, environ: Mapping[str, str], *arguments: str, **variables: str) -> str:
+def run_git(folder: str, environ: Mapping[str, str], *arguments: str, stdin: str = "", **variables: str) -> str:
     """The output of git in a folder.  Raises: unavailable, with git's errors, without its warnings and advice."""
     own = {name: text for name, text in environ.items() if not name.startswith("GIT_")}     # a hook's: another index
     own.update({"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", **variables})
-    done = run(["git", *GIT_OPTIONS, "-C", folder, *arguments], GIT_TIMEOUT_S, own, is_apart=True,
+    done = run(["git", *GIT_OPTIONS, "-C", folder, *arguments], GIT_TIMEOUT_S, own, stdin=stdin, is_apart=True,
                undecodable="surrogateescape", purpose=f"git in {folder}",
                hint="are there large files? add them to .gitignore",
                install="install git, or add the job without --snapshot")
@@ -6195,17 +6195,24 @@ def take_snapshot(cwd: str, environ: Mapping[str, str]) -> TreeSnapshot:
     with tempfile.TemporaryDirectory(prefix="nexus-") as aside:
         index = os.path.join(aside, "index")
 
-        def git(*arguments: str, **variables: str) -> str:
-            return run_git(top, environ, *arguments, GIT_INDEX_FILE=index, **variables)
+        def git(*arguments: str, stdin: str = "", **variables: str) -> str:
+            return run_git(top, environ, *arguments, stdin=stdin, GIT_INDEX_FILE=index, **variables)
 
         own_index = os.path.join(top, run_git(top, environ, "rev-parse", "--git-path", "index")[:-1])
         with disk("copy git's index to", aside), contextlib.suppress(FileNotFoundError):        # nothing was added yet
             shutil.copy2(own_index, index)      # it holds git's record of unchanged files, and has a time
+        # git does not look at files that are marked so.  What a sparse checkout leaves out keeps its mark.
+        marks = [(entry[0], entry[2:]) for entry in git("ls-files", "-z", "-v").split("\0")[:-1]]
+        assumed = [path for mark, path in marks if mark.islower()]
+        present = [path for mark, path in marks if mark in "Ss" and os.path.lexists(os.path.join(top, path))]
+        for option, paths in (("--no-assume-unchanged", assumed), ("--no-skip-worktree", present)):
+            if paths:
+                git("update-index", "-z", option, "--stdin", stdin="".join(f"{path}\0" for path in paths))
         untracked = git("ls-files", "-z", "--others", "--exclude-standard").split("\0")[:-1]
         # git adds a repository inside this one as a link, and refuses one that has no commit.
         nested = [path[:-1] for path in untracked if path.endswith("/")]
         check_sizes(top, [path for path in untracked if not path.endswith("/")])
-        git("add", "-A", "--", ".", *(f":(exclude,literal){path}" for path in nested))
+        git("add", "-A", *(["--", ".", *(f":(exclude,literal){path}" for path in nested)] if nested else []))
         tree = git("write-tree", "--missing-ok").strip()        # a partial clone lacks objects
         head, head_tree, date = "", "", "0"
         with contextlib.suppress(NexusError, ValueError):       # no commit yet

@@ -116,6 +116,21 @@ def make_sparse(repo):
     repo.write("sub/new.py", "new\n")
 
 
+def make_sparse_index(repo):
+    """What is outside of the cone is one entry of the index; a file of it is on the disk all the same."""
+    repo.write("other/a.py", "a\n")
+    repo.commit()
+    repo.git("sparse-checkout", "set", "--cone", "--sparse-index", "sub")
+    assert not (repo.top / "other").exists()
+
+
+def mark_all(repo, mark):
+    """Of all that is marked, train.py is changed."""
+    repo.git("update-index", mark, "-z", "--stdin", input=repo.git("ls-files", "-z"))
+    repo.write("train.py", "two\n")
+    assert repo.git("status", "--porcelain") == b""
+
+
 def replace_file_by_folder(repo):
     (repo.top / "train.py").unlink()
     repo.write("train.py/inner", "x\n")
@@ -152,6 +167,21 @@ KEPT = [  # reason, what the user did, {path: (mode, content) or None = not ther
      {"x.ign": ("100644", "y")}),
     ("half merged", conflict, {"train.py": ("100644", "resolved\n"), "run.sh": None}),
     ("a sparse checkout", make_sparse, {"sub/new.py": ("100644", "new\n")}),
+    ("a sparse checkout with a sparse index", lambda repo: (make_sparse_index(repo), repo.write("sub/part.py", "two\n")),
+     {"sub/part.py": ("100644", "two\n"), "other/a.py": ("100644", "a\n")}),
+    ("a file that a sparse checkout leaves out is there", lambda repo: (make_sparse_index(repo), repo.write("other/a.py", "two\n")),
+     {"other/a.py": ("100644", "two\n")}),
+    ("nothing of a sparse checkout is there", lambda repo: (
+        repo.git("sparse-checkout", "set", "--no-cone", "/nothing"), repo.write("new", "x")), {"new": ("100644", "x")}),
+    ("marked assume-unchanged", lambda repo: mark_all(repo, "--assume-unchanged"), {"train.py": ("100644", "two\n")}),
+    ("marked skip-worktree", lambda repo: mark_all(repo, "--skip-worktree"), {"train.py": ("100644", "two\n")}),
+    ("marked so, and absent", lambda repo: (mark_all(repo, "--skip-worktree"), (repo.top / "train.py").unlink()), {}),
+    ("marked both ways, one of them an odd name", lambda repo: (
+        repo.write(ODD, "x"), repo.commit(), mark_all(repo, "--skip-worktree"), mark_all(repo, "--assume-unchanged"),
+        repo.write(ODD, "y")), {"train.py": ("100644", "two\n"), ODD: ("100644", "y")}),
+    ("git marks each file by itself", lambda repo: (
+        repo.git("config", "core.ignoreStat", "true"), repo.write("train.py", "x"), repo.commit(), repo.write("train.py", "two\n")),
+     {"train.py": ("100644", "two\n")}),
     ("a file where a folder was, and the other way", replace_file_by_folder,
      {"train.py": None, "train.py/inner": ("100644", "x\n"), "sub/part.py": None, "sub": ("100644", "a file now\n")}),
     ("line ends as git would commit them", use_crlf, {"train.py": ("100644", "one\ntwo\n")}),
