@@ -6521,7 +6521,8 @@ fi
 end_viewer
 '''
 
-# Of a job with --snapshot.  Its checkout is $tree, whose .git borrows all but HEAD and index from the repository.
+# Of a job with --snapshot.  Its checkout is $tree, whose .git borrows all but HEAD and index from the repository: a
+# folder `objects` there would hide the repository's git-lfs objects from git-lfs.
 # `git worktree add` would write into that, and break other git programs that run at that moment.
 SNAPSHOT_SCRIPT = r'''
 git_in() (
@@ -6535,13 +6536,14 @@ check_out() {
   rm -f "$tree/.git/index.lock"
   common=$(git_in "$repo" rev-parse --git-common-dir </dev/null) || return
   case $common in /*) ;; *) common=$repo/$common;; esac
-  mkdir -p "$tree/.git/objects" "$tree/.git/refs" && printf '%s\n' "$common" > "$tree/.git/commondir" &&
+  mkdir -p "$tree/.git" && printf '%s\n' "$common" > "$tree/.git/commondir" &&
     printf '%s\n' "$commit" > "$tree/.git/HEAD" && git_in "$tree" read-tree --reset HEAD </dev/null &&
     git_in "$tree" ls-files -z --deleted </dev/null | git_in "$tree" checkout-index -zu --stdin && mkdir -p "$cwd"
 }
 # Files that the job has written into its checkout stay there; those from git, and compiled Python, go.  The job's own
-# changes to HEAD and index do not count.  Where git cannot tell them apart, all files are kept.
-git_here() { git_in . --git-dir=.git --work-tree=. "$@"; }
+# changes to HEAD and index do not count.  Where git cannot tell them apart, all files are kept.  git-lfs keeps what it
+# is asked about: not in the repository.
+git_here() { git_in . -c lfs.storage="$tree/.git/lfs" --git-dir=.git --work-tree=. "$@"; }
 tidy() (
   cd "$tree" && [ -d .git ] || exit
   rm -f .git/index.lock

@@ -548,6 +548,62 @@ def test_what_a_job_made_is_kept_and_nothing_else(box, repo, reason, command, ke
     assert repo.bytes_of_all() == before
 
 
+def test_what_a_job_changed_is_kept_where_git_marks_each_file_as_unchanged(box, repo):
+    repo.git("config", "core.ignoreStat", "true")
+    box.run("echo two > train.py", **of(repo.snapshot()))
+    assert kept_of(box) == {"train.py": "two\n"}
+
+
+# git-lfs
+
+@pytest.fixture
+def lfs(repo, monkeypatch):
+    """The repository with a.bin in the care of git-lfs."""
+    if not shutil.which("git-lfs"):
+        pytest.skip("git-lfs is not installed")
+    monkeypatch.setenv("HOME", repo.environ["HOME"])        # for git in job.sh
+    repo.git("lfs", "install", "--skip-repo")
+    repo.git("lfs", "track", "*.bin")
+    repo.write("a.bin", "first\n")
+    repo.commit()
+    assert b"oid sha256:" in repo.git("cat-file", "blob", "HEAD:a.bin")
+    return repo
+
+
+def link_work_tree(repo):
+    other = repo.top.parent / "other"
+    repo.git("worktree", "add", "-q", str(other), "-b", "other")
+    return other
+
+
+def move_lfs_storage(repo):
+    repo.git("config", "lfs.storage", str(repo.top.parent / "storage"))
+    repo.write("a.bin", "again\n")
+    repo.commit()
+    repo.write("a.bin", "first\n")
+    return repo.top
+
+
+LFS_TREES = [  # reason, the work tree that it makes
+    ("a work tree", lambda repo: repo.top),
+    ("a linked one", link_work_tree),
+    ("the objects are elsewhere", move_lfs_storage),
+]
+
+
+@pytest.mark.parametrize("reason, make", LFS_TREES, ids=[case[0] for case in LFS_TREES])
+def test_what_git_lfs_keeps_comes_whole(box, lfs, reason, make):
+    """The committed, the changed and the new; what the job writes is no object of the repository, also where git-lfs is asked about it."""
+    top = make(lfs)
+    (top / "b.bin").write_text("second\n")
+    made = nexus.take_snapshot(str(top), lfs.environ)
+    before = lfs.bytes_of_all()
+    result = box.run("cat a.bin b.bin; echo FIRST > a.bin; echo third > c.bin; exit 3", **of(made))
+    assert (result.exit_code, box.text("stdout.log")) == (3, "first\nsecond\n"), box.text("stderr.log")
+    assert kept_of(box) == {"a.bin": "FIRST\n", "c.bin": "third\n"} and not os.path.exists(box.path("files/.git"))
+    assert lfs.bytes_of_all() == before
+
+
 def test_a_job_that_removes_its_git_folder_touches_no_repository_around_it(box, repo):
     """The log folder may lie in the very repository: a home with its dotfiles."""
     made = repo.snapshot()
