@@ -14730,22 +14730,39 @@ def cmd_help(call: Call) -> None:
 def cmd_complete(call: Call) -> None:
     """For shells: the completions of the last word.  It starts no service and reports no error."""
     *before, begun = call.options.words or [""]
-    command = next((each for each in call.commands if before and each.name == before[0]), None)
-    flags = [flag for names, _ in command.arguments for flag in names] if command else []
-    if not before or before == ["help"]:
-        words = [each.name for each in call.commands if each.summary]
-    elif begun.startswith("-"):
-        words = [flag for flag in flags if flag.startswith("--")]
-    else:
-        words = []
-        with contextlib.suppress(NexusError, OSError):
-            client = Client.find(call.environ, is_starting=False)
-            if before[-1] == "--group":
-                words = [group["name"] for group in client.ask("GET", "/groups")]
-            elif before[-1] in ("--after", "--after-any") or "id" in flags or "ids" in flags:
-                words = [job["id"] for job in client.jobs(limit=1000, fields="id")]
+    # --group=exp1 is one word, but three for bash.
+    flag, begun = re.findall("(?s)^(--[^=]+=)?=?(.*)", begun)[0]
+    names, comma, begun = begun.rpartition(",")
+    words = list_completions(call, [word for word in (*before, flag[:-1]) if word not in ("", "=")], begun)
     harmless = [word for word in words if re.fullmatch(r"[\w.:-]+", word)]      # bash expands a completion
-    call.print(*(word for word in harmless if word.startswith(begun)))
+    call.print(*(f"{flag}{names}{comma}{word}" for word in harmless if word.startswith(begun)))
+
+
+def list_completions(call: Call, before: Sequence[str], begun: str) -> list[str]:
+    """What may follow these words: commands, options, an option's values, ids; nothing where a file or text does."""
+    if not before or before == ["help"]:
+        return [each.name for each in call.commands if each.summary]
+    name = ALIASES.get(before[0], before)[0]
+    command = next((each for each in call.commands if each.name == name), Command("", ""))
+    if command.verbs and len(before) == 1:
+        return [verb.name for verb in command.verbs]
+    command = next((verb for verb in command.verbs if verb.name == before[1]), command)
+    arguments = {flag: settings for flags, settings in command.arguments for flag in flags}
+    if begun.startswith("-"):
+        return [flag for flag in arguments if flag.startswith("--")]
+    name = next((flag for flag in arguments if not flag.startswith("-")), "")
+    if arguments.get(before[-1], {"action": "none"}).get("action", "append") == "append":
+        name = before[-1]                   # an option that takes a value
+    fixed = {"--status": STATUSES, "--priority": PRIORITIES}.get(name) or arguments.get(name, {}).get("choices")
+    if fixed:
+        return list(fixed)
+    with contextlib.suppress(NexusError, OSError):
+        client = Client.find(call.environ, is_starting=False)
+        if name == "--group":
+            return [group["name"] for group in client.ask("GET", "/groups")]
+        if name in ("--after", "--after-any", "id", "ids", "targets"):
+            return [job["id"] for job in client.jobs(limit=1000, fields="id")]
+    return []
 
 
 # nexus install
@@ -14778,6 +14795,19 @@ BASH_COMPLETION = """\
 _nexus() { local IFS=$'\\n'; COMPREPLY=($(nexus complete "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)); }
 complete -o default -F _nexus nexus
 """
+ZSH_COMPLETION = """\
+#compdef nexus
+local -a found=(${(f)"$(nexus complete "${(@Q)words[2,CURRENT]}" 2>/dev/null)"})
+if (( $#found )); then compadd -a found; else _files; fi
+"""
+FISH_COMPLETION = """\
+function __nexus_complete
+    set -l words (commandline -opc) (commandline -ct)
+    set -l found (nexus complete $words[2..-1] 2>/dev/null)
+    test (count $found) -gt 0; and printf "%s\\n" $found; or __fish_complete_path $words[-1]
+end
+complete -c nexus -f -a '(__nexus_complete)'
+"""
 
 
 def cmd_install(call: Call) -> None:
@@ -14790,8 +14820,14 @@ def cmd_install(call: Call) -> None:
     install_file(script, read_bytes(os.path.abspath(__file__)).decode(), 0o755)
     program = os.path.join(binaries, "nexus")
     install_file(program, launcher, 0o755)
+    settings = call.environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
+    functions = os.path.join(base, "zsh", "site-functions")
     install_file(os.path.join(base, "bash-completion", "completions", "nexus"), BASH_COMPLETION)
-    call.say(f"installed {program}, with completion for bash")
+    install_file(os.path.join(settings, "fish", "completions", "nexus.fish"), FISH_COMPLETION)
+    install_file(os.path.join(functions, "_nexus"), ZSH_COMPLETION)
+    call.say(f"installed {program}, with completion for bash, fish and zsh")
+    if find_program("zsh"):
+        call.say(f"zsh needs this line in ~/.zshrc, before compinit:  fpath+=({quote(functions)})")
     if binaries not in call.environ.get("PATH", "").split(":"):
         line = f'export PATH="{binaries}:$PATH"'
         call.say(f"{binaries} is not on PATH yet: add  {line}  to ~/.profile and log in again")

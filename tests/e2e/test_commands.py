@@ -4,7 +4,9 @@ import datetime
 import functools
 import json
 import os
+import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -1289,19 +1291,97 @@ def test_install(installing):
     assert again.returncode == 0 and b"not on PATH" not in again.stderr, "from itself"
     version = subprocess.run(["nexus", "--version"], capture_output=True, env={**installing.environ, "PATH": path}).stdout.decode()
     assert version == installing.run("--version").out
-    subprocess.run(["nexus", "add", "--group", "exp1", "true"], timeout=60, check=True,
-                   env={**installing.environ, "PATH": path}, capture_output=True)
-    shell = f"""source "{data}/bash-completion/completions/nexus"
-        complete() {{ COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _nexus; echo "${{COMPREPLY[*]}}"; }}
-        complete nexus re; complete nexus add --gpu; complete nexus logs ''
-        complete nexus wait --group e; complete nexus help to; complete nexus add --after ''"""
-    done = subprocess.run(["bash", "-ec", shell], capture_output=True, timeout=60, env={**installing.environ, "PATH": path})
-    answers = done.stdout.decode().splitlines()
-    assert answers[0].split() == ["remove", "retry", "resume", "restart"]
-    assert answers[1].split() == ["--gpus", "--gpu-ids", "--gpu-mem", "--gpu-type"]
-    jobs = subprocess.run(["nexus", "jobs", "--json"], capture_output=True, env={**installing.environ, "PATH": path}).stdout
-    job_id = json.loads(jobs)[0]["id"]
-    assert job_id in answers[2].split() and answers[3:5] == ["exp1", "top token"] and job_id in answers[5].split()
+
+
+COMPLETED = [  # what is typed, what the last word may be; ID: the job
+    ("re", ["remove", "retry", "resume", "restart"]),
+    ("help to", ["top", "token"]),
+    ("token ", ["create", "list", "revoke"]),
+    ("token create bob --d", ["--days"]),
+    ("add --gpu", ["--gpus", "--gpu-ids", "--gpu-mem", "--gpu-type"]),
+    ("logs ", ["ID"]),
+    ("pause ", ["ID"]),
+    ("scancel ", ["ID"]),
+    ("add --after ", ["ID"]),
+    ("wait --group e", ["exp1"]),
+    ("wait --group=e", ["exp1"]),
+    ("jobs --status r", ["running"]),
+    ("jobs --status=r", ["running"]),
+    ("clear --status completed,fa", ["completed,failed"]),
+    ("add --priority ", ["high", "normal", "low"]),
+    ("move ID --priority n", ["normal"]),
+    ("logs --stream std", ["stdout", "stderr"]),
+    ("add --file com", ["commands.txt"]),
+    ("add --name exp1 --cwd ", ["a_folder", "commands.txt"]),
+]
+BASH = """source "$XDG_DATA_HOME/bash-completion/completions/nexus"
+complete() {
+  COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _nexus
+  [ "${#COMPREPLY[@]}" -gt 0 ] || COMPREPLY=($(compgen -f -- "${@: -1}"))        # as -o default says
+  echo "${COMPREPLY[@]}"
+}
+"""
+ZSH = """PS1=
+fpath+=("$XDG_DATA_HOME/zsh/site-functions")
+autoload -Uz compinit
+compinit -u -D
+compadd() {
+  local -a added
+  [[ ${argv[(I)-[OAD]]} -gt 0 ]] || { builtin compadd -O added "$@"; print -r -- "${added[@]}" >> "$ZDOTDIR/answers"; }
+  builtin compadd "$@"
+}
+"""
+
+
+def type_in_bash(home, lines):
+    def split(line):                            # as readline does
+        return re.findall(r"=|[^\s=]+", line) + ([""] if line.endswith(" ") else [])
+
+    script = BASH + "".join(f"complete {' '.join(map(nexus.quote, ['nexus', *split(line)]))}\n" for line in lines)
+    done = subprocess.run(["bash", "-ec", script], capture_output=True, text=True, timeout=60, env=home.environ, cwd=home.work)
+    return done.stdout.splitlines()
+
+
+def type_in_fish(home, lines):
+    script = "".join(f"echo (complete -C {nexus.quote(f'nexus {line}')} | string split -f 1 \\t)\n" for line in lines)
+    done = subprocess.run(["fish", "-c", script], capture_output=True, text=True, timeout=60, env=home.environ, cwd=home.work)
+    return done.stdout.splitlines()
+
+
+def type_in_zsh(home, lines):
+    answers = home.work.parent / "answers"
+    (home.work.parent / ".zshrc").write_text(ZSH)
+    answers.touch()
+    found = []
+    with Terminal(["zsh", "-i"], {**home.environ, "ZDOTDIR": str(answers.parent), "TERM": "xterm"}) as terminal:
+        for line in [f"cd {nexus.quote(str(home.work))}\n", *(f"nexus {line}\t" for line in lines)]:
+            answers.write_text("")
+            terminal.type(f"{line}\x15print -r END >> $ZDOTDIR/answers\n")
+            until(lambda: terminal.read(0.02) != b"" and "END\n" in answers.read_text(), line)
+            found.append(" ".join(answers.read_text().split("\n")[:-2]))
+    return found[1:]
+
+
+SHELLS = {"bash": type_in_bash, "fish": type_in_fish, "zsh": type_in_zsh}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_completion(installing, shell):
+    """The same in each shell; where nexus knows nothing, files."""
+    if not shutil.which(shell):
+        pytest.skip(f"{shell} is not installed")
+    home = installing
+    home.environ.update(PATH=f"{home.binaries}:{home.environ['PATH']}", XDG_DATA_HOME=f"{home.top}/my data")
+    home.work = pathlib.Path(home.top, "work")
+    (home.work / "a_folder").mkdir(parents=True)
+    (home.work / "commands.txt").touch()
+    told = home.run("install").err
+    assert "completion for bash, fish and zsh" in told and "before compinit:  fpath+=('" in told
+    job_id = home.run("add", "--group", "exp1", "true").id
+    typed = [(line.replace("ID", job_id), [word.replace("ID", job_id) for word in words]) for line, words in COMPLETED]
+    for (line, words), answer in zip(typed, SHELLS[shell](home, [line for line, _ in typed])):
+        # bash replaces what stands behind the sign alone.
+        assert {word.rpartition("=")[2].rstrip("/") for word in answer.split()} == set(words), (line, answer)
 
 
 def test_install_with_an_interpreter_in_a_folder_with_blanks(installing):
