@@ -210,6 +210,7 @@ BY_OTHERS = {                                   # blocks with tests of their own
     "tests/run\n": "test_scripts_of_the_repository",
     "tests/run --fast\ntests/run tests/": "test_scripts_of_the_repository",
     "nexus node add gpuuser": "test_nodes_are_added_as_it_says",
+    "#!/bin/bash\n#NEXUS --gpus 2 --name in-docker": "test_a_container_ends_with_its_job",
     "nexus restart\nnexus add --gpus 2 --timeout 2h": "test_slurm.py",
 }
 TRAINING = re.compile(r'"python \w+\.py\b')
@@ -336,6 +337,76 @@ def test_scripts_of_the_repository():
             assert all((TOP / argument).is_file() for argument in arguments if argument != "--fast"), (path, line)
             checker = ["bash", "-n"] if words[0] != "python3" else [sys.executable, "-m", "py_compile"]
             subprocess.run([*checker, TOP / script], check=True)
+
+
+def test_uninstall_names_what_there_is(tmp_path):
+    environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    done = subprocess.run([sys.executable, live.NEXUS, "install"], env=environ, capture_output=True)
+    assert done.returncode == 0, done
+    paths = re.findall(r"`(~?/[^`]+)`", TEXTS["docs/operations.md"].partition("\n## Uninstall\n")[2])
+    named = [path.replace("~", str(tmp_path)) for path in paths]
+    made = [os.path.join(folder, name) for folder, _, names in os.walk(tmp_path) for name in names]
+    assert len(made) == 5 and [path for path in made if not f"{path}/".startswith(tuple(f"{name}/" for name in named))] == []
+    assert nexus.find_lease_folder(nexus.GpuConfig()) in named
+
+
+# What a container needs of docker: its service starts them, stops them after a while, and passes on how they end.  The client
+# lets a container have its signals, and goes on.
+DOCKER = """
+folder=${0%/bin/docker}/docker
+case $1 in
+  stop) kill -9 "$(cat "$folder/$4")"; while [ ! -e "$folder/$4.code" ]; do sleep 0.01; done;;
+  run) trap : TERM INT HUP
+    printf '%s\\n' "$@" > "$folder/words"
+    echo "$4" > "$folder/fifo"
+    while [ ! -e "$folder/$4.code" ]; do sleep 0.01; done
+    exit "$(cat "$folder/$4.code")";;
+esac
+"""
+DOCKERD = """
+cd "$1"
+while :; do
+  read -r name < fifo
+  (sleep 600 & echo $! > "$name.new"; mv "$name.new" "$name"; wait $!; echo $? > "$name.new"; mv "$name.new" "$name.code") &
+done
+"""
+
+
+def test_a_container_ends_with_its_job():
+    """However the job ends, and with its exit code; without the script it outlives its client."""
+    script = next(text for _, kind, text in BLOCKS if kind == "bash" and find_tester(text) == "test_a_container_ends_with_its_job")
+    with live.Box(gpus=2, kill_grace_seconds=6) as box:
+        folder = box.path("docker")
+        folder.mkdir()
+        os.mkfifo(folder / "fifo")
+        make_program(box.bin / "docker", DOCKER)
+        (box.folder / "in_docker.sh").write_text(script)
+        service = subprocess.Popen(["sh", "-c", DOCKERD, "dockerd", str(folder)], start_new_session=True, env={"PATH": os.environ["PATH"]})
+
+        def start(command):
+            job_id = box.nexus("add", "--cwd", str(box.folder), command).stdout.strip()
+            path = folder / f"nexus-{job_id}"
+            live.until(path.exists, f"the container of {job_id}")
+            return job_id, int(path.read_text())
+
+        try:
+            job_id, container = start("in_docker.sh")
+            words = (folder / "words").read_text().splitlines()
+            assert words[words.index("--gpus") + 1] == '"device=0,1"' and f"{box.folder}:/work" in words
+            live.kill(container)
+            assert box.wait(job_id, "failed")["exit_code"] == 137
+            job_id, container = start("in_docker.sh")
+            box.nexus("kill", job_id)
+            assert not live.is_alive(container) and box.wait(job_id)["cause"] == "killed"
+            job_id, container = start("in_docker.sh")
+            box.nexus("edit", job_id, "--timeout", "0.1s")
+            assert box.wait(job_id, "failed")["cause"] == "timeout" and not live.is_alive(container)
+            job_id, container = start("docker run --rm --name nexus-$NEXUS_JOB_ID my-image")
+            box.nexus("kill", job_id)
+            assert live.is_alive(container)
+        finally:
+            os.killpg(service.pid, 9)
+            service.wait()
 
 
 def test_nodes_are_added_as_it_says():

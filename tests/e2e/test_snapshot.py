@@ -389,6 +389,38 @@ def test_in_its_folder_there(box, repo, name):
     assert box.text("stdout.log") == f"{box.layout.job_folder('abc')}/files/{name}\none\n"
 
 
+def make_link(repo, target):
+    (repo.top.parent / "data").write_text("data\n")
+    (repo.top / "data").symlink_to(target.format(repo.top.parent))
+
+
+def write_windows_lines(repo):
+    repo.git("config", "core.autocrlf", "true")
+    repo.write("new", "a\nb\n")
+
+
+def ask_filter(repo):
+    repo.git("config", "filter.tell.smudge", "echo \"path ${PATH:+is} home ${HOME:+is} mine ${MINE-is not} set\"")
+    repo.write(".git/info/attributes", "new filter=tell\n")
+    repo.write("new", "x")
+
+
+CHECKED_OUT = [  # what the guide says, what the user did, command, output
+    ("a relative link out of the tree leads nowhere", lambda repo: make_link(repo, "../data"), "cat data || readlink data", "../data\n"),
+    ("an absolute one", lambda repo: make_link(repo, "{}/data"), "cat data", "data\n"),
+    ("line ends as in a fresh clone", write_windows_lines, "od -An -c new", "   a  \\r  \\n   b  \\r  \\n\n"),
+    ("filters see PATH and HOME alone", ask_filter, "echo $MINE; cat new", "yes\npath is home is mine is not set\n"),
+]
+
+
+@pytest.mark.parametrize("reason, change, command, out", CHECKED_OUT, ids=[case[0] for case in CHECKED_OUT])
+def test_what_is_checked_out(box, repo, reason, change, command, out):
+    change(repo)
+    made = repo.snapshot()
+    assert box.run(command, environment={"PATH": os.environ["PATH"], "MINE": "yes"}, **of(made)).exit_code == 0
+    assert box.text("stdout.log") == out
+
+
 STEP = "pwd; mkdir -p out; echo step >> out/checkpoint; wc -l < out/checkpoint; cat train.py"
 
 
