@@ -6332,10 +6332,11 @@ class Ssh:
         return NexusError("unavailable", f"{what} {self.node.name}: {why}",
                           f"{format_line(advice.strip(), 300)}; {hint}" if advice else hint)
 
-    def run(self, what: str, command: str) -> str:
+    def run(self, what: str, command: str, stdin: str = "") -> str:
         """The output of a command there.  Raises: unavailable, with ssh's words; not_found, when the command fails."""
-        done = run(self.list_words(command), SSH_CALL_TIMEOUT_S, self.environ, is_apart=True, most_bytes=2**20,
-                   purpose=f"ssh to {self.node.name}", hint=f"try it by hand: {self.by_hand}", install=INSTALL_SSH)
+        done = run(self.list_words(command), SSH_CALL_TIMEOUT_S, self.environ, stdin=stdin, is_apart=True,
+                   most_bytes=2**20, purpose=f"ssh to {self.node.name}", hint=f"try it by hand: {self.by_hand}",
+                   install=INSTALL_SSH)
         if done.exit_code:
             error = self.fault(what, done.errors or done.output or f"exit code {done.exit_code}")
             raise NexusError("unavailable" if done.exit_code == 255 else "not_found", error.message, error.hint)
@@ -6363,7 +6364,49 @@ def push_snapshot(ssh: Ssh, repository: str, commit: str, name: str, environ: Ma
     through = " ".join(map(quote, ssh.list_words()[:-1]))
     run_git(repository, environ, "push", "-q", f"ssh://{ssh.node.destination}{path}", f"{commit}:refs/nexus/{commit}",
             GIT_SSH_COMMAND=through, GIT_SSH_VARIANT="ssh")
+    push_large_files(ssh, repository, commit, path, environ)
     return path
+
+
+# `git push` leaves out what git-lfs keeps.  A node's repository gets that beside it, and requires git-lfs from then on:
+# else a checkout would have git-lfs's pointers in the place of the files.  One line each: csh takes no more in quotes.
+PREPARE_LFS = (
+    'cd "$0" || exit; git lfs version > /dev/null 2>&1 || { echo "git-lfs is not installed" >&2; exit 1; }; '
+    "is_set() { git config filter.lfs.required > /dev/null; }; "
+    "is_set || git lfs install --local --skip-repo > /dev/null || is_set || exit; "
+    'mkdir -p lfs/objects && cd lfs/objects && number=0 && while read -r name; do [ -e "$name" ] || echo $number; '
+    "number=$((number + 1)); done")                     # the numbers of the names that are not there
+SEND_LFS = 'tar -C "$0" -chf - -T - | "$@"'
+RECEIVE_LFS = (
+    'cd "$0/lfs" && part=$(mktemp -d part.XXXXXX) && trap \'rm -rf "$part"\' EXIT && '
+    'tar -C "$part" -xf - && cp -Rlf "$part/." objects/')
+
+
+def push_large_files(ssh: Ssh, repository: str, commit: str, path: str, environ: Mapping[str, str]) -> None:
+    """Send the files of a snapshot that git-lfs keeps to a node's repository.  Raises: as Ssh.run()."""
+    def on_node(script: str) -> str:
+        return f"sh -c {quote(script)} {quote(path)}"
+
+    if "filter.lfs.clean" not in run_git(repository, environ, "config", "--list", "--name-only").split():
+        return
+    listing = run_git(repository, environ, "lfs", "ls-files", "--long", commit)
+    listed = re.findall("^([0-9a-f]{64}) [*-] ", listing, re.M)
+    if not listed:
+        return
+    [folder] = re.findall("^LocalMediaDir=(.*)", run_git(repository, environ, "lfs", "env"), re.M)
+    names = sorted({f"./{digest[:2]}/{digest[2:4]}/{digest}" for digest in listed})
+    absent = [name for name in names if not os.path.exists(os.path.join(folder, name))]
+    if absent:
+        raise NexusError("not_found", f"git-lfs has not fetched {format_count(len(absent), 'file')} of the snapshot",
+                         hint=f"git -C {repository} lfs fetch")
+    said = ssh.run("cannot keep the snapshot on", on_node(PREPARE_LFS), "".join(f"{name}\n" for name in names))
+    numbers = set(said.split())
+    wanted = "".join(f"{name}\n" for number, name in enumerate(names) if str(number) in numbers)
+    if wanted:
+        done = run(["sh", "-c", SEND_LFS, folder, *ssh.list_words(on_node(RECEIVE_LFS))], GIT_TIMEOUT_S, ssh.environ,
+                   stdin=wanted, is_apart=True, purpose=f"git-lfs to {ssh.node.name}")
+        if done.exit_code:
+            raise ssh.fault("cannot keep the snapshot's large files on", done.errors)
 
 
 # ==== 11. RUNNER ==== job.sh: what runs around each job; and what keeps the service running

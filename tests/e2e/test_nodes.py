@@ -788,6 +788,28 @@ def test_a_snapshot_travels(net):
     assert [head.logs(head.wait(job, "completed")["id"]) for job in later] == ["edited\n"] * 2
 
 
+def test_a_snapshot_travels_with_what_git_lfs_keeps(net):
+    """What is there is not sent again, what is not here is said."""
+    head = net.head
+    tree = head.folder / "large"
+    git = "git -c user.name=a -c user.email=a@b"
+    head.machine.run(f"mkdir -p {tree} && cd {tree} && git init -q && git lfs install --local && git lfs track '*.bin' && "
+                     f"echo first > a.bin && git add -A && {git} commit -qm one && echo changed > a.bin && echo new > b.bin")
+
+    def add():
+        return head.nexus("add", "--snapshot", "--cwd", str(tree), "--node", "n1", "cat a.bin b.bin").stdout.strip()
+
+    job = head.wait(add(), "completed")
+    assert head.logs(job["id"]) == "changed\nnew\n"
+    head.machine.run(f"echo newer > {tree}/b.bin")
+    assert head.logs(head.wait(add(), "completed")["id"]) == "changed\nnewer\n"
+    [kept] = net.nodes[0].home.glob(".nexus/agent/snapshots/*.git/lfs")
+    assert len([path for path in kept.rglob("*") if path.is_file()]) == 3 and not list(kept.glob("part.*"))
+    head.machine.run(f"cd {tree} && git add -A && {git} commit -qm two && rm -r .git/lfs/objects && echo other > new")
+    job = head.wait(add(), "failed")
+    assert job["cause"] == "launch" and "git-lfs has not fetched 2 files of the snapshot (git -C" in job["cause_line"]
+
+
 def test_attach_at_a_terminal(net):
     head, node = net.head, net.nodes[0]
     job = head.add("read line; echo got $line", node="n1")
@@ -871,7 +893,8 @@ def test_nodes_that_lack_something():
 
 
 def test_a_node_without_git():
-    with make_net(nodes=[{"has_git": False}, {}], gpus=1) as net:
+    """And one with git alone, which has what git alone keeps."""
+    with make_net(nodes=[{"has_git": False}, {"has_lfs": False}], gpus=1) as net:
         head = net.head
         tree = head.folder / "tree"
         head.machine.run(f"mkdir -p {tree} && cd {tree} && git init -q && echo first > file && git add -A && "
@@ -887,6 +910,9 @@ def test_a_node_without_git():
         job = head.wait(add("--node", "n1"), "failed")
         assert job["cause"] == "launch" and "cannot keep the snapshot on n1: sh: 1: git: not found" in job["cause_line"]
         assert head.logs(head.wait(head.add("hostname", node="n1"), "completed")["id"]) == "n1\n", "else it is as good as the other"
+        head.machine.run(f"cd {tree} && git lfs install --local && git lfs track '*.bin' && echo large > a.bin")
+        job = head.wait(add("--node", "n2"), "failed")
+        assert job["cause"] == "launch" and "cannot keep the snapshot on n2: git-lfs is not installed" in job["cause_line"]
 
 
 def test_a_conda_environment_that_only_one_node_has():

@@ -366,7 +366,7 @@ class Node(Machine):
     signs = ("is-up", "sshd.pid")
 
     def __init__(self, net, name, user, addresses, gpus=2, is_behind_jump=False, python="new", has_screen=True,
-                 has_git=True, disk_mib=None, twin=None):
+                 has_git=True, has_lfs=True, disk_mib=None, twin=None):
         super().__init__(net, name, user, addresses)
         self.is_behind_jump, self.gpus = is_behind_jump, gpus if isinstance(gpus, int) else None
         if twin:
@@ -382,7 +382,7 @@ class Node(Machine):
             live.make_nvidia_smi(self.folder / "bin", self.folder, net.tools.python, net.folder)
             self.show(gpus)
         hidden = [*(["python*"] if python != "new" else []), *([] if has_screen else ["screen"]), *([] if has_git else ["git*"]),
-                  *(["nvidia-smi"] if gpus is None else [])]
+                  *([] if has_lfs else ["git-lfs"]), *(["nvidia-smi"] if gpus is None else [])]
         self.hide = "".join(self.hide_programs(folder, hidden) for folder in ("/usr/local/bin", "/usr/bin")) if hidden else ""
 
     def make_old_python(self):
