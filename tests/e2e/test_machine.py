@@ -105,7 +105,7 @@ def hanging(tmp_path, monkeypatch):
 
 HANGS = [  # reason, what is asked, words
     ("git", lambda ssh: nexus.take_snapshot("/", os.environ), "git in / did not answer within 0.5 s and cannot be ended"),
-    ("an agent", lambda ssh: nexus.AgentLine(ssh, "0-12345678", "12345678", 1.0), "cannot reach n1: no answer within 0.5 s"),
+    ("an agent", lambda ssh: nexus.AgentLine(ssh, "0-12345678", "12345678"), "cannot reach n1: no answer within 0.5 s"),
     ("a snapshot on its way to a node", lambda ssh: nexus.push_snapshot(ssh, "/", "a" * 40, "x", os.environ),
      "ssh to n1 did not answer within 0.5 s"),
 ]
@@ -821,7 +821,7 @@ def test_what_ssh_says_is_passed_on_with_what_to_do(said, words, hint):
 def test_ssh_that_is_not_there(tmp_path):
     made = nexus.Ssh(nexus.NodeConfig("n1", "10.0.0.5"), {"PATH": str(tmp_path)})
     with pytest.raises(nexus.NexusError) as caught:
-        nexus.AgentLine(made, "0-12345678", "12345678", 1.0)
+        nexus.AgentLine(made, "0-12345678", "12345678")
     assert caught.value.kind == "unavailable" and "openssh-client" in caught.value.hint
 
 
@@ -832,5 +832,5 @@ def test_a_node_to_which_no_agent_can_be_brought(tmp_path, script, words):
     (tmp_path / "ssh").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "ssh").chmod(0o755)
     made = nexus.Ssh(nexus.NodeConfig("n1", "10.0.0.5"), {"PATH": f"{tmp_path}:{os.environ['PATH']}"})
-    error = in_time(lambda: nexus.AgentLine(made, "0-12345678", "12345678", 1.0))
+    error = in_time(lambda: nexus.AgentLine(made, "0-12345678", "12345678"))
     assert isinstance(error, nexus.NexusError) and error.kind == "unavailable" and words in error.message, repr(error)
