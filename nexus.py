@@ -4095,7 +4095,7 @@ def gpu_json(gpu: Gpu, state: State, config: GpuConfig, trouble: str | None, nod
         "allocated": sum(share for _, share in held) / 100, "state": next(word for word, holds in states if holds),
         "is_available": not (jobs or obstacle or trouble),
         "unavailable": obstacle or (None if jobs or not trouble else "cannot be read"),
-        "used_by": None if gpu.fault or gpu.is_paused else users,
+        "used_by": None if gpu.fault or (gpu.is_paused and not jobs) else users,
         "processes": [fields_json(process) for process in gpu.processes]}
 
 
@@ -4202,7 +4202,8 @@ def format_gpu(gpu: Json, jobs: Mapping[str, Json], paint: Paint) -> list[str]:
     running = [line for job_id in gpu["job_ids"] if job_id in jobs for line in format_running(jobs[job_id], paint)]
     if running:
         note = paint("red", gpu["fault"]) if gpu["fault"] else paint("yellow", "[PAUSED]") if gpu["is_paused"] else ""
-        return [f"{header} {note}".rstrip(), *running]
+        others = [f"  Also used by: {paint('yellow', gpu['used_by'])}"] if gpu["used_by"] else []
+        return [f"{header} {note}".rstrip(), *running, *others]
     text = describe_idle_gpu(gpu)
     colour = {"Available": "green", "Fault": "red"}.get(gpu["state"], "" if gpu["used_by"] else "yellow")
     return [f"{header} {paint(colour, text[:1].upper() + text[1:])}"]
@@ -4294,6 +4295,7 @@ def describe_gpu_use(gpu: Json, paint: Paint) -> str:
                     ("utilization", "{:.0f}% busy"), ("temperature", "{:.0f}°C"), ("power_watts", "{:.0f} W"))
                   if gpu[key] is not None)]
     why = "" if gpu["job_ids"] or gpu["is_paused"] or not gpu["unavailable"] else f"; {gpu['unavailable']}"
+    why += f"; also used by {gpu['used_by']}" if gpu["job_ids"] and gpu["used_by"] else ""
     return f"  GPU {gpu['place']}: {allocated} ({', '.join(readings)}){why}"
 
 
@@ -4481,7 +4483,8 @@ def describe_group(group: Json) -> str:
 def describe_run(gpu: Json, job: Json) -> str:
     if not job:
         return describe_idle_gpu(gpu)
-    words = [*(["GPU paused"] if gpu.get("is_paused") else []), *list_states(job),
+    words = [*(["GPU paused"] if gpu.get("is_paused") else []),
+             *([f"also used by {gpu['used_by']}"] if gpu.get("used_by") else []), *list_states(job),
              *(["unknown, its node is not reached"] if job["unknown_since"] else [])]
     return "".join(f"({word}) " for word in words) + name_or_command(job)
 
@@ -4530,7 +4533,7 @@ SHOW_LINES: Mapping[str, Mapping[str, tuple[str, Callable[[Any], str]]]] = {
         "waiting_for": ("waits: {}", str), "position": ("jobs before it: {}", str),
         "estimated_start": ("starts about: {}", show_time), "retry_at": ("next attempt: {}", show_time),
         "created_at": ("submitted: {}", show_time), "started_at": ("started: {}", show_time),
-        "place": ("where: {}", str), "finished_at": ("ended: {}", show_time),
+        "place": ("where: {}", str), "others": ("also on {}", str), "finished_at": ("ended: {}", show_time),
         "runtime_seconds": ("runtime: {}", format_duration), "unknown_since": ("nothing known since: {}", show_time),
         "slurm_id": ("Slurm's job: {}", str), "session": ("screen session: {}", str), "pid": ("process: {}", str),
         "log_dir": ("logs: {}", str), "history": ("history: {}", str)},
@@ -4566,8 +4569,11 @@ def show_rows() -> dict[str, dict[str, tuple[str, str]]]:
             for heading, rows in SHOW_LINES.items()}
 
 
-def format_job(job: Json, paint: Paint, last_lines: Sequence[str] = ()) -> str:
-    """The output of `nexus show ID`: what SHOW_LINES has words for, and the last lines that it printed."""
+def format_job(job: Json, paint: Paint, last_lines: Sequence[str] = (), gpus: Iterable[Json] = ()) -> str:
+    """The output of `nexus show ID`: what SHOW_LINES has words for, and the last lines that it printed.
+
+    `gpus`: all that there are now.
+    """
     lines = [f"{paint('white', 'Job ' + job['id'])}: {job['status']}"
              + (f" ({job['outcome'] or '-'})" if job["status"] in FINAL else "")
              + "".join(f"; {state}" for state in list_states(job))]
@@ -4575,6 +4581,8 @@ def format_job(job: Json, paint: Paint, last_lines: Sequence[str] = ()) -> str:
     attempts = job["attempts"] if len(job["attempts"]) > 1 or job["status"] == PENDING else []
     facts: dict[str, Any] = {
         **job, "place": format_place(job["gpu_places"], job["node"])[4:] if job["started_at"] else "",
+        "others": "; ".join(f"GPU {gpu['place']}: {gpu['used_by']}" for gpu in gpus
+                            if job["id"] in gpu["job_ids"] and gpu["used_by"]),
         "history": ", ".join(f"{status} {local_time(at, '%H:%M:%S')}" for status, at in job["status_history"])}
     if job["status"] in FINAL:
         facts.update(session=None, pid=None, retry_at=None)
@@ -14239,10 +14247,12 @@ def find_job(call: Call) -> dict[str, Any]:
 
 def cmd_show(call: Call) -> None:
     job, lines = find_job(call), list[str]()
+    is_on_gpus = job["status"] == RUNNING and job["gpus"] and not call.options.json
+    gpus = call.client.status()["gpu_status"] if is_on_gpus else []
     if job["started_at"] and not call.options.json:
         text = b"".join(call.client.logs(job["id"], tail=LAST_LINES)).decode("utf-8", "replace")
         lines = find_last_lines(re.sub("(?m)^---- attempt .*----$", "", text), LAST_LINES)
-    call.show(job, functools.partial(format_job, last_lines=lines))
+    call.show(job, functools.partial(format_job, last_lines=lines, gpus=gpus))
 
 
 LAST_LINES = 5                  # that `show` prints

@@ -315,6 +315,26 @@ def test_foreign_process():
         assert box.wait(then, "completed")["gpu_index"] == 0
 
 
+def test_a_stranger_on_the_gpu_of_a_running_job():
+    """Wherever the owner looks for what makes it slow."""
+    with live.Box(gpus=[{}]) as box:
+        live.need_root()
+        job_id = box.add("sleep 600")
+        box.wait_started(job_id)
+        with subprocess.Popen(["setpriv", "--reuid=65534", "--clear-groups", "sleep", "602.5"], env={"NX": f"{box.folder}/"}) as other:
+            live.until(lambda: live.read(f"/proc/{other.pid}/comm") == "sleep\n")
+            box.show([{"memory.used": 3100}], processes=[busy(0, other.pid, 3072)])
+            words = f"nobody (pid {other.pid} sleep, 3GB)"
+            box.await_gpu(0, used_by=words)
+            for line, said in (([], f"  Also used by: {words}\n"), (["top"], f"(also used by {words}) sleep 600"),
+                               (["show", job_id], f"  also on GPU 0: {words}\n"), (["status", "--detailed"], f"; also used by {words}\n")):
+                assert said in box.nexus(*line).stdout, line
+            token = box.nexus("token", "create", "ann").stdout.strip()
+            other_user = {"NEXUS_URL": f"http://127.0.0.1:{box.port}", "NEXUS_TOKEN": token}
+            assert words in box.nexus(environ=other_user).stdout, "the GPU's JSON has it for all"
+            other.kill()
+
+
 def test_own_process_is_not_foreign():
     """A job's own process on its GPU, also one that has left the session, is the job's; and no obstacle once it has gone."""
     with live.Box(gpus=[{}]) as box:

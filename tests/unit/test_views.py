@@ -113,6 +113,22 @@ def test_an_idle_gpu(reason, one, jobs, trouble, is_available, unavailable, used
     json.dumps(made)
 
 
+def test_a_stranger_beside_a_job_is_shown_wherever_the_job_is():
+    bob, alone = foreign(), running("abc", gpus=0.5)
+    for facts in ({}, {"is_paused": True}):
+        made = status([alone, running("abd", gpus=0.5)], [gpu(0, processes=(bob,), **facts), gpu(1)])
+        assert made["gpu_status"][0]["used_by"] == "bob (pid 4242 python, 16GB)"
+        text = nexus.format_snapshot(made, PLAIN)
+        assert text.count("bob") == 1 and re.search(r"Job ID: abd\n(  .*\n)*  Also used by: bob \(pid 4242 python, 16GB\)\n", text)
+        top = nexus.list_top(made, [], 0, [], [], PLAIN)
+        assert [job_id for line, job_id in top if "(also used by bob (pid 4242 python, 16GB)) python train.py" in line] == ["abc", "abd"]
+        shown = nexus.format_job(nexus.job_json(alone, NOW, "here"), PLAIN, (), made["gpu_status"])
+        assert "  also on GPU 0: bob (pid 4242 python, 16GB)\n" in shown
+        used = nexus.describe_gpu_use(made["gpu_status"][0], PLAIN)
+        assert used.endswith("; also used by bob (pid 4242 python, 16GB)")
+    assert "also" not in nexus.format_job(nexus.job_json(running("abe", (1,)), NOW, "here"), PLAIN, (), made["gpu_status"])
+
+
 SHARED = [  # reason, jobs, allocated, ids
     ("nobody's", [], 0, []), ("a share", [running("abc", gpus=0.5)], 0.5, ["abc"]),
     ("two shares", [running("abc", gpus=0.5), running("abd", gpus=0.3)], 0.8, ["abc", "abd"]),
