@@ -13644,7 +13644,7 @@ def cmd_top(call: Call) -> None:
             top.draw()
             for key in re.findall(r"(?s)\x1b[\[O][0-9;]*[A-Za-z~]|.", read_keys(1.0)):
                 top.press(key)
-                if top.question:            # no pasted text answers what is not on the screen yet
+                if top.asked:               # no pasted text answers what is not on the screen yet
                     termios.tcflush(stdin, termios.TCIFLUSH)
                     break
     except KeyboardInterrupt:
@@ -13668,8 +13668,11 @@ def read_keys(timeout_s: float) -> str:
     return typed.decode("utf-8", "ignore")
 
 
-def draw_top(call: Call, paint: Paint, text: str = "") -> list[tuple[str, str]]:
-    """As list_top().  At a terminal, with the last finished jobs.  `text`: only jobs that have it."""
+def draw_top(call: Call, paint: Paint, text: str = "", chosen_id: str = "") -> list[tuple[str, str]]:
+    """As list_top().  At a terminal, with the last finished jobs.
+
+    `text`: only jobs that have it.  `chosen_id`: this job is shown wherever it stands in its list, while it is kept.
+    """
     try:
         client, chosen = Client.find(call.environ, is_starting=False), text or None
         waiting, total = client.ask_list("/queue" + encode_query({
@@ -13681,12 +13684,31 @@ def draw_top(call: Call, paint: Paint, text: str = "") -> list[tuple[str, str]]:
             ids = {job["id"] for job in client.jobs(text=text, status=RUNNING, fields="id")}
             status["running_jobs"] = [job for job in status["running_jobs"] if job["id"] in ids]
             status["gpu_status"] = [gpu for gpu in status["gpu_status"] if ids & {*gpu["job_ids"]}]
-        return list_top(status, waiting, total - len(waiting), groups, finished, paint)
+        more = total - len(waiting)
+        lists = {RUNNING: status["running_jobs"], PENDING: waiting, **dict.fromkeys(FINAL, finished)}
+        if chosen_id and all(job["id"] != chosen_id for jobs in lists.values() for job in jobs):
+            for job in find_kept(client, chosen_id, text):
+                lists[job["status"]].append(job)
+                more -= job["status"] == PENDING and (not job["group"] or bool(text))
+        return list_top(status, waiting, more, groups, finished, paint)
     except NexusError as error:
         if error.kind != "unavailable" or not paint.height:
             raise
         lines = [paint("red", error.message), *([f"hint: {error.hint}"] if error.hint else [])]
         return [(line, "") for line in paint.join(lines).split("\n")]
+
+
+def find_kept(client: Client, job_id: str, text: str) -> list[dict[str, Any]]:
+    """[the job]; [] when it is not kept any more, or does not have the text."""
+    try:
+        job = client.job(job_id)
+    except NexusError as error:
+        if error.kind != "not_found":
+            raise
+        return []
+    has_text = not text or job_id in {
+        other["id"] for other in client.jobs(text=text, status=job["status"], fields="id")}
+    return [job] if has_text else []
 
 
 TOP_KEYS = {"\x1b[A": "up", "\x1bOA": "up", "k": "up", "\x1b[B": "down", "\x1bOB": "down", "j": "down", "\r": "\n"}
@@ -13700,17 +13722,19 @@ class Top:
         self.call, self.has_ended = call, False
         self.order = list[str]()                    # the ids of the jobs shown
         self.chosen, self.position = "", 0          # of these; the position serves when the job is no more shown
-        self.text = self.message = self.question = ""       # `text`: the filter.  `question`: the job to be stopped
+        self.text = self.message = ""               # `text`: the filter
+        self.asked, self.question = "", ("", "")    # the job that may be ended; what is asked: its begin, the job
         self.is_typing = False                      # the filter
 
     def draw(self) -> None:
         paint = make_paint(self.call.out, self.call.environ)        # the window may have been resized
         width, room = paint.width, paint.height - 1
-        rows = draw_top(self.call, Paint(paint.mark, max(1, width - 2), paint.height), self.text)
+        rows = draw_top(self.call, Paint(paint.mark, max(1, width - 2), paint.height), self.text, self.chosen)
         self.order = list(dict.fromkeys(job_id for _, job_id in rows if job_id))
-        if self.order and self.chosen not in self.order:
-            self.chosen = self.order[min(self.position, len(self.order) - 1)]
-        self.position = self.order.index(self.chosen) if self.order else 0
+        if self.order:
+            if self.chosen not in self.order:
+                self.chosen = self.order[min(self.position, len(self.order) - 1)]
+            self.position = self.order.index(self.chosen)
         at = next((number for number, (_, job_id) in enumerate(rows) if job_id and job_id == self.chosen), 0)
         offset = max(0, at + 1 - room)
         lines = [f"> {line}" if job_id and job_id == self.chosen else f"  {line}" for line, job_id in rows]
@@ -13720,9 +13744,14 @@ class Top:
         hidden = len(lines) - room - offset
         last = (f"{time.strftime('%H:%M:%S')}  ? shows the keys, q ends" + (f"  /{self.text}" if self.text else "")
                 + (f"  … {format_count(hidden, 'more line')}" if hidden > 0 else ""))
-        last = f"/{self.text}" if self.is_typing else f"stop job {self.question}? y or n" if self.question else last
+        last = f"/{self.text}" if self.is_typing else self.format_question(width) if self.asked else last
         lines = lines[offset:offset + room] + [""] * -hidden + [format_line(self.message or last)[:width]]
         self.call.write("\x1b[H" + "\n".join(f"\x1b[2K{line}" for line in lines) + "\x1b[J")
+
+    def format_question(self, width: int) -> str:
+        """The question, with as much of the job's name and command as there is room for."""
+        (begin, what), end = self.question, ")? y or n"
+        return begin + format_line(what, max(1, width - len(begin + end))) + end
 
     def press(self, key: str) -> None:
         if self.is_typing:
@@ -13732,7 +13761,7 @@ class Top:
             return
         key = TOP_KEYS.get(key, key)
         step = {"up": -1, "down": 1}.get(key, 0)
-        stopped, self.question, self.message = self.question, "", ""
+        stopped, self.asked, self.message = self.asked, "", ""
         if stopped:
             self.act("yes" if key == "y" else "no", stopped)
         elif key == "q":
@@ -13753,10 +13782,11 @@ class Top:
             elif key == "l":
                 self.visit("logs", "-f", "-n", "100", job_id)
             elif key == "x":
-                self.question = job_id
+                self.ask(client.job(job_id))
             elif key == "yes":
-                client.cancel(ids=[job_id], status=[PENDING, RUNNING])
-                self.message = f"job {job_id} is being stopped"
+                ended = client.ask("POST", "/jobs/cancel", {"ids": [job_id], "status": [PENDING, RUNNING]})["jobs"]
+                words = ["cancelled" if job["status"] in FINAL else "being stopped" for job in ended]
+                self.message = f"job {job_id} is {words[0]}" if words else f"job {job_id} had ended before"
             elif key == "p":
                 job = client.edit(job_id, is_held=not client.job(job_id)["is_held"])
                 self.message = f"job {job_id} is {'held' if job['is_held'] else 'released'}"
@@ -13764,6 +13794,15 @@ class Top:
                 self.message = f"job {job_id} runs again as {client.retry(ids=[job_id])[0]}"
         except NexusError as error:
             self.message = error.message
+
+    def ask(self, job: Json) -> None:
+        """Ask whether to end a job."""
+        if job["status"] in FINAL:
+            self.message = f"job {job['id']} is {job['status']}: there is nothing to stop"
+        else:
+            self.asked = job["id"]
+            verb = "cancel" if job["status"] == PENDING else "stop"
+            self.question = f"{verb} job {job['id']} (", name_or_command(job)
 
     def visit(self, *words: str) -> None:
         """Run another nexus command on the shell's screen, until q or Ctrl-C."""

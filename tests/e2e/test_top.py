@@ -44,18 +44,23 @@ def test_what_the_keys_do_with_a_job(home):
     press(home, "p", f"job {home.first} is held")
     assert home.job(home.first)["is_held"]
     press(home, "p", f"job {home.first} is released")
-    press(home, "xy", f"stop job {home.first}? y or n")     # pasted: it answers nothing
+    question = f"cancel job {home.first} (first: sleep 600)? y or n"
+    press(home, "xy", question)                             # pasted: it answers nothing
     press(home, "n", "q ends")
-    press(home, "x", f"stop job {home.first}? y or n")
+    press(home, "x", question)
     assert home.job(home.first)["status"] == "pending"
-    press(home, "y", f"job {home.first} is being stopped")
+    press(home, "y", f"job {home.first} is cancelled")
     assert home.job(home.first)["status"] == "cancelled"
     wait_for_choice(home, home.first)                       # where it has gone
     press(home, "r")
     again = home.top.wait_for(rb"job (\w+) runs again as (\w+)")
     assert again[1].decode() == home.first and home.job(again[2].decode())["status"] == "pending"
-    press(home, "x", f"stop job {home.first}? y or n")
-    press(home, "y", f"job {home.first} is cancelled")      # the service's answer
+    press(home, "x", f"job {home.first} is cancelled: there is nothing to stop")
+    press(home, UP * 9)
+    wait_for_choice(home, home.running)
+    press(home, "x", f"stop job {home.running} (running: echo hello; sleep 600)? y or n")
+    press(home, "y", f"job {home.running} is being stopped")
+    home.wait_for(home.running, "cancelled")
     home.top.type("q")
     assert home.top.end()[0] == 0
 
@@ -128,6 +133,22 @@ def test_the_choice_stays_with_its_job(home):
     assert shown.count(b"\n") == 9 and b"> " + home.ended.encode() in shown
     home.main("clear", "--all")
     wait_for_choice(home, home.first)                       # the last one
+
+
+def test_the_choice_stays_with_a_job_that_leaves_its_list(home):
+    """Behind the last that is shown, into a group's row, and among the ended ones."""
+    press(home, DOWN * 2)
+    wait_for_choice(home, home.second)
+    home.client().add_all(["sleep 600"] * 30, gpus=0, priority=0)
+    row = rb"> " + home.second.encode() + rb" [^\r]*\r\n\x1b\[2K"
+    home.top.wait_for(row + rb"\d\d:[^\r]* more line")      # the window ends with it
+    home.main("edit", home.second, "--group", "g")
+    home.top.wait_for(rb"  group [^\r]*\r\n\x1b\[2K" + row)
+    home.main("cancel", home.second)
+    ids = home.client().add_all(["sleep 600"] * 6, gpus=0)
+    for job_id in ids:
+        home.main("cancel", job_id)
+    home.top.wait_for(rb"FINISHED[^>]*  " + ids[-1].encode() + rb" [^>]*> " + home.second.encode())
 
 
 def test_the_chosen_row_is_in_reverse(home):
