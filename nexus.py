@@ -10817,6 +10817,7 @@ class Views(Part):
             "queued_jobs": len(state.pending), "queued_by_priority": bands,
             **{f"{word}_jobs": statuses.count(word) for word in FINAL},
             "running_jobs": self.describe_jobs(list(state.running.values())), **self.info(),
+            "no_screen": self.machine.no_screen_reason,     # why jobs here have no terminal to attach to
             "gpu_trouble": self.service.observer.find_smi_error(), "slurm": cluster.describe() if cluster else None,
             "hints": [*self.service.health.list_hints(), *list(list_holds(state).values())[:3]],
             "bad_checks": [check["name"] for check in self.service.health.check()["checks"] if not check["is_ok"]],
@@ -13463,12 +13464,14 @@ FOREIGN = {f"{command} {word}": hint for key, hint in {
     "add --wrap": "the command itself, in quotes", "add -W --wait": "nexus run, or nexus wait ID",
     "add -e": "--env NAME=VALUE", "jobs -u --me": "--user NAME", "jobs -j --jobs": "nexus show ID",
     "jobs -t --state --states running pending failed": "--status running,failed", "jobs -o -O --format": "--json",
-    "kill -9": "--signal KILL", "cancel all --all -u --me": ALL_END, "stop --all": ALL_END, "logs --tail": "-n 5",
+    "add --pty -it": "--tty: nexus run --tty bash", "kill -9": "--signal KILL",
+    "cancel all --all -u --me": ALL_END, "stop --all": ALL_END, "logs --tail": "-n 5",
     "status -l": "nexus jobs", "status -t": "nexus logs -f ID", "status -c": "nexus logs ID",
     "status -k": "nexus kill ID", "status -w": "nexus wait ID", "status -r": "nexus remove ID",
     "status -C": "nexus clear --all", "status -K": "nexus stop", "status -u": "nexus move ID --first",
     "status -i": "nexus show ID",
     "nexus scontrol": "nexus show ID, edit ID --time 2h, hold ID, release ID, or node list",
+    "nexus salloc": "nexus run --tty bash: a shell on a GPU",
     "nexus upgrade update": "run the new nexus.py: python3 nexus.py install, then nexus restart (jobs go on)",
 }.items() for command, *words in [key.split()] for word in words}
 SAME = {"run": "add", "history": "jobs", "queue": "jobs", "kill": "cancel"}      # in FOREIGN
@@ -13833,6 +13836,9 @@ def make_options(call: Call) -> dict[str, Any]:
     misleading = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE") if options.snapshot else ()
     environ = {name: text for name, text in call.environ.items()
                if not is_job_variable(name) and name not in ("CUDA_VISIBLE_DEVICES", *misleading)}
+    if is_interactive(call):
+        environ = {name: text for name, text in environ.items() if name not in TERMINAL_VARIABLES}
+        environ["TERM"] = WINDOW_TERM
     body = {**read_fields(call, [name for name, row in ASKED.items() if row.flag]), "env": dict(options.env)}
     if not call.is_remote:
         # With --node, an absolute --cwd is of that machine.
@@ -13841,6 +13847,17 @@ def make_options(call: Call) -> dict[str, Any]:
         os.umask(umask)
         body.update(environment=environ, cwd=options.cwd if is_there else find_cwd(options.cwd), umask=umask)
     return body
+
+
+WINDOW_TERM = "screen-256color"         # a window of screen understands this, whatever the terminal is that shows it
+TERMINAL_VARIABLES = ("COLORTERM", "COLUMNS", "LINES", "TERMCAP")      # of the terminal that a command is typed at
+
+
+def is_interactive(call: Call) -> bool:
+    """Whether `run --tty` is typed at a terminal, which then shows the job's."""
+    options = call.options
+    return (options.subcommand == "run" and options.tty and not options.dry_run and sys.stdin.isatty()
+            and call.out.isatty())
 
 
 def read_fields(call: Call, names: Iterable[str]) -> dict[str, Any]:
@@ -14039,6 +14056,9 @@ COMMAND_NOTES = (
      "the job uses those; --gpu-ids 3 asks for GPU 3"),
     (r"(?s)^(?!.*(?:conda\.sh|bin/activate|hook)).*?\b((?:micro)?mamba|conda) activate ([^\s;&|]+)",
      r"\1 activate is for a terminal, and a job has none: leave it out, and say --conda \2"))
+# A program that is given nothing but what is typed
+TYPED_TO = (r"(?:\S*/)?(?:(?:(?:ba|z|fi|da|k|c|tc)?sh|i?python[\d.]*|R|julia|node)(?:\s+(?:-[ilq]+|--login|--no\w+))*"
+            r"|(?:n?vim?|nano|htop|nvtop)(?:\s+[^-\s]\S*)*)")
 # (what a script has, what is said of it, where no Slurm runs the jobs)
 SCRIPT_NOTES = (
     (r"(?m)^[ \t]*(?:exec |time )*srun\b", "it calls srun, which has Slurm start programs: nexus has started it, so "
@@ -14063,6 +14083,10 @@ def submit(call: Call, jobs: Sequence[Json]) -> dict[str, Any]:
     answer = call.client.submit(body)
     for job_id in answer.get("known", ()):
         call.say(f"job {job_id} is the same and is there already: nothing was added for it")
+    typed_to = next((one["command"] for one in jobs if re.fullmatch(TYPED_TO, one["command"])), None)
+    if typed_to and not is_interactive(call):
+        call.say(f"{typed_to} waits for what is typed: at a terminal, nexus run --tty {quote(typed_to)} is an "
+                 "interactive job; nexus attach ID reaches one that runs")
     for pattern, note in COMMAND_NOTES:
         if match := next(filter(None, (re.search(pattern, one["command"]) for one in jobs)), None):
             call.say(match.expand(note))
@@ -14088,6 +14112,8 @@ def cmd_run(call: Call) -> int:
     jobs = read_jobs(call)
     if len(jobs) != 1:
         refuse(f"run takes one command, and these are {len(jobs)}", hint="nexus add queues them all")
+    if is_interactive(call):
+        check_interactive(call, jobs[0]["command"])
     answer = submit(call, jobs)
     if call.options.dry_run:
         show_added(call, answer)
@@ -14098,6 +14124,8 @@ def cmd_run(call: Call) -> int:
         wait_until(lambda: call.client.job(job_id)["status"] != PENDING, 1.0, 0.05)
         if reason := call.client.job(job_id)["waiting_for"]:
             call.say(f"it waits: {reason}")
+        if is_interactive(call) and (code := show_terminal(call, job_id)) is not None:
+            return code
         if not pass_on_logs(call, job_id):
             write_to(call.err, b"\n")
         job = call.client.wait([job_id])[0]
@@ -14107,10 +14135,60 @@ def cmd_run(call: Call) -> int:
     except (KeyboardInterrupt, BrokenPipeError) as end:     # Ctrl-C; `nexus run ... | head`
         with contextlib.suppress(BrokenPipeError):          # stderr goes there too
             job = call.client.job(job_id)
+            follow = f"nexus attach {job_id}" if is_interactive(call) else f"follow it: nexus logs -f {job_id}"
             call.say(describe_end(job) if job["status"] in FINAL else
-                     f"job {job_id} {'still waits' if job['status'] == PENDING else 'goes on'}; follow it: "
-                     f"nexus logs -f {job_id}; stop it: nexus cancel {job_id}")
+                     f"job {job_id} {'still waits' if job['status'] == PENDING else 'goes on'}; "
+                     f"{follow}; stop it: nexus cancel {job_id}")
         return 130 if isinstance(end, KeyboardInterrupt) else 141           # 128 + SIGINT, SIGPIPE
+
+
+def check_interactive(call: Call, command: str) -> None:
+    """Raises: usage, where no job has a terminal that can be shown here."""
+    line = f"nexus run --tty {quote(command)}"
+    without = f"to see only its output: {line} </dev/null"
+    if call.is_remote:
+        refuse("NEXUS_URL is set, and a job's terminal is shown on the service's own machine", hint=(
+            f"there: {line}; {without}"))
+    status = call.client.status()
+    if status["slurm"]:
+        refuse("Slurm's jobs have no terminal to attach to", hint=f"srun --gres=gpu:1 --pty {command}; {without}")
+    if status["no_screen"] and not call.options.node:
+        refuse(f"{status['no_screen']}: jobs have no terminal to attach to", hint=(
+            f'[jobs] launcher = "screen" gives them one: nexus config edit, nexus restart; {without}'
+            if "launcher" in status["no_screen"] else f"apt install screen, then nexus restart; {without}"))
+
+
+def show_terminal(call: Call, job_id: str) -> int | None:
+    """Show a job's terminal until it is left or the job has ended; return the exit code.
+
+    None: the job has no terminal, or was over before that could be shown.  Its output says all then.
+    """
+    attempt = 0
+    while True:
+        job = await_begin(call, job_id)
+        if job["status"] in FINAL or job["attempt"] == attempt:
+            return None
+        if not job["session"]:
+            call.say(f"job {job_id} has no screen session on {job['node']}: this is its output alone")
+            return None
+        attempt, code = job["attempt"], open_terminal(call, job)
+        if code == NOT_OPENED:
+            return None
+        job = find_left(call, job, code)
+        say_left(call, job, code)
+        if job["status"] in FINAL:
+            return exit_code_of(job)
+        if code != SESSION_OVER:
+            return code
+
+
+def await_begin(call: Call, job_id: str) -> dict[str, Any]:
+    """The job, once its command runs or it has ended."""
+    while True:
+        job = call.client.job(job_id)
+        if job["status"] in FINAL or (job["status"] == RUNNING and job["pid"]):
+            return job
+        time.sleep(0.3)
 
 
 def pass_on_logs(call: Call, job_id: str, follow: bool = True, stream: str = "both", tail: int | None = None,
@@ -14417,8 +14495,6 @@ def read_service_log(call: Call) -> Iterator[bytes]:
 
 def cmd_attach(call: Call) -> int:
     """Attach to a job's screen session, here or on its node; then say whether the job has ended, and how."""
-    import subprocess
-    assert call.client.layout
     job = find_job(call)
     if job["status"] != RUNNING:
         raise NexusError("conflict", f"job {job['id']} is {job['status']}: there is nothing to attach to",
@@ -14427,22 +14503,58 @@ def cmd_attach(call: Call) -> int:
         raise NexusError("conflict", f"job {job['id']} has no screen session", hint=f"nexus logs -f {job['id']}")
     if not sys.stdin.isatty():
         refuse("attach needs a terminal", hint=f"nexus logs -f {job['id']}")
+    code = open_terminal(call, job)
+    job = find_left(call, job, code)
+    say_left(call, job, code)
+    return 0 if job["status"] in FINAL else code
+
+
+# $0 is the session.  The exit code is 0 when it is still there: it was left.
+ATTACH_SCRIPT = 'screen -x "$0" || exit 2; screen -ls "$0" | grep -qF "$0"'
+SESSION_OVER, NOT_OPENED, LINE_LOST = 1, 2, 255     # its other exit codes, and ssh's
+END_TIMEOUT_S = 10.0            # of a job's end after that of its session, above all on a node
+
+
+def open_terminal(call: Call, job: Json) -> int:
+    """Show a running job's screen session; return 0 when it was left, or another exit code of ATTACH_SCRIPT."""
+    import subprocess
+    assert call.client.layout
     own = job["session"].partition(".")[0] + "."     # its pid: screen names the session a moment after the start
+    words = ["sh", "-c", ATTACH_SCRIPT, own]
     node = next((node for node in call.client.nodes()[1:] if node["name"] == job["node"]), None)
     if node:
         ssh = Ssh(parse_node({key: node[key] for key in NodeConfig.FIELDS if node[key]}), call.environ)
-        there = ["env", "TERM=xterm-256color", *node["screen"], "screen", "-x", own]
-        argv, environ = ssh.list_words(" ".join(map(quote, there)), is_tty=True), ssh.environ
+        there = ["env", "TERM=xterm-256color", *node["screen"], *words]
+        words, environ = ssh.list_words(" ".join(map(quote, there)), is_tty=True), ssh.environ
     else:
         # screen's own TERM: with one that terminfo lacks here it would end at once, with exit code 0.
-        argv, environ = ["screen", "-x", own], {**call.environ, **prepare_screen(call.client.layout).environ()}
-    call.say(f"on {job['node']}: Ctrl-A D leaves; Ctrl-C ends the job")
+        environ = {**call.environ, **prepare_screen(call.client.layout).environ()}
+    call.say(f"on {job['node']}: {'Ctrl-A a D' if call.environ.get('STY') else 'Ctrl-A D'} leaves; "
+             + ("keys and Ctrl-C go to the program" if job["tty"] else "Ctrl-C ends the job"))
     time.sleep(1.5)                                 # to be read: screen clears the terminal
-    code = subprocess.call(argv, env=environ)
-    job = call.client.ask("GET", f"/jobs/{quote_path(job['id'])}?wait=1")       # the service may not know its end yet
-    call.say(describe_end(job) if job["status"] in FINAL else
-             f"job {job['id']} goes on; nexus attach {job['id']} comes back to it")
-    return code
+    if call.client.job(job["id"])["status"] in FINAL:
+        return NOT_OPENED
+    return subprocess.call(words, env=environ)
+
+
+def find_left(call: Call, job: Json, code: int) -> dict[str, Any]:
+    """What has become of a job whose terminal was shown.  Where that is over, the service hears of it in a moment."""
+    def find_change() -> dict[str, Any] | None:
+        now = call.client.job(job["id"])
+        return now if now["status"] != RUNNING or now["attempt"] != job["attempt"] else None
+
+    is_over = code in (SESSION_OVER, NOT_OPENED)
+    return wait_until(find_change, END_TIMEOUT_S if is_over else 0, 0.1) or call.client.job(job["id"])
+
+
+def say_left(call: Call, job: Json, code: int) -> None:
+    job_id, lost = job["id"], f"the line to {job['node']} was lost; " if code == LINE_LOST else ""
+    if job["status"] in FINAL:
+        call.say(f"{describe_end(job)}; what it printed: nexus logs {job_id}")
+    elif code == SESSION_OVER:
+        call.say(f"this terminal is over; job {job_id} is {job['status']}: nexus show {job_id}")
+    else:
+        call.say(f"{lost}job {job_id} goes on; nexus attach {job_id} comes back to it")
 
 
 def prepare_screen(layout: Layout) -> Screen:
@@ -15023,8 +15135,11 @@ COMMANDS = (
                 "add --file commands.txt")),
     Command("run", "queue a job, show its output, exit with its exit code", cmd_run, JOB_OPTIONS,
             "Ctrl-C ends only this display; the job goes on.  What is piped to `run` does not reach the job: its input "
-            "is empty, or what is typed in its terminal (nexus attach).",
-            examples=('run "python train.py"', 'run --gpus 0 "python prepare.py" && nexus add "python train.py"')),
+            "is empty, or what is typed in its terminal (nexus attach).  With --tty, at a terminal, the job is "
+            "interactive: keys and Ctrl-C go to the program, and Ctrl-A D leaves it running.",
+            examples=(
+                'run "python train.py"', "run --tty bash",
+                'run --gpus 0 "python prepare.py" && nexus add "python train.py"')),
     Command("queue", "pending jobs in the order they would start, and why they wait", cmd_queue, (
         NUMBER_OPTION, *CHOICE_OPTIONS, JSON_OPTION)),
     Command("history", "finished jobs", cmd_history, (

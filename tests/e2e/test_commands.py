@@ -457,6 +457,10 @@ NOTED = [  # reason, command, what is said of it
     ("conda of a terminal", "conda activate ml; python -c 1", "a job has none: leave it out, and say --conda ml"),
     ("after a cd", "cd / && micromamba activate /opt/ml&& true", "--conda /opt/ml"),
     ("conda as scripts use it", ". /opt/conda/etc/profile.d/conda.sh; conda activate ml", ""),
+    ("a shell", "bash", "bash waits for what is typed: at a terminal, nexus run --tty bash is an interactive job; nexus attach ID"),
+    ("with options", "/bin/bash -l", "nexus run --tty '/bin/bash -l'"), ("an interpreter", "python3", "nexus run --tty python3"),
+    ("an editor", "vim a b", "nexus run --tty 'vim a b'"), ("a shell with work", "bash job", ""), ("a module", "python3 -m x", ""),
+    ("a command in a shell", "bash -c true", ""), ("a version", "python3 -V", ""), ("a script of vim's", "vim -es x", ""),
     ("conda's hook", 'eval "$(conda shell.bash hook)" && conda activate ml', ""), ("nothing", "true", ""),
 ]
 
@@ -926,6 +930,8 @@ def test_what_could_not_be_meant_is_refused(home, words, piped, says):
 
 
 @pytest.mark.parametrize("line, hint", [
+    ("srun --pty bash", "--tty: nexus run --tty bash"), ("add -it bash", "nexus run --tty bash"), ("salloc", "nexus run --tty bash"),
+    ("salloc --gres=gpu:1", "nexus run --tty bash"),
     ("sbatch -J foo x", "--name=foo"), ("add --gpus 1 --gres=gpu:2 x", "--gpus=2"), ("run -o out x", "nexus logs ID"),
     ("squeue -u root", "--user NAME"),
     ("cancel all", "nexus cancel --status pending,running"), ("stop --all", "nexus cancel --status pending,running"),

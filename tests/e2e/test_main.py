@@ -242,6 +242,9 @@ def test_without_screen(own_home):
     done = own_home.run("attach", job_id, PATH=path)
     assert done.code == 4 and "screen" in done.err and f"nexus logs -f {job_id}" in done.err
     assert own_home.run("screens", PATH=path).code == 6
+    with own_home.terminal("run", "--tty", "bash", PATH=path) as terminal:
+        code, text = terminal.end()
+        assert code == 2 and "screen is not installed" in text and "hint: apt install screen, then nexus restart; to see only" in text
     pid = own_home.kill_service()
     until(lambda: own_home.file("service.json").exists() and own_home.service["pid"] != pid, "its return")
     assert own_home.run("kill", job_id, PATH=path).code == 0

@@ -7,6 +7,7 @@ import pathlib
 import random
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
@@ -829,6 +830,44 @@ def test_attach_at_a_terminal(net):
         terminal.wait_for("Connection refused")
     reach(net, node)
     await_nodes(net)
+
+
+def test_an_interactive_job(net):
+    head = net.head
+    words = head.argv("run", "--tty", "--node", "n1", 'PS1="there> " exec bash --norc --noprofile -i')
+
+    def open_terminal(argv):
+        return console.Tmux(argv, {**head.environ, "TERM": "xterm"}, head.folder)
+
+    def find_line():
+        return [pid for pid in live.find_processes(f"{head.folder}/") if live.read(f"/proc/{pid}/comm") == "ssh\n"
+                and b"screen -x" in live.read_bytes(f"/proc/{pid}/cmdline")]
+
+    with open_terminal(words) as terminal:
+        terminal.wait_for("^nexus: on n1: Ctrl-A D leaves; keys and Ctrl-C go to the program$")
+        terminal.wait_for(r"^there>\n*\Z")
+        terminal.resize(70, 20)
+        live.until(lambda: terminal.type("clear; stty size") or re.search("^20 70$", terminal.picture(), re.MULTILINE), terminal.picture)
+        terminal.type("clear; echo be''gun; sleep 611.6")
+        terminal.wait_for("^begun$")
+        terminal.press("C-c")
+        terminal.wait_for(r"^there>\n*\Z")
+        terminal.type("exit 7")
+        terminal.wait_for("ended with 7")
+    with open_terminal(words) as terminal:
+        terminal.wait_for(r"^there>\n*\Z")
+        live.kill(*find_line(), number=signal.SIGTERM)
+        terminal.wait_for("ended with 255")
+        job = head.ask("GET", "/jobs?status=running")[0]["id"]
+        assert f"nexus: the line to n1 was lost; job {job} goes on; nexus attach {job} comes back to it" in terminal.picture()
+    with open_terminal(head.argv("attach", job)) as terminal:
+        terminal.wait_for(r"^there>\n*\Z")
+        terminal.press("C-a", "d")
+        terminal.wait_for(f"job {job} goes on; nexus attach {job} comes back to it\nended with 0")
+    with open_terminal(head.argv("attach", job)) as terminal:
+        terminal.wait_for(r"^there>\n*\Z")
+        terminal.type("exit 5")
+        terminal.wait_for(rf"^nexus: job {job} failed \(exit 5\); what it printed: nexus logs {job}\nended with 0$")
 
 
 # Machines that lack something

@@ -203,6 +203,7 @@ def test_calls_in_the_text():
 
 ONLY_PARSED = [                                 # by test_nexus_takes_these_words
     (r"nexus attach ", "it takes the terminal: tests/e2e/test_terminal.py"),
+    (r"nexus run --tty ", "it takes the terminal: tests/e2e/test_interactive.py"),
     (r"nexus top", "it goes on for ever: test_commands.py"),
 ]
 BY_OTHERS = {                                   # blocks with tests of their own, by how they begin

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import time
 
+import console
 import jsonschema
 import live
 import pytest
@@ -487,6 +488,10 @@ def test_status_tells_what_slurm_has():
         assert 'nexus_jobs{status="running"} 1\n' in metrics and 'nexus_check_ok{check="Slurm"} 1\n' in metrics
         done = box.nexus("attach", job_id)
         assert done.returncode == 4 and "no screen session" in done.stderr
+        with console.Terminal(box.argv("run", "--tty", "bash"), {**box.environ, "TERM": "xterm"}) as terminal:
+            code, text = terminal.end()
+            assert code == 2 and "hint: srun --gres=gpu:1 --pty bash; to see only its output: nexus run --tty bash </dev/null" in text
+        assert len(box.ask("GET", "/jobs")) == 2
 
 
 def test_the_section_of_the_readme():

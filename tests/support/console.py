@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import pty
@@ -97,6 +98,9 @@ class Home(live.Box):
     def client(self, **environ):
         return nexus.Client.find(self.with_changes(environ))
 
+    def tmux(self, *argv, inside=(), **environ):
+        return Tmux([*inside, sys.executable, COMMAND, *argv], self.with_changes(environ), self.folder)
+
     def job(self, job_id):
         return self.main("show", job_id, "--json").json
 
@@ -174,3 +178,42 @@ class Terminal:
         while self.read():
             pass
         return self.process.returncode, self.shown.decode("utf-8", "replace").replace("\r\n", "\n")
+
+
+class Tmux:
+    """A program in tmux: a terminal whose picture can be read, as a person at it sees it.  Then its exit code is shown."""
+
+    NUMBERS = itertools.count()
+    TELLING = 'stty -echo; trap : INT; "$@"; echo "ended with $?"; exec sleep 600'
+
+    def __init__(self, argv, environ, folder, columns=100, rows=30):
+        self.server, self.environ = ["tmux", "-S", f"{folder}/tmux-{next(self.NUMBERS)}", "-f", "/dev/null"], environ
+        self.call("new-session", "-d", "-x", str(columns), "-y", str(rows), "sh", "-c", self.TELLING, "sh", *argv)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        subprocess.run([*self.server, "kill-server"], env=self.environ, capture_output=True)
+
+    def call(self, *words):
+        return subprocess.run([*self.server, *words], env=self.environ, capture_output=True, text=True, check=True).stdout
+
+    def picture(self):
+        return self.call("capture-pane", "-p")
+
+    def wait_for(self, pattern):
+        """Until it is in the picture; the match."""
+        return live.until(lambda: re.search(pattern, self.picture(), re.MULTILINE), lambda: f"{pattern!r} in {self.picture()}")
+
+    def type(self, text):
+        """Its characters, then Enter."""
+        self.call("send-keys", "-l", text)
+        self.press("Enter")
+
+    def press(self, *keys):
+        """Keys by tmux's names, like C-c."""
+        self.call("send-keys", *keys)
+
+    def resize(self, columns, rows):
+        self.call("resize-window", "-x", str(columns), "-y", str(rows))
