@@ -1144,6 +1144,7 @@ class Gpu(Value):
     profile: Name | None = optional(None, STRING, "the size of the slice, like 1g.10gb")
     fault: Words | None = optional(None, STRING, "why it cannot be used, as its driver says")
     is_withheld: bool = False                   # the service's CUDA_VISIBLE_DEVICES does not name it
+    compute_mode: str | None = None             # PROHIBITED, or one of EXCLUSIVE; None: Default, or it is unknown
     processes: tuple[GpuProcess, ...] = ()
     node: str = ""                              # the machine it is in; "" = this one
     lease_holder: Name | None = None            # the user whose nexus holds its lease
@@ -2016,12 +2017,13 @@ def merge_logs(marks: Iterable[LogMark], attempts: Sequence[Attempt],
 # nvidia-smi prints everything on stdout, errors too.  A row counts only if it has a cell for each field.
 
 GPU_FIELDS = ("index", "uuid", "name", "memory.total", "memory.used", "utilization.gpu", "temperature.gpu",
-              "power.draw", "power.limit", "mig.mode.current")
+              "power.draw", "power.limit", "mig.mode.current", "compute_mode")
 BASIC_GPU_FIELDS = GPU_FIELDS[:5]               # known to every driver; one unknown field makes the query fail
 APP_FIELDS = ("gpu_uuid", "pid", "used_memory")
 GPU_LISTED = r"(?m)^GPU ([0-9]{1,4}): .* \(UUID: [\w.-]+\)\s*$"   # of `nvidia-smi -L`: a GPU's index; MIG slices differ
 SLICE_LISTED = (                                # a card's index; below it a slice's profile, number and UUID
     r"(?m)^(?:GPU ([0-9]{1,4}): | +MIG (\S{1,60}) +Device +([0-9]{1,4}): \(UUID: (MIG-[A-Za-z0-9_./-]{1,100})\))")
+PROHIBITED, EXCLUSIVE = "Prohibited", ("Exclusive_Process", "Exclusive_Thread")     # compute modes besides Default
 FAULT_CELLS = ("[GPU is lost]", "[GPU requires reset]")
 NEEDED_FIELDS = ("index", "uuid", "memory.total", "memory.used")       # in others, [Unknown Error] is a sensor's
 
@@ -2068,7 +2070,8 @@ def parse_gpus(text: str, fields: Sequence[str], known: Mapping[str, int]) -> tu
             temperature=parse_reading(row.get("temperature.gpu")),
             power_watts=parse_reading(row.get("power.draw")),
             power_limit_watts=parse_reading(row.get("power.limit")),
-            is_mig=row.get("mig.mode.current") == "Enabled", fault=fault))
+            is_mig=row.get("mig.mode.current") == "Enabled", fault=fault,
+            compute_mode=next((mode for mode in (PROHIBITED, *EXCLUSIVE) if mode == row.get("compute_mode")), None)))
     return sorted(gpus, key=lambda gpu: gpu.index), messages
 
 
@@ -2940,6 +2943,7 @@ PAUSED_BY_DAMAGE = Reason(
 SHORTAGE = Reason("resources", "gpus")          # explain_shortage() says more, GPU by GPU
 MPS_SERVER = "nvidia-cuda-mps-server"
 NAME_LENGTH = 15                                # so many characters of a process's name the kernel keeps
+DEFAULT_MODE = "sudo nvidia-smi -i {} -c DEFAULT"
 
 
 def find_pause(state: State) -> Reason | None:
@@ -2957,6 +2961,8 @@ def find_gpu_reason(gpu: Gpu, config: GpuConfig, jobs: Sequence[Job] = ()) -> Re
     if gpu.is_paused:
         why = f" ({gpu.pause_reason}; nexus resume {gpu.place})" if gpu.pause_reason else ""
         return Reason("paused", gpu.place, f"is paused{why}")
+    if gpu.compute_mode == PROHIBITED:
+        return Reason("held", gpu.place, f"is unusable (compute mode {PROHIBITED}; {DEFAULT_MODE.format(gpu.index)})")
     is_uncut = gpu.is_mig and gpu.slice is None
     if is_uncut or is_left_out(gpu, config):
         return Reason("held", gpu.place, "is not in the service's CUDA_VISIBLE_DEVICES" if gpu.is_withheld else
@@ -2966,7 +2972,7 @@ def find_gpu_reason(gpu: Gpu, config: GpuConfig, jobs: Sequence[Job] = ()) -> Re
     unseen, why = find_unseen(gpu, jobs, config), ""
     if gpu.lease_holder:
         why = f"is held by the nexus of {gpu.lease_holder}"
-    elif (foreign and not config.share_with_others) or unseen:
+    elif (foreign and not (config.share_with_others and may_share(gpu))) or unseen:
         why = f"is in use by {describe_users(foreign, unseen)}"
     elif room is None:
         why = "does not tell its memory, and min_free_mem_mib is set" if config.min_free_mem_mib else ""
@@ -2983,9 +2989,18 @@ def describe_users(foreign: Sequence[GpuProcess], unseen_mib: float) -> str:
 
 def find_foreign(gpu: Gpu, config: GpuConfig) -> list[GpuProcess]:
     """The processes of others, without those that do not count: jobs compute through the MPS server, which stays."""
-    ignored = {name.rpartition("/")[2][:NAME_LENGTH] for name in (MPS_SERVER, *config.ignore_processes)}
     return [process for process in gpu.processes
-            if process.job_id is None and not (process.name and process.name[:NAME_LENGTH] in ignored)]
+            if process.job_id is None and not is_program(process, (MPS_SERVER, *config.ignore_processes))]
+
+
+def is_program(process: GpuProcess, programs: Iterable[str]) -> bool:
+    name = (process.name or "")[:NAME_LENGTH]
+    return bool(name) and any(name == program.rpartition("/")[2][:NAME_LENGTH] for program in programs)
+
+
+def may_share(gpu: Gpu) -> bool:
+    """Whether several programs can compute there: under MPS they can, as its server is the one process then."""
+    return gpu.compute_mode not in EXCLUSIVE or any(is_program(process, [MPS_SERVER]) for process in gpu.processes)
 
 
 def find_unseen(gpu: Gpu, jobs: Sequence[Job], config: GpuConfig) -> float:
@@ -3090,7 +3105,7 @@ class GpuCapacity:
         """`held`: the running jobs there, each with its share.  `closed`: why the machine gets no job."""
         jobs = [job for job, _ in held]
         self.gpu = gpu
-        self.jobs = [job.id for job in jobs]
+        self.jobs = jobs                            # and those that start there now
         self.free = 100 - sum(share for _, share in held)                       # hundredths
         self.reason = closed or find_gpu_reason(gpu, config, jobs)              # why it gets no further job
         self.is_reachable = self.reason is None or (bool(held) and self.reason.code == "resources")
@@ -3103,7 +3118,7 @@ class GpuCapacity:
 
     def take(self, job: Job, share: int, now: float) -> None:
         self.free -= share
-        self.jobs.append(job.id)
+        self.jobs.append(job)
         if self.room_mib is not None and job.gpu_mem_mib:
             self.room_mib -= job.gpu_mem_mib
         self.ends_at = max(self.ends_at, now + (job.expected_time or 0))
@@ -3146,11 +3161,14 @@ def may_use(job: Job, gpu: Gpu) -> bool:
 def find_verdict(capacity: GpuCapacity, share: int, job: Job, config: GpuConfig, now: float) -> Reason | None:
     """Why a job cannot have `share` hundredths of a GPU now; None if it can."""
     gpu, room_mib, asked_mib, why = capacity.gpu, capacity.room_mib, job.gpu_mem_mib, ""
-    names = format_jobs_there(capacity.jobs) if capacity.jobs else ""
+    ids = [one.id for one in capacity.jobs]
+    names = format_jobs_there(ids) if ids else ""
+    if share < 100 and not may_share(gpu):
+        return Reason("held", gpu.place, f"is in compute mode {gpu.compute_mode}, for one process only")
     if capacity.free < share:
         why = f"runs {names}" if capacity.free <= 0 else f"has {capacity.free / 100:g} free beside {names}"
         why += f", and {capacity.reason.detail}" if capacity.reason else ""
-        return Reason("resources", ",".join(capacity.jobs), why)
+        return Reason("resources", ",".join(ids), why)
     if capacity.reason:
         return capacity.reason
     is_brief = job.expected_time is not None and now + job.expected_time <= capacity.reserved_until
@@ -3193,6 +3211,8 @@ def choose_gpus(job: Job, capacities: Sequence[GpuCapacity], config: GpuConfig,
     chosen: list[GpuCapacity] = []
     if shares[-1] < 100:
         chosen = sorted(list_fitting(shares[-1]), key=lambda one: (one.free, one.room_mib or 0))[:1]
+        if not chosen:                          # a GPU that is all free may be for one process only
+            return None
     whole = [one for one in list_fitting(100) if one not in chosen]
     if len(whole) + len(chosen) < len(shares):
         return None
@@ -3210,19 +3230,26 @@ def reserve(job: Job, capacities: Sequence[GpuCapacity]) -> None:
     For one job of a machine at a time GPUs stay idle: two might each hold what the other needs.  None are reserved if
     the job also needs a GPU that is lost or used by others: the reserved ones would be idle for nothing.
     """
-    count = len(list_shares(job))
+    shares = list_shares(job)
     taken = {one.gpu.node for one in capacities if one.reserved_for and one.free > 0}
     usable: dict[str, list[GpuCapacity]] = {}       # {machine: GPUs that the job can have when their jobs have ended}
     for one in capacities:
         is_usable = one.is_reachable and one.reserved_for is None and one.most_mib >= (job.gpu_mem_mib or 0)
         if is_usable and may_use(job, one.gpu):
             usable.setdefault(one.gpu.node, []).append(one)
-    choices = [sorted(there, key=lambda one: (-one.free, one.ends_at, one.gpu.index))[:count]
-               for node, there in usable.items() if node not in taken and len(there) >= count > 0]
-    reserved = min(choices, default=[], key=lambda chosen: (
+    choices = [choose_emptiest(shares, there) for node, there in usable.items() if node not in taken and shares]
+    reserved = min(filter(None, choices), default=[], key=lambda chosen: (
         max(one.ends_at for one in chosen), -sum(one.free for one in chosen)))
     for one in reserved:
         one.reserved_for, one.reserved_until = job.id, max(one.ends_at for one in reserved)
+
+
+def choose_emptiest(shares: Sequence[int], there: Iterable[GpuCapacity]) -> list[GpuCapacity]:
+    """The GPUs for these shares that are expected to be free first; [] if there are not enough."""
+    ordered = sorted(there, key=lambda one: (-one.free, one.ends_at, one.gpu.index))
+    last = [one for one in ordered if shares[-1] == 100 or may_share(one.gpu)][:1]
+    chosen = [one for one in ordered if one not in last][:len(shares) - 1] + last
+    return chosen if last and len(chosen) == len(shares) else []
 
 
 PREEMPT_AFTER_S = 60.0          # a preemptible job has its GPUs for so long at least
@@ -3235,40 +3262,82 @@ def preempt(job: Job, nodes: Sequence[str], running: list[Job], capacities: Sequ
     It gets the GPUs whose jobs have run for the shortest time, first those that become free anyway.  They are reserved
     for it.  In `running`, the jobs that are chosen get their stop_cause.
     """
-    known = {one.id for one in running}                         # and not those that start now
     share = list_shares(job)[-1]
     for capacity in capacities if job.gpus < 1 else ():         # there may be room beside another one that preempts
         if 0 < capacity.kept <= 100 - share and capacity.gpu.node in nodes and may_use(job, capacity.gpu):
             capacity.kept += share
             return []
     for node in nodes:
-        there = [one for one in capacities if one.gpu.node == node and one.reserved_for is None
-                 and known.issuperset(one.jobs)]
+        there = list_preempted_from(node, capacities)
         here = [one for one in running if one.gpus and one.current.node == node]
-        ending = [one for one in here if one.current.stop_cause]
-        others = [one for one in here if one.preemptible and not one.current.stop_cause
-                  and find_age(one, now) >= PREEMPT_AFTER_S]
-        others.sort(key=lambda one: find_age(one, now))
-        ages = {uuid: find_age(one, now) for one in others for uuid in one.current.gpu_uuids}   # of the oldest there
-        gpus = sorted((one.gpu for one in there), key=lambda gpu: ages.get(gpu.uuid, 0.0))
-        placed = choose_without(job, ending, here, gpus, config, now) or choose_without(
-            job, ending + others, here, gpus, config, now)
-        if not placed:
+        others = [one for one in list_preemptible(here) if find_age(one, now) >= PREEMPT_AFTER_S]
+        chosen = choose_ends(job, here, others, [one.gpu for one in there], config, now)
+        if chosen is None:
             continue
-        gpus = [one.gpu for one in placed]
-        ends = [one for one in others if any(gpu.uuid in one.current.gpu_uuids for gpu in gpus)]
-        for one in ends[::-1]:                      # the oldest may stay if the others are enough
-            fewer = [other for other in ends if other is not one]
-            if choose_without(job, ending + fewer, here, gpus, config, now):
-                ends = fewer
-        kept = {one.gpu.uuid: 100 - one.free + share for one, share in zip(
-            choose_without(job, ending + ends, here, gpus, config, now) or (), list_shares(job))}
+        ends, placed = chosen
+        kept = {one.gpu.uuid: 100 - one.free + share for one, share in zip(placed, list_shares(job))}
         for capacity in there:
             if capacity.gpu.uuid in kept:
                 capacity.reserved_for, capacity.kept = job.id, kept[capacity.gpu.uuid]
         running[:] = [with_facts(one, stop_cause=PREEMPTED) if one in ends else one for one in running]
         return ends
     return None
+
+
+def list_preempted_from(node: str, capacities: Iterable[GpuCapacity]) -> list[GpuCapacity]:
+    """The GPUs of a machine that preempting may free: kept for nobody, and without jobs that start now."""
+    return [one for one in capacities if one.gpu.node == node and one.reserved_for is None
+            and all(job.status == RUNNING for job in one.jobs)]
+
+
+def list_preemptible(running: Iterable[Job]) -> list[Job]:
+    return [job for job in running if job.preemptible and not job.current.stop_cause]
+
+
+def choose_ends(job: Job, here: Sequence[Job], others: Sequence[Job], gpus: Sequence[Gpu], config: GpuConfig,
+                now: float) -> tuple[list[Job], list[GpuCapacity]] | None:
+    """(those of `others` that must be stopped so that a job can start, its GPUs then); None: that is of no use.
+
+    `here`: all running jobs of the machine, of which some may be ending.
+    """
+    ending = [one for one in here if one.current.stop_cause]
+    others = sorted(others, key=lambda one: find_age(one, now))
+    ages = {uuid: find_age(one, now) for one in others for uuid in one.current.gpu_uuids}       # of the oldest there
+    gpus = sorted(gpus, key=lambda gpu: ages.get(gpu.uuid, 0.0))
+    placed = choose_without(job, ending, here, gpus, config, now) or choose_without(
+        job, [*ending, *others], here, gpus, config, now)
+    if not placed:
+        return None
+    gpus = [one.gpu for one in placed]
+    ends = [one for one in others if any(gpu.uuid in one.current.gpu_uuids for gpu in gpus)]
+    for one in ends[::-1]:                          # the oldest may stay if the others are enough
+        fewer = [other for other in ends if other is not one]
+        if choose_without(job, ending + fewer, here, gpus, config, now):
+            ends = fewer
+    return ends, choose_without(job, ending + ends, here, gpus, config, now) or []
+
+
+def find_next_ends(job: Job, planned: Plan, nodes: Iterable[str], config: GpuConfig,
+                   now: float) -> tuple[list[Job], float] | None:
+    """(the preemptible jobs that are too young to be stopped for a job, in how many seconds they are not)
+
+    None: stopping jobs is of no use, or there is nothing to wait for.
+    """
+    choices = []
+    for node in nodes if job.gpus and not job.preemptible else ():
+        gpus = [one.gpu for one in list_preempted_from(node, planned.gpus)]
+        here = list({one.id: one for capacity in planned.gpus if capacity.gpu.node == node
+                     for one in capacity.jobs if one.status == RUNNING}.values())
+        others = sorted(list_preemptible(here), key=lambda one: -find_age(one, now))
+        if not others or choose_ends(job, here, others, gpus, config, now) is None:
+            continue
+        for count in range(1, len(others) + 1):     # the oldest may be stopped first
+            chosen = choose_ends(job, here, others[:count], gpus, config, now)
+            if chosen:
+                left_s = PREEMPT_AFTER_S - find_age(others[count - 1], now)
+                choices += [(chosen[0], left_s)] if chosen[0] and left_s > 0 else []
+                break
+    return min(choices, key=lambda choice: choice[1], default=None)
 
 
 def choose_without(job: Job, gone: Iterable[Job], running: Sequence[Job], gpus: Sequence[Gpu], config: GpuConfig,
@@ -3505,8 +3574,12 @@ def find_delay_s(job: Job, now: float) -> float:
 
 # Why a job waits
 
-def list_reasons(job: Job, group: Group | None, planned: Plan, config: Config, now: float) -> list[Reason]:
-    """Why a pending job, not in Slurm's queue, does not run now: all that holds it, or else what it waits for."""
+def list_reasons(job: Job, group: Group | None, planned: Plan, config: Config, now: float,
+                 reader: str = "") -> list[Reason]:
+    """Why a pending job, not in Slurm's queue, does not run now: all that holds it, or else what it waits for.
+
+    `reader`: the user who is told of "your own jobs".
+    """
     reasons = []
     if job.is_held:
         reasons.append(Reason("held", "job", f"it is held (nexus resume {job.id})"))
@@ -3527,25 +3600,39 @@ def list_reasons(job: Job, group: Group | None, planned: Plan, config: Config, n
         reasons.append(Reason("dependency", ",".join(job.pending_dependencies), parents))
     if job.after_process:
         reasons.append(Reason("dependency", "pid", f"process {job.after_process[0]}"))
-    return reasons or [find_shortage(job, planned, config, now)]
+    return reasons or [find_shortage(job, planned, config, now, reader)]
 
 
-def find_shortage(job: Job, planned: Plan, config: Config, now: float) -> Reason:
+def find_shortage(job: Job, planned: Plan, config: Config, now: float, reader: str) -> Reason:
     """What a job waits for that nothing holds."""
     if any(one.reserved_for == job.id for one in planned.gpus):     # for the others of its class these are taken
-        return explain_shortage(job, planned, config.gpu, now)
+        return explain_shortage(job, planned, config.gpu, now, reader)
     quota = planned.quotas.check(job.group, job.user) if planned.quotas else None
     if quota:
         return quota
     request, blocked = request_class(job), planned.blocked or {}
     reason = blocked.get(request) or Reason("resources", "", "it is about to start")
     if reason == SHORTAGE:
-        reason = blocked[request] = explain_shortage(job, planned, config.gpu, now)     # the same for all its class
+        alike = job.user, job.preemptible, request      # for these it is the same
+        if alike not in blocked:
+            blocked[alike] = explain_shortage(job, planned, config.gpu, now, reader)
+        reason = blocked[alike]
     return reason
 
 
 def describe_next_attempt(job: Job, now: float) -> str:
     return f"it is tried again in {format_duration(max(0.0, (job.retry_at or now) - now))}"
+
+
+def find_unshared(job: Job, gpus: Iterable[Gpu]) -> Reason | None:
+    """Why none of these GPUs can be shared, if the job wants a share and may use some of them."""
+    usable = [gpu for gpu in gpus if may_use(job, gpu) and gpu.compute_mode != PROHIBITED]
+    if not usable or not job.gpus % 1 or job.exclusive or any(map(may_share, usable)):
+        return None
+    gpu = usable[0]
+    where = f" on {gpu.node}" if gpu.node else ""
+    return Reason("never", "compute_mode", f"wants {format_asked(job)}, and each GPU is in compute mode {gpu.compute_mode}, "
+                  f"for one process only; to share GPU {gpu.place}{where}: {DEFAULT_MODE.format(gpu.index)}")
 
 
 def describe_place(job: Job, position: int, estimate: float | None, gpus: Sequence[GpuCapacity], config: JobsConfig,
@@ -3562,8 +3649,40 @@ def describe_place(job: Job, position: int, estimate: float | None, gpus: Sequen
     return facts
 
 
-def explain_shortage(job: Job, planned: Plan, config: GpuConfig, now: float) -> Reason:
-    """Why a job does not get its GPUs, in short: how many are free, and which are blocked by other things than jobs."""
+def describe_holders(job: Job, capacities: Sequence[GpuCapacity], config: GpuConfig, reader: str) -> str:
+    """`3 taken by your own jobs, 1 by bob`: who has how many of the GPUs that a job lacks; "" where no job runs there.
+
+    Of other users' jobs the same words are for them and for who reads them, so these say names.
+    """
+    if not any(one.jobs for one in capacities):
+        return ""
+    counts: dict[str, int] = {}
+    for one in capacities:
+        others = [process.user or "somebody" for process in find_foreign(one.gpu, config)]
+        holders = list(dict.fromkeys([other.user for other in one.jobs] or others))
+        if holders:
+            is_own = one.jobs and holders == [reader] == [job.user]
+            words = "your own jobs" if is_own else " and ".join(holders)
+            counts[words] = counts.get(words, 0) + 1
+    return ", ".join(f"{count} by {words}" for words, count in counts.items()).replace(" by", " taken by", 1)
+
+
+def describe_preemption(job: Job, planned: Plan, nodes: Iterable[str], config: GpuConfig, now: float) -> str:
+    """`job abc is preemptible and may be stopped for it in 40s`; "" if the job does not wait for that."""
+    stopped = {other for other, by in planned.preempted if by == job.id}
+    ending = [one.id for capacity in planned.gpus if capacity.reserved_for == job.id for one in capacity.jobs
+              if one.id in stopped or one.current.stop_cause == PREEMPTED]
+    if ending:
+        ids, when = list(dict.fromkeys(ending)), "being stopped for it"
+    elif found := find_next_ends(job, planned, nodes, config, now):
+        ids, when = [one.id for one in found[0]], f"preemptible and may be stopped for it in {format_duration(found[1])}"
+    else:
+        return ""
+    return f"{format_jobs_there(ids)} {'is' if len(ids) == 1 else 'are'} {when}"
+
+
+def explain_shortage(job: Job, planned: Plan, config: GpuConfig, now: float, reader: str) -> Reason:
+    """Why a job does not get its GPUs, in short: how many are free, who has the others, and what blocks them else."""
     lacking = [name for name, paths in planned.folders.items() if may_run_on(job, name) and lacks_folder(job, paths)]
     machines = {name: [one.gpu for one in planned.gpus if one.gpu.node == name and not is_left_out(one.gpu, config)]
                 for name in planned.machines if may_run_on(job, name) and name not in lacking}
@@ -3578,20 +3697,26 @@ def explain_shortage(job: Job, planned: Plan, config: GpuConfig, now: float) -> 
     if not machines and not lacking:
         return Reason("never", "node", "; ".join(excluded_nodes) or f"there is no node {job.only_node}")
     is_unknown = any(planned.machines[name] and not gpus for name, gpus in machines.items())    # a closed one may fit
-    if not is_unknown and not lacking and (never := find_never(job, machines)):
+    never = find_never(job, machines) or find_unshared(job, [gpu for gpus in machines.values() for gpu in gpus])
+    if never and not is_unknown and not lacking:
         return never
     closed = [why.detail for name in machines for why in (planned.machines[name],) if why]
-    verdicts = [(one.gpu.place, why) for one, why in list_verdicts(job, planned.gpus, config, now)
+    verdicts = [(one, why) for one, why in list_verdicts(job, planned.gpus, config, now)
                 if not planned.machines.get(one.gpu.node)]
     total, free = len(verdicts), sum(why is None for _, why in verdicts)
     only = verdicts[0][1] if total == 1 else None
-    others = [f"GPU {place} {why.detail}"               # what no job can change
-              for place, why in verdicts if why and (only or why.subject == place)]
+    others = [f"GPU {one.gpu.place} {why.detail}"       # what no job can change
+              for one, why in verdicts if why and why.subject == one.gpu.place and not only]
+    preemption = describe_preemption(job, planned, [name for name in machines if not planned.machines[name]], config, now)
+    note = describe_slices(job, (one.gpu for one in planned.gpus))
+    taken = describe_holders(job, [one for one, why in verdicts if why], config, reader)
     where = " of one machine" if job.gpus > 1 and len(machines) > 1 else ""
-    first = (f"needs {format_asked(job)}{where}; {free} of {total} {'is' if free == 1 else 'are'} free"
-             + describe_slices(job, (one.gpu for one in planned.gpus)))
-    return replace(only or SHORTAGE, detail="; ".join(
-        [*([first] if total and not only else []), *list_some(others, 2), *closed, *excluded_nodes]))
+    first = (f"needs {format_asked(job)}{where}; {free} of {total} {'is' if free == 1 else 'are'} free{note}"
+             + (f"{';' if note else ':'} {taken}" if taken else ""))
+    if only:
+        first = f"GPU {verdicts[0][0].gpu.place} {only.detail}"
+    return replace(only or SHORTAGE, detail="; ".join([
+        *([first] if total else []), *filter(None, [preemption]), *list_some(others, 2), *closed, *excluded_nodes]))
 
 
 # What becomes of a job whose attempt has ended
@@ -10933,7 +11058,8 @@ class Views(Part):
         pause = find_pause(state)
         if pause or (plan.hold and plan.hold.code == "paused"):         # the plan may be out of date
             plan = replace(plan, hold=pause)
-        return list_reasons(job, state.groups.get(job.group or ""), plan, self.config, self.clock.now())
+        return list_reasons(job, state.groups.get(job.group or ""), plan, self.config, self.clock.now(),
+                            self.service.user)
 
     def explain(self, job_id: str, caller: Caller) -> dict[str, Any]:
         """GET /jobs/{id}/why: why a job waits, with a verdict for each GPU.  Raises: not_found, forbidden."""

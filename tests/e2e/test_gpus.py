@@ -30,6 +30,8 @@ CARDS = [  # reason, the GPU, whether it is used, what is said of it
     ("hidden, with a gap", {"state": "hidden"}, False, None),
     ("memory N/A", {"memory.used": None, "memory.total": None}, True, None),
     ("cut into nothing", {"mig": []}, False, "in MIG mode without slices"),
+    ("prohibited", {"compute_mode": "Prohibited"}, False, "compute mode Prohibited"),
+    ("no compute mode told", {"compute_mode": "[Not Supported]"}, True, None),
     ("memory that nobody owns", {"memory.used": 9000}, False, "in use by processes that cannot be seen (8.8GB)"),
     ("memory of the desktop's", {"memory.used": 2048}, True, None),
 ]
@@ -38,12 +40,34 @@ CARDS = [  # reason, the GPU, whether it is used, what is said of it
 def test_where_jobs_land():
     with live.Box(gpus=[card for _, card, _, _ in CARDS]) as box:
         box.status()
-        used, waiting = run_everywhere(box)
-        assert used == [index for index, card in enumerate(CARDS) if card[2]] and len(waiting) == 4 - len(used)
+        used, waiting = run_everywhere(box, 5)
+        assert used == [index for index, card in enumerate(CARDS) if card[2]] and len(waiting) == 5 - len(used)
         for index, (_, _, _, words) in enumerate(CARDS):
             if words:
                 assert words in box.gpu(index)["unavailable"] and not box.gpu(index)["is_available"]
                 assert words in box.await_reason(waiting[0]["id"], f"GPU {index} ")
+
+
+def test_a_card_for_one_process_is_not_shared():
+    """A share waits for another card; where there is none, the reason says how the mode is changed, and then it starts."""
+    one_process = {"compute_mode": "Exclusive_Process"}
+    with live.Box(gpus=[one_process, {}]) as box:
+        box.status()
+        whole = box.add("sleep 600", gpu_ids=[1])
+        box.wait_started(whole)
+        share = box.add("sleep 600", gpus=0.5)
+        box.await_reason(share, "0 of 2 are free: 1 taken by your own jobs; GPU 0 is in compute mode Exclusive_Process, for one process")
+        assert box.wait_started(box.add("sleep 600"))["gpu_index"] == 0
+        box.show([one_process, one_process])
+        box.await_reason(share, "never: wants 0.5 GPU", "sudo nvidia-smi -i 0 -c DEFAULT")
+        assert box.job(share)["reason"]["code"] == "never"
+        box.show([{}, one_process])
+        box.nexus("kill", "0", "1")
+        assert box.wait_started(share)["gpu_index"] == 0
+        assert box.wait_started(box.add("sleep 600", gpus=0.5))["gpu_index"] == 0
+        box.show([one_process, one_process])
+        box.await_reason(box.add("sleep 600", gpus=0.5), "never: wants 0.5 GPU")
+        assert box.job(share)["status"] == "running", "what runs there goes on"
 
 
 def test_devices_where_indices_have_gaps():
@@ -332,6 +356,24 @@ def test_a_stranger_on_the_gpu_of_a_running_job():
             token = box.nexus("token", "create", "ann").stdout.strip()
             other_user = {"NEXUS_URL": f"http://127.0.0.1:{box.port}", "NEXUS_TOKEN": token}
             assert words in box.nexus(environ=other_user).stdout, "the GPU's JSON has it for all"
+            other.kill()
+
+
+def test_a_wait_for_a_preemptible_job_in_its_first_minute():
+    """Who has the GPUs, the user's own jobs too, and which job makes room, and when: not only whom nexus does not know."""
+    with live.Box(gpus=[{}, {}, {}]) as box:
+        live.need_root()
+        with subprocess.Popen(["setpriv", "--reuid=65534", "--clear-groups", "sleep", "601.5"], env={"NX": f"{box.folder}/"}) as other:
+            live.until(lambda: live.read(f"/proc/{other.pid}/comm") == "sleep\n")
+            box.show([{}, {}, {}], processes=[busy(2, other.pid)])
+            box.await_gpu(2, used_by=f"nobody (pid {other.pid} sleep, 16GB)")
+            soft = box.add("sleep 600", preemptible=True)
+            for job_id in (box.add("sleep 600"), soft):
+                box.wait_started(job_id)
+            waits = box.add("true")
+            box.await_reason(waits, "needs 1 GPU; 0 of 3 are free: 2 taken by your own jobs, 1 by nobody; "
+                             f"job {soft} is preemptible and may be stopped for it in ")
+            assert box.job(waits)["waiting_for"] in box.nexus("why", waits).stdout
             other.kill()
 
 

@@ -215,7 +215,7 @@ def asked_of(answer):
     return smi, runs
 
 
-ROW = ", A10, 23028, 1, 0, 30, 10, 150, [N/A]\n"
+ROW = ", A10, 23028, 1, 0, 30, 10, 150, [N/A], Default\n"
 
 
 def test_an_older_driver_is_asked_for_less_from_then_on():

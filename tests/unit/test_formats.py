@@ -186,6 +186,9 @@ GPUS = [  # case, what is concluded, {index: (uuid, name, total, used, utilizati
      {0: ("GPU-4105cca7-7596-93fd-0f3b-3742c42b7170", "RTX 2080 SUPER", 8192, 214, 0, None)}, 0),
     ("h100_mig_idle", "its slices are not among the rows",
      {0: ("GPU-ec3fbf4d-44e9-7e26-33bc-1eaa02cdf2af", "H100 80GB HBM3", 81559, 59, None, MIG)}, 0),
+    ("compute_modes", "one is unusable, although it looks idle", {
+        index: (U(index), "A100-SXM4-80GB", 81920, 4, 0, "is unusable (compute mode Prohibited; sudo nvidia-smi -i 2 -c DEFAULT)"
+                if index == 2 else None) for index in range(4)}, 0),
     ("b200_x8", "eight, all idle", {index: (uuid, "B200", 183359, 0, 0, None) for index, uuid in enumerate(
         re.findall("GPU-[0-9a-f-]{36}", sample("b200_x8")))}, 0),
     ("gb10_dgx_spark", "usable, of unknown memory: not 0, no error, not dropped",
@@ -218,6 +221,15 @@ def test_parse_gpus(case, reason, expected, message_count):
     assert found == expected, reason
     assert [gpu.index for gpu in gpus] == sorted(found)
     assert len(messages) == message_count, messages
+
+
+def test_an_unknown_compute_mode_counts_as_default():
+    gpus, _ = nexus.parse_gpus(rows("compute_modes"), nexus.GPU_FIELDS, KNOWN)
+    assert [(gpu.compute_mode, nexus.may_share(gpu)) for gpu in gpus] == [
+        (None, True), ("Exclusive_Process", False), ("Prohibited", True), (None, True)]
+    for cell in ("Exclusive_Thread", "[Not Supported]", "[Unknown Error]", "Shared", ""):
+        gpus, _ = nexus.parse_gpus(rows("compute_modes").replace("Prohibited", cell), nexus.GPU_FIELDS, KNOWN)
+        assert gpus[2].fault is None and nexus.may_share(gpus[2]) == (cell != "Exclusive_Thread")
 
 
 NO_GPU = {  # what tells of no GPU, and how many lines of it are messages: no index was asked for, so none is made up; or an error
@@ -274,7 +286,7 @@ CELLS = [  # cell, in which field, is it a fault of the GPU
 
 @pytest.mark.parametrize("cell, field, is_fault", CELLS)
 def test_a_broken_sensor_is_no_broken_gpu(cell, field, is_fault):
-    healthy = dict(zip(nexus.GPU_FIELDS, ("0", "GPU-1", "A10", "24576", "5", "0", "30", "20.5", "150", "[N/A]")))
+    healthy = dict(zip(nexus.GPU_FIELDS, ("0", "GPU-1", "A10", "24576", "5", "0", "30", "20.5", "150", "[N/A]", "Default")))
     gpus, _ = nexus.parse_gpus(", ".join({**healthy, field: cell}.values()), nexus.GPU_FIELDS, {"GPU-1": 0})
     assert [gpu.fault for gpu in gpus] == [cell.strip("[]") if is_fault else None]
 

@@ -44,6 +44,7 @@ def failed_attempt(number, cause="exit", indices=(0,), code=1):
 REST = running("rrr", (1,), expected_time=600)                # it runs on GPU 1 since a minute
 
 
+ONE_PROCESS = "Exclusive_Process"
 PLANS = [  # reason, jobs, GPUs, keys of the configuration, {job id: GPU indices} that start
     ("a free GPU", [job("aaa")], [gpu(0)], {}, {"aaa": (0,)}),
     ("first come, first served", [job("bbb", 2), job("aaa", 1)], [gpu(0)], {}, {"aaa": (0,)}),
@@ -57,6 +58,20 @@ PLANS = [  # reason, jobs, GPUs, keys of the configuration, {job id: GPU indices
     ("shared with others", [job("aaa")], [gpu(0, processes=(foreign(),))], {"share_with_others": True}, {"aaa": (0,)}),
     ("MPS, which stays", [job("aaa")], [gpu(0, memory_used_mib=30.0, processes=(
         foreign(name="nvidia-cuda-mps", memory_mib=30.0),))], {}, {"aaa": (0,)}),
+    ("a card for one process gets a whole job", [job("aaa")], [gpu(0, compute_mode=ONE_PROCESS)], {}, {"aaa": (0,)}),
+    ("and no share: that waits for another card", [job("aaa", gpus=0.5)], [gpu(0, compute_mode=ONE_PROCESS), gpu(1)], {}, {"aaa": (1,)}),
+    ("its mode was changed while a share runs there", [running("rrr", gpus=0.5), job("aaa", 2, gpus=0.5)],
+     [gpu(0, compute_mode="Exclusive_Thread"), gpu(1)], {}, {"aaa": (1,)}),
+    ("one and a half", [job("aaa", gpus=1.5)], [gpu(0, compute_mode=ONE_PROCESS), gpu(1)], {}, {"aaa": (0, 1)}),
+    ("who had too little memory gets all of it", [job("aaa", gpus=0.5, exclusive=True)], [gpu(0, compute_mode=ONE_PROCESS)], {},
+     {"aaa": (0,)}),
+    ("a share that starves reserves no such card", [running("rrr", (1,)), job("aaa", 2, gpus=0.5, **WAITED), job("bbb", 3)],
+     [gpu(0, compute_mode=ONE_PROCESS), gpu(1)], {}, {"bbb": (0,)}),
+    ("one that others compute on takes nobody else", [job("aaa")], [gpu(0, compute_mode=ONE_PROCESS, processes=(foreign(),))],
+     {"share_with_others": True}, {}),
+    ("under MPS its server is the one process", [job("aaa", gpus=0.5), job("bbb", 2, gpus=0.5)],
+     [gpu(0, compute_mode=ONE_PROCESS, processes=(foreign(name="nvidia-cuda-mps", memory_mib=30.0),))], {}, {"aaa": (0,), "bbb": (0,)}),
+    ("prohibited", [job("aaa"), job("bbb", 2, gpus=0.5)], [gpu(0, compute_mode="Prohibited")], {}, {}),
     ("a program that does not count", [job("aaa", gpu_mem_mib=4 * GB)], [gpu(0, processes=(foreign(name="Xorg", memory_mib=30.0),))],
      {"ignore_processes": ["Xorg"]}, {"aaa": (0,)}),
     ("by its path, as nvidia-smi has it", [job("aaa")], [gpu(0, processes=(foreign(name="Xorg"),))],
@@ -228,6 +243,20 @@ REASONS = [  # what is shown, jobs, GPUs, keys, part of the reason why the last 
     ("no memory told", [job("aaa")], [gpu(0, memory_total_mib=None)], {"min_free_mem_mib": 1},
      "GPU 0 does not tell its memory"),
     ("a fault", [job("aaa")], [gpu(0, fault="GPU is lost")], {}, "GPU 0 is unusable (GPU is lost)"),
+    ("prohibited", [job("aaa")], [gpu(0, compute_mode="Prohibited"), gpu(1, is_paused=True)], {},
+     "GPU 0 is unusable (compute mode Prohibited; sudo nvidia-smi -i 0 -c DEFAULT)"),
+    ("no share of such a card", [running("rrr", (1,)), job("aaa", 2, gpus=0.5)], [gpu(0, compute_mode=ONE_PROCESS), gpu(1)], {},
+     "needs 0.5 GPU; 0 of 2 are free: 1 taken by ann; GPU 0 is in compute mode Exclusive_Process, for one process only"),
+    ("nor another one", [running("rrr", gpus=0.5), job("aaa", 2, gpus=0.5)],
+     [gpu(0, compute_mode=ONE_PROCESS), gpu(1, is_paused=True)], {},
+     "GPU 0 is in compute mode Exclusive_Process, for one process only"),
+    ("no card can be shared", [job("aaa", gpus=0.5)], [gpu(index, compute_mode=ONE_PROCESS) for index in (3, 4)], {},
+     "never: wants 0.5 GPU, and each GPU is in compute mode Exclusive_Process, for one process only; "
+     "to share GPU 3: sudo nvidia-smi -i 3 -c DEFAULT"),
+    ("no other card", [job("aaa", gpus=1.5)], [gpu(0, compute_mode="Prohibited"), *(gpu(index, compute_mode=ONE_PROCESS) for index in (1, 2))],
+     {}, "to share GPU 1: sudo nvidia-smi -i 1 -c DEFAULT"),
+    ("a card that may come back", [job("aaa", gpus=0.5)], [gpu(0, compute_mode=ONE_PROCESS), gpu(1, fault="GPU is lost")], {},
+     "needs 0.5 GPU; 0 of 2 are free; GPU 0 is in compute mode Exclusive_Process, for one process only; GPU 1 is unusable"),
     ("no slices", [job("aaa")], [gpu(0, is_mig=True)], {}, "GPU 0 is in MIG mode without slices"),
     ("slices are for one", [job("aaa", gpus=2)], [mig_slice(0), mig_slice(1)], {},
      "never: wants 2 GPUs, this machine has 0 beside MIG slices, of which a job can use only one"),
@@ -363,7 +392,7 @@ def random_gpu(index, dice):
         {"utilization": 95.0}, {"memory_used_mib": 10 * GB}, {"memory_used_mib": 10 * GB, "processes": (ours("xxx", 9),)},
         {"fault": "GPU is lost"}, {"is_paused": True}, {"is_mig": True}, {"lease_holder": "bob"},
         {"is_mig": True, "slice": 0, "name": "A100 MIG 1g.10gb"}, {"is_mig": True, "slice": 6, "name": "A100 MIG 2g.20gb"},
-        {"processes": (foreign(),)},
+        {"processes": (foreign(),)}, {"compute_mode": "Prohibited"}, {"compute_mode": "Exclusive_Process"},
         {"memory_used_mib": 23 * GB}, {"memory_total_mib": None, "memory_used_mib": None}])
     return gpu(index, **fields)
 
@@ -455,6 +484,7 @@ def check_shares(made, gpus, trouble, settings, planned):
         before = held.get(by_index[index].uuid, [])
         assert not trouble and sum(share for _, share in before + new) <= 100
         assert nexus.find_gpu_reason(by_index[index], settings.gpu, [one for one, _ in before]) is None
+        assert by_index[index].compute_mode is None or [share for _, share in before + new] == [100], "one process for one job"
         is_busy = (by_index[index].utilization or 0) >= 80
         assert not (is_busy and len(before + new) > 1), "a second job on a busy GPU"
 
@@ -558,6 +588,40 @@ def test_preempt(reason, busy, waiting, ended):
     assert bool(kept) == (ended is not None), "what becomes free is for nobody else"
 
 
+YOUNG = {"preemptible": True, "started_at": NOW - 20}
+NEXT = "job {} is preemptible and may be stopped for it in {}".format
+WAITS = [  # reason, who runs, who waits, the GPUs, what the wait is told as
+    ("in its first minute, beside others", [running("r0", (0,)), running("r1", (1,)), running("new", (2,), **YOUNG)], {},
+     [*map(gpu, range(3)), gpu(3, processes=(foreign(user="nobody"),))],
+     f"needs 1 GPU; 0 of 4 are free: 3 taken by your own jobs, 1 by nobody; {NEXT('new', '40s')}; "
+     "GPU 3 is in use by nobody (pid 4242 python, 16GB)"),
+    ("the only GPU", [running("new", **YOUNG)], {}, [gpu()], f"GPU 0 runs job new; {NEXT('new', '40s')}"),
+    ("the older one is first", [running("new", (0,), **YOUNG), running("old", (1,), preemptible=True, started_at=NOW - 50)], {},
+     [gpu(0), gpu(1)], f"needs 1 GPU; 0 of 2 are free: 2 taken by your own jobs; {NEXT('old', '10s')}"),
+    ("two for two", [running("new", (0,), **YOUNG), running("old", (1,), preemptible=True, started_at=NOW - 500)], {"gpus": 2},
+     [gpu(0), gpu(1)], "needs 2 GPUs; 0 of 2 are free: 2 taken by your own jobs; "
+     "jobs new, old are preemptible and may be stopped for it in 40s"),
+    ("it is being stopped", [running("new", stop_cause="preempted", **YOUNG)], {}, [gpu()],
+     "GPU 0 runs job new; job new is being stopped for it"),
+    ("its end is of no use", [running("new", (0,), **YOUNG), running("r1", (1,))], {"gpus": 2}, [gpu(0), gpu(1)],
+     "needs 2 GPUs; 0 of 2 are free: 2 taken by your own jobs"),
+    ("who waits is preemptible, too", [running("new", **YOUNG)], {"preemptible": True}, [gpu()], "GPU 0 runs job new"),
+    ("another user's", [running("new", user="bob", **YOUNG), running("r1", (1,))], {}, [gpu(0), gpu(1)],
+     f"needs 1 GPU; 0 of 2 are free: 1 taken by bob, 1 by your own jobs; {NEXT('new', '40s')}"),
+    ("another user waits: who reads this is not bob alone", [running("r0", (0,)), running("r1", (1,), user="bob")], {"user": "bob"},
+     [gpu(0), gpu(1)], "needs 1 GPU; 0 of 2 are free: 1 taken by ann, 1 by bob"),
+    ("no job is in the way", [], {}, [gpu(0, is_paused=True), gpu(1, is_paused=True)],
+     "needs 1 GPU; 0 of 2 are free; GPU 0 is paused; GPU 1 is paused"),
+]
+
+
+@pytest.mark.parametrize("reason, busy, fields, gpus, expected", WAITS, ids=[case[0] for case in WAITS])
+def test_who_has_the_gpus_and_what_the_plan_waits_for(reason, busy, fields, gpus, expected):
+    waiting = job("aaa", 9, **fields)
+    planned = nexus.plan(state(*busy, waiting), gpus, None, config(), NOW)
+    assert nexus.format_reasons(nexus.list_reasons(waiting, None, planned, config(), NOW, "ann")) == expected, reason
+
+
 def test_a_sweep_preempts_as_many_as_it_has_jobs():
     made = state(*[running(f"r{n}", (n,), preemptible=True, started_at=NOW - 100 - n) for n in range(4)],
                  *[job(f"w{n}", n) for n in range(3)])
@@ -583,7 +647,7 @@ def test_no_more_are_preempted_than_a_quota_lets_start():
     made = state(*there, *waiting, groups=[nexus.Group("few", limit=1)])
     planned = nexus.plan(made, [gpu(index) for index in range(3)], None, config(), NOW)
     assert planned.preempted == (("r0", "w0"),)
-    assert words(made.jobs["w0"], planned) == "needs 1 GPU; 0 of 3 are free"
+    assert words(made.jobs["w0"], planned) == "needs 1 GPU; 0 of 3 are free: 3 taken by ann; job r0 is being stopped for it"
     planned = nexus.plan(state(*there, job("www")), [gpu(index) for index in range(3)], None, config(max_running=3), NOW)
     assert planned.preempted == (), "it could not start in its place"
 
