@@ -5328,6 +5328,12 @@ def measure(path: str) -> int:
     return 0
 
 
+def check_directory(name: str, path: str) -> None:
+    """Raises: usage, when the directory of a job is none."""
+    if not os.path.isdir(path):
+        refuse(f"{name} {format_line(path, 200)} is not a directory", hint="make it first: the job runs in it")
+
+
 def read_part(path: str, start: int, most: int) -> bytes:
     """At most so many bytes of a file, from byte `start` on."""
     with contextlib.suppress(OSError), opened(path, os.O_RDONLY | os.O_NONBLOCK) as handle:
@@ -10066,6 +10072,11 @@ class ScriptRules(Part):
             raise NexusError("forbidden", f"{format_line(path, 200)} may not be used here: it is {why}",
                              "[jobs] allowed_script_paths says what may; the job's directory must be there too")
 
+    def find_folder(self, command: str) -> str:
+        """Where a job runs that does not say: at home; if it must be a script, beside that.  Raises: forbidden."""
+        script = parse_script(command)[1] if self.config.jobs.allowed_script_paths else ""
+        return os.path.dirname(script) if script.startswith("/") else os.path.expanduser("~")
+
     def find_script(self, job: Job) -> tuple[str, list[str]]:
         """(interpreter or "", [resolved script, *arguments]); ("", []) if all may run.  Raises: forbidden."""
         if not self.config.jobs.allowed_script_paths:
@@ -10121,6 +10132,7 @@ class Drafts(Part):
             digest, variables = environments[source]
             drafts.append((self.make_job(asked, user, digest), variables, asked))
         jobs = [job for job, _, _ in drafts]
+        self.check_folders(jobs)
         self.check_ever_run(jobs)
         self.check_commands(jobs)
         return drafts
@@ -10133,7 +10145,7 @@ class Drafts(Part):
         if asked.llm and not config.llm_config:
             refuse(f"llm {format_line(asked.llm, 40)}: [jobs] llm_config is not set",
                    "set [jobs] llm_config in config.toml")
-        defaults = {"id": "", **self.defaults, "cwd": os.path.expanduser("~")}
+        defaults = {"id": "", **self.defaults, "cwd": self.service.scripts.find_folder(fields["command"])}
         named = re.search(LLM_OPTION, fields["command"])
         model = asked.llm or (named and named[1])
         if config.llm_config and model and "gpus" not in fields:
@@ -10165,6 +10177,14 @@ class Drafts(Part):
             refuse("cuda_arg: cannot tell where --cuda belongs in this command",
                    hint="write it there: python train.py --cuda 0 | tee log")
         self.service.scripts.find_script(job)
+
+    def check_folders(self, jobs: Iterable[Job]) -> None:
+        """Raises: usage, when the directory of a job is not there that can only run on this machine."""
+        is_alone = not self.service.pool.nodes
+        if not self.service.is_slurm:           # Slurm's machines are not known
+            for folder in {job.cwd: None for job in jobs if needs_folder(job) and (
+                    job.only_node == "" or (is_alone and job.only_node is None))}:
+                check_directory("cwd", folder)
 
     def check_commands(self, jobs: Iterable[Job]) -> None:
         """Raises: usage, for a command that is cut off in quotes."""
@@ -10377,7 +10397,9 @@ class Admission(Part):
                 new_ids.append(new.id)
             return new_ids
 
-        change = self.service.drafts.make_change(find(self.store.state), change, caller)
+        earlier = find(self.store.state)
+        self.service.drafts.check_folders(earlier)
+        change = self.service.drafts.make_change(earlier, change, caller)
         new_ids: list[str] = self.store.update(add)
         if new_ids:
             self.log.info("Job %s added by %s, as retries", join_some(new_ids), caller.name)
@@ -14000,8 +14022,7 @@ def find_cwd(folder: str | None) -> str:
         path = os.path.abspath(folder) if folder else os.getcwd()
     except FileNotFoundError:
         refuse("the current directory has been deleted", hint="cd somewhere else, or use --cwd DIR")
-    if not os.path.isdir(path):
-        refuse(f"--cwd {path} is not a directory", hint="make it first: the job runs in it")
+    check_directory("--cwd", path)
     return path
 
 

@@ -606,3 +606,37 @@ def test_an_upgrade_under_a_running_service_is_told():
         copy.write_text(live.NEXUS.read_text() + "# another one\n")
         call("restart")
         assert call().stderr == ""
+
+
+# The directory of a job
+
+
+def test_a_directory_that_is_not_there_is_refused_by_all_ways_in():
+    """In the same words; of several jobs none is added.  A snapshot brings its own."""
+    with live.Box(gpus=1) as box:
+        gone = box.path("gone")
+        gone.mkdir()
+        words = f"cwd {gone} is not a directory"
+        ended = [cli(box, "add", "--gpus", "0", "--group", "g", "--cwd", str(gone), "true").strip() for _ in range(2)]
+        for job_id in ended:
+            box.wait(job_id, "completed")
+        gone.rmdir()
+        job, far = {"command": "true", "cwd": str(gone)}, {"NEXUS_URL": f"http://127.0.0.1:{box.port}", "NEXUS_TOKEN": live.read(
+            box.home / "token").strip()}
+        for method, path, body in (
+                ("POST", "/queue", job), ("POST", "/queue", {**job, "dry_run": True}),
+                ("POST", "/queue", {**job, "node": box.status()["host"]["name"]}),
+                ("POST", "/queue", [{"command": "true"}, job]), ("POST", "/queue", {"each": [{"command": "true"}, job]}),
+                ("POST", "/jobs/retry", {"ids": ended}), ("POST", "/jobs/retry", {"group": "g", "status": "completed"}),
+                ("POST", "/queue", {**job, "cwd": str(box.path("config.toml"))})):
+            status, answer = box.call(method, path, body)
+            assert status == 400 and answer["message"].endswith(" is not a directory"), (path, body, answer)
+            assert answer["hint"] == "make it first: the job runs in it"
+        for way in (["add", "--cwd", str(gone), "true"], ["run", "--cwd", str(gone), "true"], ["retry", ended[0]]):
+            assert words in cli(box, *way, code=2)
+        assert words in cli(box, "add", "--cwd", str(gone), "true", code=2, environ=far)
+        with pytest.raises(nexus.NexusError, match=words):
+            nexus.Client(f"http://127.0.0.1:{box.port}").add("true", cwd=str(gone))
+        assert [one["id"] for one in box.ask("GET", "/jobs")] == ended
+        gone.mkdir()
+        box.wait(box.ask("POST", "/jobs/retry", {"ids": ended[:1]})["ids"][0], "completed")

@@ -60,6 +60,7 @@ def guarded():
 RUNS = [  # reason, the job, what it prints
     ("bash", {"command": "bash show.sh a --b"}, "@scripts/show.sh a --b @scripts"),
     ("sh, in another directory", {"command": "sh @scripts/show.sh", "cwd": "@scripts/sub"}, "@scripts/show.sh  @scripts/sub"),
+    ("beside its script, where it names no directory", {"command": "sh @scripts/show.sh", "cwd": None}, "@scripts/show.sh  @scripts"),
     ("no interpreter", {"command": "./show.sh 1"}, "@scripts/show.sh 1 @scripts"),
     ("python", {"command": "python3 sub/../show.py x=1"}, "@scripts/show.py x=1 @scripts None"),
     ("the umask is the owner's", {"command": "sh tool.sh", "umask": 0}, "@scripts/tool.sh \n0022"),
@@ -88,6 +89,8 @@ WAYS = [  # reason, the job
     ("a script in another directory", {"command": "bash show.sh", "cwd": "@evil"}),
     ("the way out", {"command": "bash ../evil/show.sh"}), ("a link around it", {"command": "bash out.sh"}),
     ("a folder's link around it", {"command": "bash away/show.sh"}),
+    ("no directory, and a script that may not run", {"command": "bash @evil/show.sh", "cwd": None}),
+    ("a script at home", {"command": "bash show.sh", "cwd": None}),
     ("a directory of one's own", {"command": "python3 @scripts/show.py", "cwd": "@evil"}),
     ("one that nexus makes", {"command": "python3 @scripts/show.py", "cwd": "@scripts/logs"}),
     ("a conda environment", {"command": "bash show.sh", "conda": "@evil"}),
