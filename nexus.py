@@ -8621,6 +8621,7 @@ class Local(MachineBackend):
 NOT_REACHED = "it has not been reached yet"
 RECONNECT_S = (1.0, 10.0)       # backoff between attempts to reach a node: at first, at most
 LOOK_WAIT_S = 10.0              # an agent replies when there is news, else after this time
+LATE_S = 1.0                    # a question makes an agent reply at once to the one before; after this it is late
 SILENCE_S = 15.0                # a reply that is later than expected by this means that the connection is lost
 ANSWER_S = 120.0                # in which a whole reply must arrive, however slow the connection
 MAX_ANSWER_BYTES = 16 * 2**20
@@ -9179,6 +9180,7 @@ class Node(MachineBackend):
         self.hello: Hello | None = None                     # of the last connection
         self.trouble: NexusError | None = NexusError("unavailable", NOT_REACHED)
         self.heard_at = self.clock.monotonic()              # its last reply
+        self.due_at = float("inf")                          # since when another reply is due; inf: none is
         self.clock_offset_s = 0.0                           # its clock minus ours
         self.gpus: tuple[Gpu, ...] = ()
         self.gpu_error = ""                                 # why its agent gives no GPU
@@ -9215,6 +9217,7 @@ class Node(MachineBackend):
             reply = line.read_line(LOOK_WAIT_S + SILENCE_S)
             with self.guard:
                 question = self.questions.popleft()
+                self.due_at = self.clock.monotonic() if len(self.questions) > 1 else float("inf")
             report, faults = read_report(reply, question)
             self.heard_at = self.clock.monotonic()
             self.take(question, report, faults)
@@ -9237,6 +9240,7 @@ class Node(MachineBackend):
         with self.guard:
             self.line, self.hello, self.latest = line, line.hello, None
             self.questions.clear()
+            self.due_at = float("inf")
             if self.is_ended:
                 line.close()
         return line
@@ -9247,6 +9251,8 @@ class Node(MachineBackend):
         self.orders = {key: order for key, order in self.orders.items() if key in recorded}
         self.noted_at = {key: at for key, at in self.noted_at.items() if key in recorded}
         self.latest = Question(self.list_wanted(), self.service.pool.folders)
+        if self.questions:
+            self.due_at = min(self.due_at, self.clock.monotonic())
         self.questions.append(self.latest)
         self.has_none = self.has_none and not self.latest.jobs
         line.ask(encode_value(self.latest))
@@ -9364,7 +9370,7 @@ class Node(MachineBackend):
     def describe_unknown(self, job: Job) -> dict[str, Any]:
         """What a job's JSON has when nothing can be known of it now."""
         words, at = self.faults.get((job.id, job.attempt), ("", 0.0))
-        if self.trouble:
+        if self.is_unheard(job):
             return {"unknown_since": self.since}
         if words:
             return {"unknown_since": format_time(at), "notes": [
@@ -9423,6 +9429,11 @@ class Node(MachineBackend):
             line, self.line = self.line, None
         if line:
             line.close()
+
+    def is_unheard(self, job: Job) -> bool:
+        """Whether nothing is known of a job there; of one that is to end, also while the node takes long to reply."""
+        is_late = self.clock.monotonic() - self.due_at > LATE_S
+        return self.trouble is not None or (job.current.stop_cause is not None and is_late)
 
     @property
     def since(self) -> str:
@@ -13316,9 +13327,10 @@ class Client:
             self.ask("GET", "/")                        # waits until the service replies again
 
     def wait(self, job_ids: Sequence[str], on_end: Callable[[dict[str, Any]], None] = lambda job: None,
-             is_any: bool = False) -> list[dict[str, Any]]:
+             is_any: bool = False, on_look: Callable[[dict[str, Any]], None] = lambda job: None) -> list[dict[str, Any]]:
         """Wait until jobs have finished, or with `is_any` one of them; return them.  The service may restart meanwhile.
 
+        `on_look` is called with each job that goes on, at each look.
         Raises: not_found, for a job that is gone and was not seen to end.
         """
         finished: dict[str, dict[str, Any]] = {}
@@ -13327,13 +13339,15 @@ class Client:
             # The end of the last is heard of at once, that of the others at the next look.
             last = self.ask("GET", f"/jobs/{quote_path(unfinished[-1])}" + encode_query({"wait": wait_s or None}))
             wait_s = WAIT_S
-            others = self.jobs(fields="id,status") if len(unfinished) > 1 else []
+            others = self.jobs(fields="id,status,node,unknown_since") if len(unfinished) > 1 else []
             jobs = {job["id"]: job for job in [*others, last]}
             for job_id in unfinished:
                 job = jobs.get(job_id) or self.job(job_id)
                 if job["status"] in FINAL and not (is_any and finished):
                     finished[job_id] = job if job is last else self.job(job_id)
                     on_end(finished[job_id])
+                elif job["status"] not in FINAL:
+                    on_look(job)
             unfinished = [job_id for job_id in unfinished if job_id not in finished]
         return [finished[job_id] for job_id in job_ids if job_id in finished]
 
@@ -14473,10 +14487,16 @@ def cmd_end(call: Call) -> None:
         return call.say("no such job is pending or running")
     if len(jobs) < len(set(targets)):
         call.say(f"{len(set(targets)) - len(jobs)} of these jobs had ended before")
-    for job in jobs:
-        if job["unknown_since"]:
+    unheard = set[str]()
+
+    def say_late(job: Json) -> None:
+        if job["unknown_since"] and job["id"] not in unheard:
+            unheard.add(job["id"])
             say_unheard(call, job, f"job {job['id']} is ended when it is back (Ctrl-C leaves it so; nexus node remove "
                         f"{job['node']} --force gives it up)")
+
+    for job in jobs:
+        say_late(job)
     ended = [job for job in jobs if job["status"] in FINAL]
     if len(ended) > 1 and not targets:
         group = f" of group {choice['group']}" if "group" in choice else ""
@@ -14485,7 +14505,7 @@ def cmd_end(call: Call) -> None:
         for job in ended:
             call.say(describe_end(job))
     call.client.wait([job["id"] for job in jobs if job["status"] not in FINAL],
-                     lambda job: call.say(describe_end(job)))
+                     lambda job: call.say(describe_end(job)), on_look=say_late)
     say_dragged(call, [job["id"] for job in jobs])
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import subprocess
+import types
 
 import live
 import makers
@@ -133,6 +134,32 @@ def test_a_node_that_is_not_heard(net):
     assert killing.wait(live.PATIENCE_S) == 0 and head.job(job_id)["cause"] == "killed"
     head.wait(waits, "completed")
     assert "\nn1" not in show(net)
+
+
+def test_a_kill_on_a_node_that_has_just_gone_silent(net):
+    """It is said at once that it is done when the line is back, long before the node counts as lost."""
+    head, node = net.head, net.nodes[0]
+    job_id = head.wait_started(head.add("sleep 600", node="n1"))["id"]
+    node.drop()
+    try:
+        killing = subprocess.Popen([*head.argv("kill", job_id)], env=head.environ, stderr=subprocess.PIPE, text=True, cwd="/")
+        line = killing.stderr.readline()
+        assert "n1 has not been heard since" in line and f"job {job_id} is ended when it is back (Ctrl-C leaves it so" in line
+        assert all(each["is_reachable"] for each in head.ask("GET", "/nodes")), "nobody else has missed it yet"
+    finally:
+        node.mend()
+    assert killing.wait(live.PATIENCE_S) == 0 and head.job(job_id)["cause"] == "killed"
+    live.until(lambda: all(each["is_reachable"] for each in head.ask("GET", "/nodes")))
+
+
+@pytest.mark.parametrize("reason, trouble, stop_cause, due_s, expected", [
+    ("it replies", None, "killed", float("-inf"), False), ("a reply is on its way", None, "killed", 0.5, False),
+    ("it is late, and the job is to end", None, "killed", 1.5, True), ("nothing is wanted of the job", None, None, 1.5, False),
+    ("it is lost", "cannot reach n1", None, float("-inf"), True)])
+def test_when_a_job_is_unheard(reason, trouble, stop_cause, due_s, expected):
+    clock = types.SimpleNamespace(monotonic=lambda: 100.0)
+    node = types.SimpleNamespace(clock=clock, trouble=trouble, due_at=100.0 - due_s)
+    assert nexus.Node.is_unheard(node, makers.running(stop_cause=stop_cause)) == expected, reason
 
 
 def test_a_node_that_is_silent_for_long_is_bad_for_health():

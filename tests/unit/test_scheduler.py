@@ -254,7 +254,8 @@ REASONS = [  # what is shown, jobs, GPUs, keys, part of the reason why the last 
      "never: wants 0.5 GPU, and each GPU is in compute mode Exclusive_Process, for one process only; "
      "to share GPU 3: sudo nvidia-smi -i 3 -c DEFAULT"),
     ("no other card", [job("aaa", gpus=1.5)],
-     [gpu(0, compute_mode="Prohibited"), *(gpu(index, compute_mode=ONE_PROCESS) for index in (1, 2))], {}, "to share GPU 1: sudo nvidia-smi -i 1 -c DEFAULT"),
+     [gpu(0, compute_mode="Prohibited"), *(gpu(index, compute_mode=ONE_PROCESS) for index in (1, 2))], {},
+     "to share GPU 1: sudo nvidia-smi -i 1 -c DEFAULT"),
     ("a card that may come back", [job("aaa", gpus=0.5)], [gpu(0, compute_mode=ONE_PROCESS), gpu(1, fault="GPU is lost")], {},
      "needs 0.5 GPU; 0 of 2 are free; GPU 0 is in compute mode Exclusive_Process, for one process only; GPU 1 is unusable"),
     ("no slices", [job("aaa")], [gpu(0, is_mig=True)], {}, "GPU 0 is in MIG mode without slices"),
