@@ -3631,8 +3631,9 @@ def find_unshared(job: Job, gpus: Iterable[Gpu]) -> Reason | None:
         return None
     gpu = usable[0]
     where = f" on {gpu.node}" if gpu.node else ""
-    return Reason("never", "compute_mode", f"wants {format_asked(job)}, and each GPU is in compute mode {gpu.compute_mode}, "
-                  f"for one process only; to share GPU {gpu.place}{where}: {DEFAULT_MODE.format(gpu.index)}")
+    return Reason("never", "compute_mode",
+                  f"wants {format_asked(job)}, and each GPU is in compute mode {gpu.compute_mode}, for one process "
+                  f"only; to share GPU {gpu.place}{where}: {DEFAULT_MODE.format(gpu.index)}")
 
 
 def describe_place(job: Job, position: int, estimate: float | None, gpus: Sequence[GpuCapacity], config: JobsConfig,
@@ -3675,7 +3676,8 @@ def describe_preemption(job: Job, planned: Plan, nodes: Iterable[str], config: G
     if ending:
         ids, when = list(dict.fromkeys(ending)), "being stopped for it"
     elif found := find_next_ends(job, planned, nodes, config, now):
-        ids, when = [one.id for one in found[0]], f"preemptible and may be stopped for it in {format_duration(found[1])}"
+        ids = [one.id for one in found[0]]
+        when = f"preemptible and may be stopped for it in {format_duration(found[1])}"
     else:
         return ""
     return f"{format_jobs_there(ids)} {'is' if len(ids) == 1 else 'are'} {when}"
@@ -3707,7 +3709,8 @@ def explain_shortage(job: Job, planned: Plan, config: GpuConfig, now: float, rea
     only = verdicts[0][1] if total == 1 else None
     others = [f"GPU {one.gpu.place} {why.detail}"       # what no job can change
               for one, why in verdicts if why and why.subject == one.gpu.place and not only]
-    preemption = describe_preemption(job, planned, [name for name in machines if not planned.machines[name]], config, now)
+    nodes = [name for name in machines if not planned.machines[name]]
+    preemption = describe_preemption(job, planned, nodes, config, now)
     note = describe_slices(job, (one.gpu for one in planned.gpus))
     taken = describe_holders(job, [one for one, why in verdicts if why], config, reader)
     where = " of one machine" if job.gpus > 1 and len(machines) > 1 else ""
@@ -13327,7 +13330,8 @@ class Client:
             self.ask("GET", "/")                        # waits until the service replies again
 
     def wait(self, job_ids: Sequence[str], on_end: Callable[[dict[str, Any]], None] = lambda job: None,
-             is_any: bool = False, on_look: Callable[[dict[str, Any]], None] = lambda job: None) -> list[dict[str, Any]]:
+             is_any: bool = False,
+             on_look: Callable[[dict[str, Any]], None] = lambda job: None) -> list[dict[str, Any]]:
         """Wait until jobs have finished, or with `is_any` one of them; return them.  The service may restart meanwhile.
 
         `on_look` is called with each job that goes on, at each look.
