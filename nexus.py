@@ -5544,6 +5544,7 @@ class Completed(Value):
 
 
 STUCK: dict[str, subprocess.Popen[bytes]] = {}      # {purpose: a program that no signal ends}
+OUTPUT_INTERVAL_S = 0.2         # how often the output of a program that may write only so much is measured
 STUCK_HINT = "a driver or a file system does not answer: see dmesg; a reboot may be needed"
 
 
@@ -5589,13 +5590,18 @@ def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None
             raise NexusError("unavailable", f"{argv[0]} was not found on PATH", install) from None
         except OSError as error:
             raise NexusError("unavailable", f"{argv[0]} cannot be run: {error.strerror}", hint) from None
-        if most_bytes:
-            limit_output(process, most_bytes)
+        give_up_at, why = time.monotonic() + timeout_s, ""
         try:
-            exit_code = process.wait(timeout_s)
-            return Completed(exit_code, read_scratch(output, undecodable), read_scratch(errors, undecodable))
-        except subprocess.TimeoutExpired:
-            why = f"{purpose} did not answer within {timeout_s:g} s"
+            while not why:
+                left_s = max(0.0, give_up_at - time.monotonic())
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    exit_code = process.wait(min(left_s, OUTPUT_INTERVAL_S) if most_bytes else left_s)
+                    return Completed(exit_code, read_scratch(output, undecodable), read_scratch(errors, undecodable))
+                # No limit of the kernel's: git may write large files meanwhile.
+                if most_bytes and any(os.fstat(file.fileno()).st_size > most_bytes for file in (output, errors)):
+                    why = f"{purpose} writes more than {format_memory(most_bytes / 2**20)}"
+                elif not left_s:
+                    why = f"{purpose} did not answer within {timeout_s:g} s"
         except BaseException:                           # this command is being ended: so is what it has started
             end_program(process)
             raise
@@ -6309,12 +6315,13 @@ class TreeSnapshot(Value):
     repository: str                     # the work tree's top, without symbolic links
 
 
-def run_git(folder: str, environ: Mapping[str, str], *arguments: str, stdin: str = "", **variables: str) -> str:
+def run_git(folder: str, environ: Mapping[str, str], *arguments: str, stdin: str = "", most_bytes: int = 0,
+            **variables: str) -> str:
     """The output of git in a folder.  Raises: unavailable, with git's errors, without its warnings and advice."""
     own = {name: text for name, text in environ.items() if not name.startswith("GIT_")}     # a hook's: another index
     own.update({"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", **variables})
     done = run(["git", *GIT_OPTIONS, "-C", folder, *arguments], GIT_TIMEOUT_S, own, stdin=stdin, is_apart=True,
-               undecodable="surrogateescape", purpose=f"git in {folder}",
+               undecodable="surrogateescape", most_bytes=most_bytes, purpose=f"git in {folder}",
                hint="are there large files? add them to .gitignore",
                install="install git, or add the job without --snapshot")
     if done.exit_code:
@@ -6338,7 +6345,7 @@ def take_snapshot(cwd: str, environ: Mapping[str, str]) -> TreeSnapshot:
         index = os.path.join(aside, "index")
 
         def git(*arguments: str, stdin: str = "", **variables: str) -> str:
-            return run_git(top, environ, *arguments, stdin=stdin, GIT_INDEX_FILE=index, **variables)
+            return run_git(top, environ, *arguments, stdin=stdin, most_bytes=0, GIT_INDEX_FILE=index, **variables)
 
         own_index = os.path.join(top, run_git(top, environ, "rev-parse", "--git-path", "index")[:-1])
         with disk("copy git's index to", aside), contextlib.suppress(FileNotFoundError):        # nothing was added yet
@@ -6410,6 +6417,7 @@ SSH_CALL_TIMEOUT_S = 120.0      # for a command there
 SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=15", "ServerAliveInterval=5", "ServerAliveCountMax=3",
                "ForwardAgent=no", "ForwardX11=no", "PermitLocalCommand=no", "ControlPersist=no", "RemoteCommand=none",
                "StreamLocalBindUnlink=yes")
+MAX_SAID_BYTES = 2**20          # of what a command on a node may print, also by git
 INSTALL_SSH = "install OpenSSH's client: apt install openssh-client"
 SSH_NOISE = ("@", "Warning: Permanently added", "mux_client", "kex_exchange_identification",
              "Connection closed by UNKNOWN", "Connection to UNKNOWN")
@@ -6477,7 +6485,7 @@ class Ssh:
     def run(self, what: str, command: str, stdin: str = "") -> str:
         """The output of a command there.  Raises: unavailable, with ssh's words; not_found, when the command fails."""
         done = run(self.list_words(command), SSH_CALL_TIMEOUT_S, self.environ, stdin=stdin, is_apart=True,
-                   most_bytes=2**20, purpose=f"ssh to {self.node.name}", hint=f"try it by hand: {self.by_hand}",
+                   most_bytes=MAX_SAID_BYTES, purpose=f"ssh to {self.node.name}", hint=f"try it by hand: {self.by_hand}",
                    install=INSTALL_SSH)
         if done.exit_code:
             error = self.fault(what, done.errors or done.output or f"exit code {done.exit_code}")
@@ -6505,7 +6513,7 @@ def push_snapshot(ssh: Ssh, repository: str, commit: str, name: str, environ: Ma
         raise describe_bad_node(ssh.node.name, f"the snapshot's place is {path}")
     through = " ".join(map(quote, ssh.list_words()[:-1]))
     run_git(repository, environ, "push", "-q", f"ssh://{ssh.node.destination}{path}", f"{commit}:refs/nexus/{commit}",
-            GIT_SSH_COMMAND=through, GIT_SSH_VARIANT="ssh")
+            most_bytes=MAX_SAID_BYTES, GIT_SSH_COMMAND=through, GIT_SSH_VARIANT="ssh")
     push_large_files(ssh, repository, commit, path, environ)
     return path
 
@@ -6546,7 +6554,7 @@ def push_large_files(ssh: Ssh, repository: str, commit: str, path: str, environ:
     wanted = "".join(f"{name}\n" for number, name in enumerate(names) if str(number) in numbers)
     if wanted:
         done = run(["sh", "-c", SEND_LFS, folder, *ssh.list_words(on_node(RECEIVE_LFS))], GIT_TIMEOUT_S, ssh.environ,
-                   stdin=wanted, is_apart=True, purpose=f"git-lfs to {ssh.node.name}")
+                   stdin=wanted, is_apart=True, most_bytes=MAX_SAID_BYTES, purpose=f"git-lfs to {ssh.node.name}")
         if done.exit_code:
             raise ssh.fault("cannot keep the snapshot's large files on", done.errors)
 
@@ -8628,7 +8636,11 @@ LATE_S = 1.0                    # a question makes an agent reply at once to the
 SILENCE_S = 15.0                # a reply that is later than expected by this means that the connection is lost
 ANSWER_S = 120.0                # in which a whole reply must arrive, however slow the connection
 MAX_ANSWER_BYTES = 16 * 2**20
+PIECE_PAUSE_S = 0.001           # between the pieces of a reply: a node that sends single bytes costs little CPU
 MAX_LOGIN_LINES = 1000          # that a login may print before the agent begins
+MAX_LOGIN_BYTES = 65536         # of such a line, and of the agent's first
+MAX_GPU_ROWS = 5000             # GPUs of a node, and processes on them
+MAX_QUESTIONS = 10              # without a reply; then a change waits for one
 LOG_BYTES = 2**20               # of all logs in one reply: a slow connection transfers it within ANSWER_S
 LOG_INTERVAL_S = 0.1            # how often logs are looked at
 HEAD_SILENCE_S = 180.0          # an agent without jobs ends when nobody has asked it for so long
@@ -8737,6 +8749,8 @@ def read_report(text: bytes, question: Question) -> tuple[Report, dict[str, str]
         if key not in asked:
             raise ValueError(f"it tells of job {key}, which is not its")
         told.setdefault(key, one)
+    if count_gpu_rows(fields.get("gpus")) > MAX_GPU_ROWS:
+        raise ValueError(f"it has more than {MAX_GPU_ROWS} GPUs and processes on them")
     report = decode_value(Report, {**fields, "jobs": []}, "the reply", True)
     for names in ([gpu.local_place for gpu in report.gpus or ()], [gpu.uuid for gpu in report.gpus or ()]):
         if len(set(names)) < len(names):
@@ -8750,6 +8764,13 @@ def read_report(text: bytes, question: Question) -> tuple[Report, dict[str, str]
         except (TypeError, ValueError) as error:
             faults[key] = cut_words(str(error), 200)
     return replace(report, jobs=tuple(jobs)), faults
+
+
+def count_gpu_rows(gpus: Any) -> int:
+    """How many GPUs, and processes on them, a reply has, whatever they are: to decode too many takes long."""
+    rows = gpus if isinstance(gpus, list) else []
+    processes = [row.get("processes") for row in rows if isinstance(row, dict)]
+    return len(rows) + sum(len(some) for some in processes if isinstance(some, list))
 
 
 def check_report(report: JobReport, question: Question, wanted: Wanted) -> JobReport:
@@ -9075,7 +9096,7 @@ class AgentLine:
     def __init__(self, ssh: Ssh, head: str, digest: str) -> None:
         """Connect, and bring nexus.py there if it is missing.  Raises: unavailable, with ssh's words."""
         import subprocess
-        self.ssh, self.name, self.received, self.errors = ssh, ssh.node.name, b"", open_scratch()
+        self.ssh, self.name, self.received, self.errors = ssh, ssh.node.name, bytearray(), open_scratch()
         try:
             self.process = subprocess.Popen(
                 ssh.list_words(f"sh -s {digest} {head}"), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -9095,7 +9116,7 @@ class AgentLine:
                                      hint="nexus restart: then the nodes get the new one")
                 self.outbox.put(b"%d\n%s" % (len(content), content))
                 word = self.read_word()
-            self.hello = decode_value(Hello, load_json(self.read_line(SSH_TIMEOUT_S)), "its first line", True)
+            self.hello = decode_value(Hello, load_json(self.read_line(SSH_TIMEOUT_S, MAX_LOGIN_BYTES)), "its first line", True)
         except BaseException as error:
             self.close()
             if isinstance(error, (OSError, TypeError, ValueError)):
@@ -9109,20 +9130,24 @@ class AgentLine:
     def read_word(self) -> str:
         """The next line `nexus-agent: WORD`.  A login may print other lines.  Raises: unavailable."""
         for _ in range(MAX_LOGIN_LINES):
-            line = self.read_line(SSH_TIMEOUT_S)
+            line = self.read_line(SSH_TIMEOUT_S, MAX_LOGIN_BYTES)
             if line.startswith(b"nexus-agent: "):
                 return line.decode("utf-8", "replace").split()[-1]
         raise NexusError("unavailable", f"cannot use {self.name}: its login prints more than {MAX_LOGIN_LINES} lines",
                          hint=f"see what its shell prints: {self.ssh.by_hand} true")
 
-    def read_line(self, silence_s: float) -> bytes:
+    def read_line(self, silence_s: float, most_bytes: int = MAX_ANSWER_BYTES) -> bytes:
         """Raises: unavailable."""
         import select
         assert self.process.stdout
         handle, give_up_at = self.process.stdout.fileno(), time.monotonic() + silence_s + ANSWER_S
-        while b"\n" not in self.received:
-            if len(self.received) > MAX_ANSWER_BYTES or time.monotonic() > give_up_at:
+        end = self.received.find(b"\n")
+        while end < 0:
+            size = len(self.received)
+            if time.monotonic() > give_up_at:
                 raise describe_bad_node(self.name, "its reply does not end")
+            if size:
+                time.sleep(PIECE_PAUSE_S)
             is_ready, _, _ = select.select([handle], [], [], silence_s)
             piece = os.read(handle, 65536) if is_ready else b""
             if not piece:
@@ -9131,7 +9156,11 @@ class AgentLine:
                 raise self.ssh.fault("cannot use" if "nexus" in words else "cannot reach", words or (
                     "the line was cut" if is_ready else f"no answer within {silence_s:g} s"))
             self.received += piece
-        line, _, self.received = self.received.partition(b"\n")
+            end = self.received.find(b"\n", size)
+            if (len(self.received) if end < 0 else end) > most_bytes:
+                raise describe_bad_node(self.name, "its reply is too long")
+        line = bytes(self.received[:end])
+        del self.received[:end + 1]
         return line
 
     def close(self) -> None:
@@ -9221,6 +9250,8 @@ class Node(MachineBackend):
             with self.guard:
                 question = self.questions.popleft()
                 self.due_at = self.clock.monotonic() if len(self.questions) > 1 else float("inf")
+                if line.outbox.qsize() > len(self.questions):
+                    raise ValueError("it replies to what it was not sent")      # the unsent would fill the memory
             report, faults = read_report(reply, question)
             self.heard_at = self.clock.monotonic()
             self.take(question, report, faults)
@@ -9420,7 +9451,7 @@ class Node(MachineBackend):
         """Ask again when the wanted jobs or directories are others than in the last question."""
         with self.guard:
             latest, wanted = self.latest, self.list_wanted()
-            if self.line and latest and (self.service.pool.folders != latest.folders or [
+            if self.line and latest and len(self.questions) < MAX_QUESTIONS and (self.service.pool.folders != latest.folders or [
                     (one.key, one.attempt, one.limits, one.stop_cause) for one in wanted] != [
                     (one.key, one.attempt, one.limits, one.stop_cause) for one in latest.jobs]):
                 self.ask(self.line)
@@ -9844,7 +9875,7 @@ def check_node(node: Node, now: float) -> tuple[bool, str]:
     faults = [f"GPU {gpu.local_place}: {gpu.fault}" for gpu in node.gpus if gpu.fault]
     faults += [node.gpu_error] if node.gpu_error and node.gpus else []
     faults += filter(None, [node.find_fault()])
-    return not faults, "; ".join(faults) or format_count(len(node.gpus), "GPU")
+    return not faults, join_some(faults, 3, "; ") or format_count(len(node.gpus), "GPU")
 
 
 def is_elsewhere_now(known: NodeConfig, config: NodeConfig) -> bool:

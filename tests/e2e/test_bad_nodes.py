@@ -3,7 +3,9 @@
 import json
 import os
 import random
+import subprocess
 import sys
+import time
 
 import live
 import makers
@@ -83,7 +85,9 @@ BAD_ENVELOPES = [  # reason, the reply, words of its node's trouble
     ("a UUID that is a command", gpus({"uuid": "$(id)"}), "uuid is '$(id)'"),
     ("more of a GPU than there is", gpus({"temper": 1}), "temper is no key of gpus"),
     ("more than an agent says", {**GOOD, "state": {"paused": False}}, "state is no key of the reply"),
-    ("too many GPUs", gpus(*[{}] * 10001), "gpus is list"),
+    ("too many GPUs", gpus(*[{}] * 5001), "it has more than 5000 GPUs and processes on them"),
+    ("too many processes", gpus({"processes": [{"pid": 1, "memory_mib": 1}] * 2500}, {"processes": [{}] * 2500}),
+     "it has more than 5000 GPUs and processes on them"),
     ("no time", {**GOOD, "now": -1e19}, "now is -1e+19, and not a number from 0 to 253402300799"),
     ("no list of jobs", {**GOOD, "jobs": {}}, "jobs is dict"),
     ("nothing of jobs", {key: GOOD[key] for key in GOOD if key != "jobs"}, "jobs is None"),
@@ -97,7 +101,7 @@ BAD_ENVELOPES = [  # reason, the reply, words of its node's trouble
     ("too deep", b'{"a":' * 100000 + b"\n", "n1 answers what no nexus does: it is nested too deeply"),
     ("a number without end", b"9" * 100000 + b"\n", "n1 answers what no nexus does"),
     ("no text", b"\xff\xfe\n", "n1 answers what no nexus does"),
-    ("an endless line", b" " * 2**20, "its reply does not end"),
+    ("an endless line", b" " * 2**20, "its reply is too long"),
     ("its end", b"", "it had enough of nexus"),
 ]
 BAD_JOBS = [  # reason, the reply, words of the job's note
@@ -247,6 +251,7 @@ HELLOS = [  # reason, what is otherwise, words
     ("no path", {"path": "nexus.py"}, "path is 'nexus.py'"), ("no slots", {"cpu_slots": -1}, "cpu_slots is -1"),
     ("slots without end", {"cpu_slots": float("inf")}, "cpu_slots is inf"), ("more", {"head": "x"}, "head is no key of its first line"),
     ("a list for its machine", {"machine": ["m"]}, "machine is list"),
+    ("a long line", {"screen": ["SCREENDIR=/" + "x" * 4000] * 20}, "its reply is too long"),
 ]
 
 
@@ -260,6 +265,106 @@ def test_a_bad_first_line(world, tmp_path, monkeypatch, reason, fields, words):
     node = w.service.pool.nodes["n1"]
     live.until(lambda: node.trouble and words in node.trouble.message, lambda: node.trouble)
     node.end()
+
+
+# A node that is not in step with its head
+
+FLOOD = """\
+#!{python} -IS
+import json, os, time
+print("nexus-agent: begins")
+print(os.environ["HELLO"], flush=True)
+while not os.path.exists(os.environ["BAD"]):
+    print(json.dumps(dict(json.loads(os.environ["GOOD"]), jobs=[])), flush=True)
+    time.sleep(0.001)
+"""
+DRIP = """\
+#!{python} -IS
+import os
+print("nexus-agent: begins")
+print(os.environ["HELLO"], flush=True)
+os.write(1, b"x" * 8 * 2**20)
+while not os.path.exists(os.environ["BAD"]):
+    os.write(1, b"x")
+    with open(os.environ["REPLIES"], "w") as file:
+        file.write("x")
+"""
+
+
+@pytest.fixture
+def fake(world, tmp_path, monkeypatch):
+    """A function of an ssh's text: (a world, the node behind it)."""
+    environ = make_ssh(tmp_path)
+
+    def make(text):
+        (tmp_path / "bin" / "ssh").write_text(text.format(python=sys.executable))
+        w = world(gpus=0)
+        w.service.environ.update(environ, PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+        monkeypatch.setenv("PATH", w.service.environ["PATH"])
+        w.service.pool.folders = tuple(f"/{number}{'x' * 3000}" for number in range(100))
+        w.service.pool.add_node(nexus.NodeConfig("n1", "10.0.0.5"), "ann")
+        nodes.append(w.service.pool.nodes["n1"])
+        return w, nodes[0]
+
+    nodes = []
+    yield make
+    (tmp_path / "bad").touch()                      # it ends
+    for node in nodes:
+        node.end()
+
+
+def test_questions_that_a_node_does_not_read_do_not_fill_the_memory(fake):
+    _, node = fake(FLOOD)
+    live.until(lambda: node.trouble and "it replies to what it was not sent" in node.trouble.message, lambda: node.trouble)
+
+
+def test_changes_wait_for_a_node_that_does_not_reply(away):
+    w, file, _ = away
+    write(file, b" " * 10)                          # no line's end: it does not reply any more
+    size = w.node.line.outbox.unfinished_tasks
+    for number in range(50):
+        w.service.pool.folders = (f"/{number}",)
+        w.node.ask_anew()
+    assert len(w.node.questions) <= nexus.MAX_QUESTIONS and w.node.line.outbox.unfinished_tasks - size <= nexus.MAX_QUESTIONS
+
+
+def test_single_bytes_cost_little(fake, tmp_path):
+    _, node = fake(DRIP)
+    live.until((tmp_path / "replies").exists, "it to drip")
+    began_s, clock = time.process_time(), time.monotonic()
+    size = live.until(lambda: node.line and len(node.line.received) > 8 * 2**20 and len(node.line.received), "its bytes")
+    live.until(lambda: len(node.line.received) > size + 100, "a hundred pieces")
+    assert time.process_time() - began_s < 1 + (time.monotonic() - clock) / 3
+
+
+PUSH = """\
+#!{python} -IS
+import os, sys
+if "git-receive-pack" not in sys.argv[-1]:
+    sys.exit(print("/snapshots"))
+while True:
+    os.write(2, b"x" * 65536)
+"""
+
+
+def test_what_git_says_of_a_node_is_bounded(tmp_path, monkeypatch):
+    make_ssh(tmp_path)
+    (tmp_path / "bin" / "ssh").write_text(PUSH.format(python=sys.executable))
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    for words in ("init -q", "-c user.name=a -c user.email=a commit -q --allow-empty -m a"):
+        subprocess.run(["git", "-C", tmp_path, *words.split()], check=True)
+    head = subprocess.run(["git", "-C", tmp_path, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.push_snapshot(nexus.Ssh(nexus.NodeConfig("n1", "10.0.0.5"), os.environ), str(tmp_path), head, "r", os.environ)
+    assert "writes more than 1MB" in caught.value.message
+
+
+def test_health_names_a_few_faults_of_many(away):
+    w, file, _ = away
+    write(file, gpus(*[{"index": number, "uuid": f"G{number}", "fault": "f" * 1000} for number in range(1000)]))
+    live.until(lambda: len(w.node.gpus) == 1000, lambda: w.node.trouble)
+    [reading] = [one["reading"] for one in w.service.health.check()["checks"] if one["name"] == "node n1"]
+    assert reading.endswith("and 997 more") and len(reading) < 4000
 
 
 # Mutations of a true reply, against a real service
