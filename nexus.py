@@ -1109,6 +1109,29 @@ class Group(Value):
     is_paused: bool = False         # a user holds it, until it is resumed; else the hold ends with its pending jobs
 
 
+class UsageSums(Value):
+    """What jobs used in some time, and how many of them ended in it."""
+    gpu_seconds: Amount = 0.0
+    cpu_job_seconds: Amount = 0.0               # how long jobs without a GPU ran
+    completed: Count = 0
+    failed: Count = 0
+    cancelled: Count = 0
+
+    def __add__(self, other: UsageSums) -> UsageSums:
+        return UsageSums(*(round(getattr(self, name) + getattr(other, name), 3) for name in self.NAMES))
+
+
+class PastUsage(Value):
+    """What those jobs of a user that are forgotten used in a local day, or in a month."""
+    period: str                                 # 2024-10-24, or 2024-10
+    user: str
+    groups: Mapping[str, UsageSums] = {}        # by group; "": of no group
+
+    @property
+    def key(self) -> str:
+        return f"{self.period} {self.user}"
+
+
 class Token(Value):
     """Another user's access.  Only a digest of the token is stored."""
     user: str
@@ -1214,6 +1237,7 @@ class State:
         self.groups: dict[str, Group] = {}                  # groups with a limit, a hold or failures
         self.seen: dict[str, int] = {}                      # rows of the jobs file: {digest: how many times}
         self.nodes: dict[str, KnownNode] = {}
+        self.usage: dict[str, PastUsage] = {}               # of jobs that are forgotten, by PastUsage.key
         self.seq = 0                                        # of the last transaction that changed it
         self.running: dict[str, Job] = {}
         self.pending: dict[str, Job] = {}
@@ -1468,6 +1492,124 @@ def choose_trimmed(state: State, limit: int) -> list[Job]:
         if kept[key] > limit:
             trimmed.append(job)
     return trimmed[::-1]            # the oldest first
+
+
+# A job that is forgotten leaves what it used: sums by user, group and local day, after USAGE_DAYS by month.  Usage is
+# that of the jobs kept and these sums together.  Days are texts like 2024-10-24, whose order is that of time.
+
+USAGE_DAYS = 60                 # so many days stay days
+USAGE_MONTHS_DAYS = 365         # months that are older are dropped
+MAX_USAGE_GROUPS = 20           # of a user in a period: further ones count as OTHER_GROUPS
+OTHER_GROUPS = "(other)"
+
+
+def shift_day(day: str, days: int) -> str:
+    import datetime
+    return (datetime.date.fromisoformat(day) + datetime.timedelta(days=days)).isoformat()
+
+
+def find_day(at: float) -> str:
+    """The local day of a time."""
+    import datetime
+    return datetime.date.fromtimestamp(at).isoformat()
+
+
+def find_day_start(period: str) -> float:
+    """When a local day, or the first one of a month, begins: at midnight, or at what the clock has in its place."""
+    import datetime
+    return datetime.datetime.fromisoformat(period if len(period) > 7 else f"{period}-01").timestamp()
+
+
+def split_days(begin: float, end: float) -> Iterator[tuple[str, float]]:
+    """(local day, seconds) of the days from `begin` to `end`; of the first one at least."""
+    day = find_day(begin)
+    while True:
+        following = shift_day(day, 1)
+        midnight = find_day_start(following)
+        yield day, max(0.0, min(end, midnight) - begin)
+        if midnight >= end:
+            return
+        begin, day = midnight, following
+
+
+def list_runs(job: Job, now: float) -> list[tuple[float, float]]:
+    """When its attempts that ran began and ended, or when it is now; nothing of it lies in the future."""
+    runs = [(one.started_at, min(now, now if one.finished_at is None else one.finished_at))
+            for one in job.attempts if one.started_at is not None]
+    return [(min(begin, end), end) for begin, end in runs]
+
+
+def measure_run(job: Job, seconds: float) -> UsageSums:
+    return UsageSums(gpu_seconds=seconds * job.gpus) if job.gpus else UsageSums(cpu_job_seconds=seconds)
+
+
+def split_usage(job: Job, now: float) -> dict[str, UsageSums]:
+    """{local day: what a finished job used in it}.  The job counts in the day in which its last attempt ended."""
+    days, day = dict[str, UsageSums](), ""
+    oldest = now - (USAGE_MONTHS_DAYS + 32) * 86400         # of before then nothing is kept
+    for begin, end in list_runs(job, now):
+        for day, seconds in split_days(max(begin, oldest), end):
+            days[day] = days.get(day, UsageSums()) + measure_run(job, seconds)
+    if day:
+        days[day] += UsageSums(**{job.status: 1})
+    return days
+
+
+def find_period(period: str, today: str) -> str:
+    """Where the usage of a day or month is kept: as that day, in its month, or "" for nowhere."""
+    if period >= shift_day(today, -USAGE_DAYS):
+        return period
+    return period[:7] if period[:7] >= shift_day(today, -USAGE_MONTHS_DAYS)[:7] else ""
+
+
+def add_usage(state: State, period: str, user: str, group: str, more: UsageSums) -> Put:
+    """The change that adds to the sums of a user's group in a period."""
+    row = PastUsage(period, user)
+    row = state.usage.get(row.key, row)
+    is_new = group and group not in row.groups
+    if is_new and len(row.groups.keys() - {"", OTHER_GROUPS}) >= MAX_USAGE_GROUPS:
+        group = OTHER_GROUPS
+    return Put("usage", row.key, replace(row, groups={**row.groups, group: row.groups.get(group, UsageSums()) + more}))
+
+
+def forget_job(state: State, job: Job, now: float) -> Changes:
+    """The changes that remove a finished job, and keep what it used."""
+    today = find_day(now)
+    for day, sums in split_usage(job, now).items():
+        if period := find_period(day, today):
+            yield add_usage(state, period, job.user, job.group or "", sums)
+    yield Put("jobs", job.id, None)
+
+
+def age_usage(state: State, now: float) -> Changes:
+    """The changes that make months of the days that are old, and drop the months that are."""
+    today = find_day(now)
+    for row in list(state.usage.values()):
+        period = find_period(row.period, today)
+        if period != row.period:
+            yield Put("usage", row.key, None)
+            for group, sums in row.groups.items() if period else ():
+                yield add_usage(state, period, row.user, group, sums)
+
+
+def list_usage(state: State, since: float, now: float) -> Iterator[tuple[str, str, int, UsageSums, float]]:
+    """(user, group, jobs, their sums, since when) of what jobs used since then.
+
+    It is earlier for jobs that are forgotten: of them a period counts as a whole.
+    """
+    for job in state.jobs.values():
+        runs = list_runs(job, now)
+        if runs and runs[-1][1] >= since:
+            seconds = sum(max(0.0, end - max(begin, since)) for begin, end in runs)
+            ended = UsageSums(**{job.status: 1}) if job.status in FINAL else UsageSums()
+            yield job.user, job.group or "", 1, measure_run(job, seconds) + ended, since
+    first_day, oldest_day = find_day(since), shift_day(find_day(now), -USAGE_DAYS)
+    for row in state.usage.values():
+        is_day = len(row.period) > 7
+        if row.period >= first_day if is_day else first_day < oldest_day and row.period >= first_day[:7]:
+            begin = min(since, find_day_start(row.period))
+            for group, sums in row.groups.items():
+                yield row.user, group, sums.completed + sums.failed + sums.cancelled, sums, begin
 
 
 def describe_parent(parent: Job) -> str:
@@ -1792,10 +1934,13 @@ def decode_value(cls: type[T], fields: Any, name: str = "it", is_strict: bool = 
 
 STATE_VERSION = 3
 ROWS: Mapping[str, str] = {
-    "environments": "Mapping[str, str]", "groups": "Group", "seen": "int", "nodes": "KnownNode", "jobs": "Job"}
+    "environments": "Mapping[str, str]", "groups": "Group", "seen": "int", "nodes": "KnownNode", "usage": "PastUsage",
+    "jobs": "Job"}
+FIRST_TABLES = ("environments", "groups", "seen", "nodes", "jobs")      # of files that do not name theirs
 WRAPPED = {"environments": "variables", "seen": "count"}        # rows that are no values: {"key": …, this name: row}
 OWN_KEYS: Mapping[str, Callable[[Any], str]] = {                # the key of a row, as the row itself has it
-    "groups": lambda row: row.name, "nodes": lambda row: row.config.name, "jobs": lambda row: row.id}
+    "groups": lambda row: row.name, "nodes": lambda row: row.config.name, "usage": lambda row: row.key,
+    "jobs": lambda row: row.id}
 # Names in files of version 2 that no longer mean anything.  Others that are unknown there are damaged.
 RETIRED = frozenset((
     "content", "head", "head_attempt", "hooks_since", "inventory", "is_collected", "is_told", "limits", "machine_id",
@@ -1913,7 +2058,7 @@ def read_transaction(line: bytes) -> tuple[int, dict[str, Any], bool]:
 
 
 def encode_state(state: State) -> Iterator[str]:
-    head = {"version": STATE_VERSION, "seq": state.seq, "checksums": True,
+    head = {"version": STATE_VERSION, "seq": state.seq, "checksums": True, "tables": list(ROWS),
             "rows": sum(len(getattr(state, table)) for table in ROWS), **{name: getattr(state, name) for name in FACTS}}
     head["crc"] = find_crc(encode_sorted(leave_out_editable(head)))
     yield "{" + ",\n".join(f"{json.dumps(key)}: {json.dumps(fact)}" for key, fact in head.items())
@@ -1965,7 +2110,8 @@ def find_head_faults(body: Mapping[str, Any]) -> Iterator[str]:
             yield "its facts have no checksum"
     except ValueError:
         yield "the checksum of its facts is wrong"
-    missing = [table for table in ROWS if table not in tables]
+    named = body.get("tables")
+    missing = [table for table in (named if isinstance(named, list) else FIRST_TABLES) if table not in tables]
     if missing:
         yield f"it has no {join_some(missing)}"
     count = sum(map(len, tables.values()))
@@ -4743,6 +4889,36 @@ def format_verdicts(gpus: Iterable[Json], paint: Paint) -> list[str]:
     return [f"GPU {gpu['place']}: {gpu['verdict'] or free}" for gpu in gpus]
 
 
+USAGE_SINCE = "7d"              # where nobody says since when
+USAGE = {
+    "user": Field(STRING, "by user: whose jobs"),
+    "group": Field(STRING, "by group: of which group; `-`: of none; `(other)`: forgotten jobs of further groups"),
+    "jobs": Field(INTEGER, "how many jobs ran"),
+    "ended": Field(INTEGER, "how many of them are over"),
+    "failed": Field(INTEGER, "how many of these failed"),
+    "gpu_hours": Field(FLOAT, "GPUs, times the hours for which jobs had them"),
+    "cpu_job_hours": Field(FLOAT, "how long jobs without a GPU ran, together"),
+    "forgotten_since": Field(or_null(TIME), "since when its forgotten jobs count, where that is earlier than asked: "
+                             f"of them days are whole, and after {USAGE_DAYS} days months; null: nothing is earlier"),
+}
+
+
+def usage_json(state: State, by: str, since: float, now: float,
+               may_see: Callable[[str], bool]) -> list[dict[str, Any]]:
+    """GET /usage: a row for each user, or for each group whose name the caller may see."""
+    totals: dict[str, tuple[int, UsageSums, float]] = {}
+    for user, group, jobs, sums, begin in list_usage(state, since, now):
+        if by == "user" or may_see(user):
+            name = user if by == "user" else group or "-"
+            count, total, first = totals.get(name, (0, UsageSums(), since))
+            totals[name] = count + jobs, total + sums, min(first, begin)
+    return [{by: name, "jobs": count, "ended": total.completed + total.failed + total.cancelled,
+             "failed": total.failed, "gpu_hours": total.gpu_seconds / 3600,
+             "cpu_job_hours": total.cpu_job_seconds / 3600,
+             "forgotten_since": format_time(begin) if begin < since else None}
+            for name, (count, total, begin) in sorted(totals.items(), key=lambda item: -item[1][1].gpu_seconds)]
+
+
 def make_metrics(status: Json, jobs: Sequence[Json]) -> dict[str, Any]:
     """The data of `nexus metrics`: run times of finished jobs, utilization in percent over the last hour."""
     import statistics
@@ -4814,7 +4990,7 @@ def object_schema(rows: Mapping[str, Field], public: Container[str] | None = Non
 
 OBJECTS = {                                     # {name: schema} of replies; those not here are described in words only
     "Job": object_schema(JOB, PUBLIC_JOB_KEYS), "Attempt": object_schema(ATTEMPT), "Gpu": object_schema(GPU),
-    "Process": object_schema(PROCESS), "Error": object_schema(ERROR),
+    "Process": object_schema(PROCESS), "Error": object_schema(ERROR), "Usage": object_schema(USAGE),
     "Status": object_schema({"gpu_status": Field(list_of(object_ref("Gpu")), "the GPUs of all machines")})}
 
 
@@ -10701,6 +10877,7 @@ class Housekeeping(Part):
         super().__init__(service)
         self.unwritten: list[Callable[[], None]] = []       # what writes each file that the disk refused
         self.refusal: NexusError | None = None              # why it did
+        self.usage_day = ""                                 # in which age_usage() was done last
 
     def write_soon(self, write: Callable[[], None]) -> None:
         """Call `write`, and while it raises `unavailable` call it again: a full disk keeps no service from its jobs."""
@@ -10735,25 +10912,33 @@ class Housekeeping(Part):
         """Remove the finished jobs beyond history_limit; return the seconds until the next call."""
         limit = self.config.state.history_limit
         gone = choose_trimmed(self.store.state, limit)
+        now = self.clock.now()
         with contextlib.suppress(NexusError):               # the disk is full; starting a job reports it
             self.remove(gone, f"beyond history_limit = {limit}")
+            if self.usage_day != (today := find_day(now)):
+                self.store.update(lambda state: age_usage(state, now))
+                self.usage_day = today
         return WATCH_INTERVAL_S
 
     def remove(self, gone: Sequence[Job], why: str) -> None:
-        """Forget finished jobs, with their logs.  Raises: unavailable.
+        """Forget finished jobs, with their logs, but not what they used.  Raises: unavailable.
 
         Logs go before State: if the service dies between, the next service still knows the jobs.
         """
         if not gone:
             return
-        numbers = {job.id: job.number for job in gone}
+        now = self.clock.now()
+
+        def forget(state: State) -> Changes:
+            for job in gone:        # another request may have removed one meanwhile, and a new job may have its id
+                known = state.jobs.get(job.id)
+                if known and known.number == job.number:
+                    yield from forget_job(state, known, now)
+
         for job in gone:
             if job.log_dir:
                 self.service.run_guarded(f"After job {job.id}", remove_job_files, self.layout.log_dir, job.log_dir)
-        # Another request may have removed one meanwhile, and a new job may have its id.
-        self.store.update(lambda state: [
-            Put("jobs", job_id, None) for job_id, number in numbers.items()
-            if job_id in state.jobs and state.jobs[job_id].number == number])
+        self.store.update(forget)
         for code in {job.code for job in gone if job.code}:
             self.service.run_guarded(f"After script {code}", self.drop_code, code)
         for repository, snapshot in {(job.snapshot_repo, job.snapshot) for job in gone if job.snapshot}:
@@ -11085,6 +11270,12 @@ class Views(Part):
         return {"version": __version__, "hash": self.service.hash, "pid": os.getpid(), "user": self.service.user,
                 "home": self.layout.home, "url": self.service.url,
                 "uptime_seconds": round(self.clock.monotonic() - self.service.started_monotonic, 3)}
+
+    def list_usage(self, caller: Caller, since_s: float | None, by: str) -> list[dict[str, Any]]:
+        """GET /usage: of the last `since_s` seconds; None: as USAGE_SINCE."""
+        now = self.clock.now()
+        since = max(0.0, now - (parse_duration(USAGE_SINCE) if since_s is None else since_s))
+        return usage_json(self.store.state, by, since, now, caller.may_see)
 
     def list_groups(self, caller: Caller) -> list[dict[str, Any]]:
         """GET /groups: the groups that the caller may see, in the order in which they start."""
@@ -11756,6 +11947,8 @@ PARAMETERS: Mapping[str, Field] = {             # names with a dash are headers
     "limit": Field(COUNT, "at most so many, the first ones; the header Total-Count says how many there are"),
     "fields": Field(list_of(one_of(*JOB)), "only these fields of each job: fields=id,status,exit_code"),
     "after": Field(COUNT, "reply when something has changed since this state_version, or after 15 s; 0: at once"),
+    "since": Field(DURATION_TEXT, "at most so old, like 24h (7d)", parse=parse_duration),
+    "by": Field(one_of("user", "group"), "a row for each user (the default) or group"),
     "wait": Field(integer_in(0, 3600), "reply only when the job has ended, or after so many seconds"),
     "follow": Field(QUERY_FLAG, "go on as it grows, until the end", parse=parse_flag),
     "tail": Field(COUNT, "begin so many lines before the end"),
@@ -12359,6 +12552,8 @@ class Api(Calls):
 
 route("GET /groups", "user", "jobs by group: how many wait, run, have ended, and what holds them up", "GroupInfo[]")(
     lambda api, caller: api.service.views.list_groups(caller))
+route("GET /usage", "user", "jobs, GPU-hours and failures of each user, or of each group of one's own", "Usage[]")(
+    lambda api, caller, since=None, by="user": api.service.views.list_usage(caller, since, by))
 route("DELETE /queue/{id}", "user", "take a pending job out of the queue")(
     lambda api, caller, id: api.service.admission.cancel(Choice((id,), (PENDING,)), caller))
 route("DELETE /jobs/{id}", "user", "kill a running job")(
@@ -13290,6 +13485,10 @@ class Client:
 
     def jobs(self, **query: Any) -> list[dict[str, Any]]:
         return list(self.ask("GET", "/jobs" + encode_query(query)))
+
+    def usage(self, **query: Any) -> list[dict[str, Any]]:
+        """What jobs used, as GET /usage: since="7d", by="user" or "group"."""
+        return list(self.ask("GET", "/usage" + encode_query(query)))
 
     def job(self, job_id: str) -> dict[str, Any]:
         return dict(self.ask("GET", f"/jobs/{quote_path(job_id)}"))
@@ -14790,7 +14989,7 @@ def cmd_clear(call: Call) -> None:
     choice = {"ids": options.ids or None, "group": options.group, "status": status}
     if not options.ids and sys.stdin.isatty() and call.err.isatty():
         jobs = call.client.jobs(group=options.group, status=status, fields="id")
-        call.say(f"forget {format_count(len(jobs), 'finished job')}, also in nexus usage, with all logs? (y: yes)")
+        call.say(f"forget {format_count(len(jobs), 'finished job')}, with all logs? (y: yes)")
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             return call.say("nothing was forgotten")
     ids = call.client.clear(**{name: fact for name, fact in choice.items() if fact is not None})
@@ -14975,28 +15174,19 @@ def cmd_open(call: Call) -> None:
 
 def cmd_usage(call: Call) -> None:
     """Print jobs, GPU-hours and the share that failed, for each user or group."""
-    options, now = call.options, time.time()
-    since = now - parse_duration(options.since or "7d")
-    rows: dict[str, dict[str, Any]] = {}
-    for job in call.client.jobs():
-        ran = [(parse_time(one["started_at"]), parse_time(one["finished_at"]) if one["finished_at"] else now)
-               for one in job["attempts"] if one["started_at"]]
-        hours = sum(max(0.0, end - max(begin, since)) for begin, end in ran) / 3600
-        if not ran or ran[-1][1] < since:
-            continue
-        name = job[options.by] or "-"
-        row = rows.setdefault(name, {options.by: name, "jobs": 0, "ended": 0, "failed": 0, "gpu_hours": 0.0})
-        row["jobs"] += 1
-        row["ended"] += job["status"] in FINAL
-        row["failed"] += job["status"] == FAILED
-        row["gpu_hours"] += hours * job["gpus"]
-    found = sorted(rows.values(), key=lambda row: -row["gpu_hours"])
-    call.show(found, functools.partial(format_table, (
-        Column(options.by.upper(), lambda row: row[options.by]),
+    by, duration = call.options.by, call.options.since or USAGE_SINCE
+    since = format_time(time.time() - parse_duration(duration))
+    rows = call.client.usage(since=duration, by=by)
+    call.show(rows, functools.partial(format_table, (
+        Column(by.upper(), lambda row: row[by]),
         Column("JOBS", lambda row: str(row["jobs"])),
         Column("GPU-HOURS", lambda row: f"{row['gpu_hours']:.1f}"),
+        Column("CPU-JOB HOURS", lambda row: f"{row['cpu_job_hours']:.1f}",
+               shown_if=lambda rows: any(row["cpu_job_hours"] >= 0.05 for row in rows)),
         Column("FAILED", lambda row: f"{row['failed']} of {row['ended']} ended"))), "no job ran in that time")
-    call.say(f"since {local_time(format_time(since), '%Y-%m-%d %H:%M')}; --since 24h: the last 24 hours")
+    whole = min((row["forgotten_since"] for row in rows if row["forgotten_since"]), default=None)
+    note = f"; of jobs that are forgotten, whole days since {local_time(whole, '%Y-%m-%d')}" if whole else ""
+    call.say(f"since {local_time(since, '%Y-%m-%d %H:%M')}; --since 24h: the last 24 hours{note}")
 
 
 def cmd_config_edit(call: Call) -> int:

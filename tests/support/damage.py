@@ -51,7 +51,8 @@ class Home:
 
         update(nexus.Put("environments", "e1", {"TOKEN": "hunter2", "ODD": "1.0, \"\\\n🚀"}), nexus.Put("seen", "0123456789abcdef", 2),
                nexus.Put("groups", "g", nexus.Group("g", limit=2)),
-               nexus.Put("nodes", "n1", nexus.KnownNode(nexus.NodeConfig("n1", "10.0.0.5"))))
+               nexus.Put("nodes", "n1", nexus.KnownNode(nexus.NodeConfig("n1", "10.0.0.5"))),
+               nexus.Put("usage", "2024-10-24 ann", nexus.PastUsage("2024-10-24", "ann", {"g": nexus.UsageSums(7200.5, 0.0, 2)})))
         for job_id in ("abc", "abd", "abe"):
             add(job_id, group="g", timeout_seconds=7200.0)
         start("abc", gpu_indices=(0,), gpu_uuids=("GPU-0",))
