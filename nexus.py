@@ -1539,20 +1539,21 @@ def list_runs(job: Job, now: float) -> list[tuple[float, float]]:
     return [(min(begin, end), end) for begin, end in runs]
 
 
-def measure_run(job: Job, seconds: float) -> UsageSums:
-    return UsageSums(gpu_seconds=seconds * job.gpus) if job.gpus else UsageSums(cpu_job_seconds=seconds)
+def measure_run(job: Job, seconds: float, status: str = "") -> UsageSums:
+    """What a job uses in so many seconds.  `status`: its last one, if it ended then."""
+    gpu_seconds, cpu_job_seconds = (seconds * job.gpus, 0.0) if job.gpus else (0.0, seconds)
+    return UsageSums(gpu_seconds, cpu_job_seconds, *(int(status == one) for one in FINAL))
 
 
 def split_usage(job: Job, now: float) -> dict[str, UsageSums]:
     """{local day: what a finished job used in it}.  The job counts in the day in which its last attempt ended."""
-    days, day = dict[str, UsageSums](), ""
+    day = ""
     oldest = now - (USAGE_MONTHS_DAYS + 32) * 86400         # of before then nothing is kept
+    seconds_of = dict[str, float]()
     for begin, end in list_runs(job, now):
         for day, seconds in split_days(max(begin, oldest), end):
-            days[day] = days.get(day, UsageSums()) + measure_run(job, seconds)
-    if day:
-        days[day] += UsageSums(**{job.status: 1})
-    return days
+            seconds_of[day] = seconds_of.get(day, 0.0) + seconds
+    return {one: measure_run(job, seconds, job.status if one == day else "") for one, seconds in seconds_of.items()}
 
 
 def find_period(period: str, today: str) -> str:
@@ -1572,13 +1573,17 @@ def add_usage(state: State, period: str, user: str, group: str, more: UsageSums)
     return Put("usage", row.key, replace(row, groups={**row.groups, group: row.groups.get(group, UsageSums()) + more}))
 
 
-def forget_job(state: State, job: Job, now: float) -> Changes:
-    """The changes that remove a finished job, and keep what it used."""
-    today = find_day(now)
-    for day, sums in split_usage(job, now).items():
+def forget_jobs(state: State, jobs: Iterable[Job], now: float) -> Changes:
+    """The changes that remove finished jobs, and keep what they used."""
+    today, used = find_day(now), dict[tuple[str, str, str], UsageSums]()
+    for job in jobs:
+        for day, sums in split_usage(job, now).items():
+            key = day, job.user, job.group or ""
+            used[key] = used[key] + sums if key in used else sums
+        yield Put("jobs", job.id, None)
+    for (day, user, group), sums in used.items():
         if period := find_period(day, today):
-            yield add_usage(state, period, job.user, job.group or "", sums)
-    yield Put("jobs", job.id, None)
+            yield add_usage(state, period, user, group, sums)
 
 
 def age_usage(state: State, now: float) -> Changes:
@@ -1601,8 +1606,7 @@ def list_usage(state: State, since: float, now: float) -> Iterator[tuple[str, st
         runs = list_runs(job, now)
         if runs and runs[-1][1] >= since:
             seconds = sum(max(0.0, end - max(begin, since)) for begin, end in runs)
-            ended = UsageSums(**{job.status: 1}) if job.status in FINAL else UsageSums()
-            yield job.user, job.group or "", 1, measure_run(job, seconds) + ended, since
+            yield job.user, job.group or "", 1, measure_run(job, seconds, job.status), since
     first_day, oldest_day = find_day(since), shift_day(find_day(now), -USAGE_DAYS)
     for row in state.usage.values():
         is_day = len(row.period) > 7
@@ -10930,10 +10934,9 @@ class Housekeeping(Part):
         now = self.clock.now()
 
         def forget(state: State) -> Changes:
-            for job in gone:        # another request may have removed one meanwhile, and a new job may have its id
-                known = state.jobs.get(job.id)
-                if known and known.number == job.number:
-                    yield from forget_job(state, known, now)
+            # Another request may have removed one meanwhile, and a new job may have its id.
+            known = [(state.jobs.get(job.id), job.number) for job in gone]
+            return forget_jobs(state, [job for job, number in known if job and job.number == number], now)
 
         for job in gone:
             if job.log_dir:

@@ -915,7 +915,7 @@ def test_who_clears_all_at_a_terminal_is_asked(own_home):
     add_and_wait(own_home, "echo 12345")
     for answer, left in (("\n", 1), ("y\n", 0)):
         with own_home.terminal("clear", "--all") as terminal:
-            terminal.wait_for("forget 1 finished job, also in nexus usage")
+            terminal.wait_for("forget 1 finished job, with all logs?")
             terminal.type(answer)
             terminal.end()
         assert len(own_home.client().jobs()) == left

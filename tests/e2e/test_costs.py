@@ -59,6 +59,20 @@ def add_often_retried(bench, count):
     return children
 
 
+def add_ran(bench, count):
+    """Ended jobs that ran for days, of as many groups as there may be and more."""
+    ids = add_all(bench, [{"group": f"g{number % 30}"} for number in range(count)])
+    now = bench.service.clock.now()
+
+    def end(state):
+        for number, job_id in enumerate(ids):
+            attempt = nexus.Attempt(1, started_at=now - (number % 60 + 5.5) * 86400, finished_at=now - number % 60 * 86400)
+            yield nexus.change_job(state.jobs[job_id], status=nexus.COMPLETED, attempts=(attempt,))
+
+    bench.store.update(end)
+    return ids
+
+
 def add_collector(bench, count):
     names = add_named(bench, count)
     add_all(bench, [{"after_any": names}] * 3)
@@ -84,6 +98,8 @@ REQUESTS = [  # reason, what it finds there, (method, path, body) of what that r
     ("retries, by names", add_ended, lambda names: ("POST", "/jobs/retry", {"ids": names})),
     ("retries, after one that was retried often", add_often_retried, lambda ids: ("POST", "/jobs/retry", {"ids": ids})),
     ("many are forgotten, by names", add_ended, lambda names: ("POST", "/jobs/clear", {"ids": names})),
+    ("many that ran are forgotten", add_ran, lambda ids: ("POST", "/jobs/clear", {"ids": ids})),
+    ("what many used", add_ran, lambda ids: ("GET", "/usage", None)),
     ("one that is named very often", add_named, lambda names: ("POST", "/jobs/cancel", {"ids": names[:1] * len(names) * 10})),
 ]
 

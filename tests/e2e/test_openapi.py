@@ -198,6 +198,8 @@ def test_answers_have_the_keys_that_are_described(fleet):
             conforms(attempt, "Attempt")
         for gpu in get("/status")["gpu_status"]:
             conforms(gpu, "Gpu")
+        for row in [*get("/usage"), *get("/usage?by=group")]:
+            conforms(row, "Usage")
         for job in get("/status")["running_jobs"]:
             assert set(job) <= set(DOCUMENT["components"]["schemas"]["Job"]["properties"]), "each key is one of a job's"
     box.add("true")

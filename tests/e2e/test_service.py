@@ -556,6 +556,21 @@ def test_history_is_trimmed(world):
     assert sum("Trimmed" in line for line in w.lines) == 1
 
 
+def test_usage_of_what_was_trimmed_ages(world):
+    """Also when nothing else happens, and after a crash."""
+    w = world(gpus=0, history_limit=1, cpu_slots=10)
+    end_all(w, [w.add("true", gpus=0) for _ in range(3)])
+    w.service.housekeeping.trim_history()
+    seq, periods = w.store.state.seq, []
+    for days in (0, 59, 3, 300, 100):
+        w.clock.pass_(days * 86400)
+        w.service.housekeeping.trim_history()
+        periods += sorted({len(row.period) for row in w.store.state.usage.values()})
+        w.crash()
+    assert periods == [10, 10, 7, 7] and not w.store.state.usage
+    assert w.store.state.seq == seq + 2, "it is written when something changes"
+
+
 def test_what_a_job_made_stays_when_its_id_comes_again(world):
     w = world(gpus=0, history_limit=1, cpu_slots=10)
     first, second = (w.add("true", gpus=0) for _ in range(2))
