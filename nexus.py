@@ -71,6 +71,7 @@ class Field:
     convert: Callable[[Any], Any] | None = None                 # makes the kept value of a JSON value
     asked = kept = False                        # a submission may set it; a retry takes it over
     form = False                                # it is in the first part of the page's form
+    chosen = False                              # what is not given is chosen: the sample file has it as a comment
     hidden = public = False                     # no reply has it; other users see it too
     place = ""                                  # where a parameter of a call is: "path", "query" or "header"
 
@@ -133,6 +134,11 @@ class Value:
 
 def replace(old: T, **changes: Any) -> T:
     return type(old)(**{**vars(old), **changes})
+
+
+def is_given(record: Value, name: str) -> bool:
+    """Whether a field was given, even at its default."""
+    return name in vars(record)
 
 
 # ==== 1. ERRORS ==== one exception, and a table of what it means outside
@@ -667,7 +673,9 @@ SSH_WORD = f"{NODE_WORD}[^\\s{CONTROL[1:-1]}]{{0,252}}"      # no option
 
 class ServiceConfig(Value):
     host: str = optional("127.0.0.1", TEXT, "any other address requires a token on every request")
-    port: int = optional(6234, integer_in(1, 65535), "where the service listens")
+    port: int = optional(
+        6234, integer_in(1, 65535),
+        "where it listens; without this line the first free one from here, at the first start", "chosen")
     allowed_hosts: tuple[str, ...] = optional((), TEXTS, "further Host names it may be called by: with a token only")
     refresh_rate_seconds: float = optional(
         5, number_in(0.1, 3600), "GPU polling interval; job exits are noticed at once")
@@ -678,6 +686,14 @@ class ServiceConfig(Value):
     tls_cert: str = optional("", TEXT, "a PEM file, and with tls_key another: https instead of http")
     tls_key: str = optional("", TEXT, "the certificate's private key")
     node_lost_after_seconds: float = optional(0, SECONDS, "jobs fail on a node out of reach for so long; 0 = never")
+
+
+PORTS = range(ServiceConfig.port, ServiceConfig.port + 66)      # the first start in a home takes one if none is named
+
+
+def is_usual(url: str) -> bool:
+    """Whether a service has the port that people expect: not one that it took since that was in use."""
+    return not any(url.endswith(f":{port}") for port in PORTS[1:])
 
 
 class StateConfig(Value):
@@ -835,7 +851,10 @@ def parse_node(data: Any) -> NodeConfig:
 def format_section(name: str, table: Any, before: str = "") -> str:
     """A table of config.toml, each key with its help."""
     facts = {key: json.dumps(getattr(table, key), ensure_ascii=False) for key in table.FIELDS}
-    rows = [f"{f'{before}{key} = {facts[key]}':<36} # {row.help}\n" for key, row in table.FIELDS.items()]
+    rows = []
+    for key, row in table.FIELDS.items():
+        mark = "# " if row.chosen and not is_given(table, key) else before
+        rows.append(f"{f'{mark}{key} = {facts[key]}':<36} # {row.help}\n")
     return f"\n{before}[{name}]\n" + "".join(rows)
 
 
@@ -4417,10 +4436,11 @@ def format_history(status: Json) -> str:
 
 def format_snapshot(status: Json, paint: Paint) -> str:
     """The output of `nexus`."""
-    paused = "[PAUSED]" if status["is_paused"] else "[RUNNING]"
+    paused, url = "[PAUSED]" if status["is_paused"] else "[RUNNING]", status.get("url", "")
     queued = f"Queue: {format_count(status['queued_jobs'], 'job')} pending"
     lines = [f"{paint('blue', queued)} {paint('yellow', paused)}",
-             paint("white", format_history(status)), ""]
+             paint("white", format_history(status)),
+             *([] if is_usual(url) else [f"Page: {url}"]), ""]
     slurm = status.get("slurm")
     if slurm:
         submitted = format_count(slurm["handed_jobs"] + slurm["running_jobs"], "job")
@@ -5161,6 +5181,7 @@ class Layout:
         self.home, self.state_file, self.log_dir = home, state_file, log_dir
         self.config_file = os.path.join(home, "config.toml")
         self.choice_file = os.path.join(home, "config.path")            # the path of the last --config
+        self.port_file = os.path.join(home, "port")                     # that of the first start, which chose it
         self.service_file = os.path.join(home, "service.json")
         self.cache_dir = os.path.join(home, "cache")
         self.start_error_file = os.path.join(home, "start_error.json")
@@ -12173,17 +12194,24 @@ class Gate:
         hint = f"send Authorization: Bearer TOKEN; {where}: nexus token create USER"
         forwarded = [name for name in request.headers if name in FORWARDING or name.startswith("x-forwarded-")]
         if forwarded:
-            raise NexusError("unauthorized", f"a forwarded request ({forwarded[0]}) needs a token", hint)
+            raise self.describe_caller(request, f"a forwarded request ({forwarded[0]}) needs a token", hint)
         if request.host_name not in LOCAL_HOSTS:
             host = format_line(request.headers.get("host", ""), 60)
-            raise NexusError("unauthorized", f"a request to {host} needs a token", hint)
+            raise self.describe_caller(request, f"a request to {host} needs a token", hint)
         if not is_loopback(self.config.host) and request.peer != SOCKET_PEER:
-            raise NexusError(
-                "unauthorized", f"nexus listens on {self.config.host}, so every request needs a token", hint)
+            raise self.describe_caller(
+                request, f"nexus listens on {self.config.host}, so every request needs a token", hint)
         if request.uid != os.geteuid() or not is_loopback(request.peer):
-            raise NexusError(
-                "unauthorized", f"only {self.service.user}, on this machine, may call without a token", hint)
+            raise self.describe_caller(
+                request, f"only {self.service.user}, on this machine, may call without a token", hint)
         return self.service.owner
+
+    def describe_caller(self, request: Request, message: str, hint: str) -> NexusError:
+        """Why a caller is refused; another user of this machine may have meant a nexus of his own."""
+        if request.uid not in (None, os.geteuid()):
+            message = f"this is the nexus of {self.service.user}: {message}"
+            hint = f"{hint}; nexus open prints the address of your own"
+        return NexusError("unauthorized", message, hint)
 
     def check_stream(self, request: Request, caller: Caller, stream: Iterator[bytes]) -> Iterator[bytes]:
         """Pass a stream on.  It raises where it ends early, so that nobody takes a part of it for the whole.
@@ -12210,8 +12238,8 @@ class Gate:
         if token and token.is_good(self.service.clock.now()):
             return Caller(token.user, f"{token.user} (token, {request.peer})", False, token.sha256)
         self.service.clock.sleep(WRONG_TOKEN_DELAY_S)
-        raise NexusError("unauthorized", "the token is not right",
-                         hint=f"{self.service.user} makes them: nexus token create USER")
+        raise self.describe_caller(
+            request, "the token is not right", hint=f"{self.service.user} makes them: nexus token create USER")
 
     def read_json(self, request: Request) -> Any:
         """The body.  Raises: unsupported_media_type, usage, too_large."""
@@ -12802,6 +12830,42 @@ def listen(host: str, port: int, offered: Mapping[str, socket.socket] = {},
             listener.close()
 
 
+def find_port(layout: Layout, config: ServiceConfig) -> int | None:
+    """The port that the service must have: that of the configuration, else of the first start; None: it chooses one.
+
+    None is chosen where other machines call: they know it.  Raises: unavailable.
+    """
+    if is_given(config, "port") or not is_loopback(config.host):
+        return config.port
+    kept = guess_number((read_text(layout.port_file) or "").strip())
+    return int(kept) if fits_alone(ServiceConfig.FIELDS["port"].schema, kept) else None
+
+
+def keep_port(layout: Layout, config: ServiceConfig, port: int) -> None:
+    """Have the same one at each start, if it was chosen.  Raises: unavailable."""
+    if find_port(layout, config) is None:
+        write_atomic(layout.port_file, [f"{port}\n"])
+
+
+def open_port(layout: Layout, config: ServiceConfig, act: Callable[[int], T]) -> T:
+    """act(port), which listens there: on the port that the service must have, or else on the first that is free.
+
+    Raises: conflict, with what chooses another one; as `act`.
+    """
+    port = find_port(layout, config)
+    for each in PORTS if port is None else (port,):
+        try:
+            return act(each)
+        except NexusError as error:
+            if error.kind != "conflict" or is_given(config, "port") or not is_loopback(config.host):
+                raise
+            refusal = error
+    if port is None:
+        raise NexusError("conflict", f"all ports from {PORTS[0]} to {PORTS[-1]} are in use", refusal.hint)
+    raise NexusError("conflict", refusal.message,
+                     hint=f"rm {quote(layout.port_file)} has the next start choose another one")
+
+
 def listen_on(address: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return socket.create_server((address, port), family=family, backlog=1024,
@@ -13081,7 +13145,7 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], page: str,
     machine = Machine(config, layout, store.service_id)
     service = Service(config, layout, store, machine, clock, log, environ)
     api = Api(service, token, page)
-    server = Server(api, config.service.host, config.service.port, tls)
+    server = open_port(layout, config.service, lambda port: Server(api, config.service.host, port, tls))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.stop())
     signal.signal(signal.SIGHUP, lambda *_: None)       # not SIG_IGN, which jobs would inherit for ever
@@ -13090,6 +13154,7 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], page: str,
     host = f"[{config.service.host}]" if ":" in config.service.host else config.service.host
     service.url = url = f"{'https' if tls else 'http'}://{host}:{server.port}"
     keep = service.housekeeping.write_soon
+    keep(lambda: keep_port(layout, config.service, server.port))
     keep(lambda: keep_token(layout, token))
     if os.path.dirname(config_file) != layout.cache_dir:        # not a copy, with which a service was started again
         keep(lambda: remember_config(layout, config_file))
@@ -13328,6 +13393,7 @@ class Client:
         """`layout`: of this machine's service; it is reached by its socket.  None: by the address.  Raises: usage."""
         self.url, self.token, self.layout = url, token, layout
         self.host, self.port, self.is_secure, self.owner = ("localhost", 0, False, "") if layout else parse_url(url)
+        self.has_started = False            # find() has started the service
         self.retry_timeout_s = RETRY_TIMEOUT_S if layout else 0.0       # with an address, until it has replied once
 
     def ask(self, method: str, path: str, body: object = None, key: str = "") -> Any:
@@ -13460,8 +13526,10 @@ class Client:
         running = find_service(layout)
         if running is None and not is_starting:
             raise NexusError("unavailable", f"the nexus service for {layout.home} does not run", hint="nexus start")
-        running = running or start_service(layout, environ, choose_config(layout))
-        return cls(running["url"], "", layout)
+        has_started, running = running is None, running or start_service(layout, environ, choose_config(layout))
+        client = cls(running["url"], "", layout)
+        client.has_started = has_started
+        return client
 
     def add(self, command: str, **options: Any) -> str:
         """Queue a command; return the job's id.  Options are the keys of POST /queue."""
@@ -13780,7 +13848,10 @@ class Call:
     @functools.cached_property
     def client(self) -> Client:
         """The client; starts the service unless it runs."""
-        return Client.find(self.environ)
+        client = Client.find(self.environ)
+        if client.has_started and not is_usual(client.url):
+            self.say(f"the service runs at {client.url}")
+        return client
 
     def print(self, *lines: str) -> None:
         self.write(self.paint.join(lines))
@@ -15093,8 +15164,11 @@ def replace_service(call: Call, running: Mapping[str, Any]) -> None:
             config = load_config(path, call.environ)
             check_start(make_layout(layout.home, config), config)
             check_as_service(layout, call.environ, make_service_argv(layout, path, log_level))
-            opened = listen(config.service.host, config.service.port, former_port=parse_url(running["url"])[1])
+            port, opened = open_port(layout, config.service, lambda port: (
+                port, listen(config.service.host, port, former_port=parse_url(running["url"])[1])))
             stack.enter_context(offered(layout, opened))
+            with contextlib.suppress(NexusError):       # the disk is full
+                keep_port(layout, config.service, port)
         except NexusError as error:
             raise NexusError(error.kind, f"not restarted, the service goes on as it was: {error.message}",
                              error.hint) from None
@@ -15160,8 +15234,11 @@ def cmd_agent(call: Call) -> None:
 
 def cmd_config(call: Call) -> None:
     path = choose_config(call.layout)
+    config = load_config(path, call.environ)
+    port = find_port(call.layout, config.service) or PORTS[0]
+    config = replace(config, service=replace(config.service, port=port))
     call.print(f"# {path}" + ("" if os.path.exists(path) else ": there is none; these are the defaults"),
-               *format_config(load_config(path, call.environ)).rstrip("\n").split("\n"))
+               *format_config(config).rstrip("\n").split("\n"))
 
 
 def cmd_open(call: Call) -> None:
@@ -15169,7 +15246,7 @@ def cmd_open(call: Call) -> None:
     import socket
     url = call.client.url
     call.print(url)
-    if not call.is_remote and call.environ.get("SSH_CONNECTION"):
+    if not call.options.url and not call.is_remote and call.environ.get("SSH_CONNECTION"):
         port = url.rpartition(":")[2]
         call.say(f"from where you sit, first: ssh -L {port}:127.0.0.1:{port} {find_user(os.geteuid())}@"
                  f"{socket.gethostname()}")
@@ -15605,7 +15682,8 @@ COMMANDS = (
     Command("usage", "jobs, GPU-hours and failures of each user or group", cmd_usage, (
         SINCE,
         argument("--by", choices=("user", "group"), default="user"), JSON_OPTION)),
-    Command("open", "the web page's address", cmd_open),
+    Command("open", "the address of the web page and of the API", cmd_open, (
+        argument("--url", action="store_true", help="that alone: curl \"$(nexus open --url)/status\""),)),
     Command("health", "each check with its reading; exit code 1 when one is bad", cmd_health, (JSON_OPTION,)),
     Command("token", "let others in: make a token for a user, list, revoke", cmd_token_list, verbs=(
         Command("create", "make a token; prints it", cmd_token_create, (

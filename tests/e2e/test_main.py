@@ -277,7 +277,7 @@ def test_without_tomli_on_an_old_python(own_home, python):
 def test_the_oldest_python_runs_a_job_with_nothing_installed(own_home, python):
     own_home.file("config.toml").unlink()
     there = pathlib.Path(SCRIPT).read_text(encoding="utf-8")
-    text = there.replace("port: int = optional(6234,", f"port: int = optional({own_home.port},")
+    text = there.replace("        6234, integer_in", f"        {own_home.port}, integer_in")
     assert text != there, "without a configuration it would meet whoever has the usual port"
     script = os.path.join(own_home.top, "nexus.py")
     with open(script, "w", encoding="utf-8") as file:
