@@ -5182,6 +5182,7 @@ class Layout:
         self.config_file = os.path.join(home, "config.toml")
         self.choice_file = os.path.join(home, "config.path")            # the path of the last --config
         self.port_file = os.path.join(home, "port")                     # that of the first start, which chose it
+        self.programs_file = os.path.join(home, "programs.json")        # {program: the folder where a service found it}
         self.service_file = os.path.join(home, "service.json")
         self.cache_dir = os.path.join(home, "cache")
         self.start_error_file = os.path.join(home, "start_error.json")
@@ -5834,6 +5835,45 @@ def read_scratch(file: IO[bytes], undecodable: str = "replace") -> str:
     return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode("utf-8", undecodable)
 
 
+def find_program(name: str, path: str | None = None) -> str | None:
+    import shutil
+    return shutil.which(name, path=path)
+
+
+# A service that `ssh box nexus add` has started, or systemd, or cron, has a bare PATH.
+PROGRAMS = ("nvidia-smi", "screen", "git", "ssh", "sbatch", "squeue", "scancel", "scontrol")       # what nexus runs
+DRIVER_FOLDERS = ("/usr/bin", "/usr/local/bin", "/usr/local/nvidia/bin", "/usr/lib/wsl/lib", "/opt/bin")
+
+
+def complete_path(layout: Layout, path: str | None) -> str:
+    """PATH, and behind it where the programs are that it lacks.
+
+    That is where the last service found them, and of nvidia-smi where drivers put it.
+    """
+    path, known = path or os.defpath, read_json(layout.programs_file) or {}
+    for name in PROGRAMS:
+        if not find_program(name, path):
+            folders = [folder for folder in [known.get(name)] if isinstance(folder, str) and is_own_folder(folder)]
+            folders += DRIVER_FOLDERS if name == "nvidia-smi" else ()
+            path = ":".join([path, *[folder for folder in folders if find_program(name, folder)][:1]])
+    return path
+
+
+def keep_programs(layout: Layout, path: str) -> None:
+    """Remember in which folders the programs are now.  Raises: unavailable."""
+    found = {name: os.path.dirname(place) for name in PROGRAMS if (place := find_program(name, path))}
+    write_if_changed(layout.programs_file, encode_json({**(read_json(layout.programs_file) or {}), **found}) + "\n")
+
+
+def is_own_folder(path: str) -> bool:
+    """Whether nobody but root and this user can put a program there."""
+    with contextlib.suppress(OSError, ValueError):
+        status = os.stat(path)
+        is_owned = status.st_uid in (os.geteuid(), os.stat("/").st_uid)     # root may have another number in a container
+        return is_owned and os.path.isabs(path) and not status.st_mode & 0o002
+    return False
+
+
 class NvidiaSmi:
     """The GPUs according to nvidia-smi."""
     fields: Sequence[str] = GPU_FIELDS
@@ -5881,7 +5921,8 @@ class NvidiaSmi:
 
     def ask(self, *arguments: str) -> Completed:
         return run(["nvidia-smi", *arguments], SMI_TIMEOUT_S, hint=f"try it by hand: nvidia-smi; {SMI_SLOW_HINT}",
-                   install="install the NVIDIA driver; without a GPU, nexus add --gpus 0, "
+                   install="install the NVIDIA driver; or where nvidia-smi works, nexus restart: its folder is "
+                           "remembered then; without a GPU, nexus add --gpus 0, "
                            "or for a trial NEXUS_MOCK_GPUS=2 nexus restart")
 
 
@@ -6332,13 +6373,18 @@ class Screen:
     """GNU screen.  Sessions are named PID.NAME, as screen matches names by their prefixes."""
 
     def __init__(self, layout: Layout) -> None:
-        self.rc = layout.screen_rc
+        self.layout, self.rc = layout, layout.screen_rc
         self.own_folder = os.path.join(layout.home, "screen")
         self.folder: str | None = None          # SCREENDIR, where the default does not work
 
+    @functools.cached_property
+    def path(self) -> str:
+        """PATH, on which screen is if it is installed."""
+        return complete_path(self.layout, os.environ.get("PATH"))
+
     def prepare(self) -> str | None:
         """Choose a place for the sockets: the default, or else the home.  Return why screen cannot be used, or None."""
-        if not find_program("screen"):
+        if not find_program("screen", self.path):
             return "screen is not installed"
         try:
             faults = []
@@ -6365,10 +6411,10 @@ class Screen:
 
     def environ(self) -> dict[str, str]:
         """The environment of screen and of runners; no job gets it."""
-        names = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "USER", "LOGNAME", "SHELL", "SCREENDIR")
-        passed_on = {"PATH": os.defpath, **{name: os.environ[name] for name in names if name in os.environ}}
+        names = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "USER", "LOGNAME", "SHELL", "SCREENDIR")
+        passed_on = {name: os.environ[name] for name in names if name in os.environ}
         own = {"SCREENDIR": self.folder} if self.folder else {}
-        return {**passed_on, "TERM": "xterm-256color", "SYSSCREENRC": "/dev/null", **own}
+        return {"PATH": self.path, **passed_on, "TERM": "xterm-256color", "SYSSCREENRC": "/dev/null", **own}
 
     def argv(self, name: str, command: Sequence[str], *, is_daemon: bool) -> list[str]:
         return ["screen", "-c", self.rc, *(["-d", "-m"] if is_daemon else ["-D", "-m"]), "-S", name, *command]
@@ -6442,11 +6488,6 @@ class Slurm:
 def fail_slurm(words: str) -> NexusError:
     return NexusError("unavailable", f"Slurm does not answer: {words}",
                       hint=read_refusal(words)[1] or "nexus goes on when it does; see: scontrol ping")
-
-
-def find_program(name: str, path: str | None = None) -> str | None:
-    import shutil
-    return shutil.which(name, path=path)
 
 
 def find_python(environ: Mapping[str, str]) -> str:
@@ -7108,7 +7149,7 @@ def build_environment(job: Job, variables: Mapping[str, str], gpus: Sequence[Gpu
     """
     is_cut = has_slices(gpus)
     devices = job.current.gpu_uuids if is_cut else map(str, list_cuda_numbers(job, gpus))
-    own = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(devices),
+    own = {"NEXUS_JOB_PORT": str(port), "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(devices),
            "NEXUS_JOB_ID": job.id, "NEXUS_JOB_NONCE": job.current.nonce or "",
            "NEXUS_GPU_ID": ",".join(job.current.gpu_places)}
     is_slurm = job.current.slurm_key is not None        # job.sh learns its GPUs where it runs
@@ -7123,6 +7164,13 @@ def build_environment(job: Job, variables: Mapping[str, str], gpus: Sequence[Gpu
 
 
 PORT_VARIABLES = ("MASTER_PORT", "PET_MASTER_PORT")         # of torch.distributed, and what torchrun makes that of
+
+
+def is_port_of_nexus(name: str, environ: Mapping[str, str]) -> bool:
+    """Whether a variable has the port that nexus chose for the job in which this is: only that job may listen there."""
+    port = environ.get(name)
+    # A job that an older nexus has started has no NEXUS_JOB_PORT.
+    return name in PORT_VARIABLES and "NEXUS_JOB_ID" in environ and environ.get("NEXUS_JOB_PORT", port) == port
 
 
 def has_slices(gpus: Iterable[Gpu]) -> bool:
@@ -7301,8 +7349,11 @@ def service_argv(layout: Layout, program: str, options: Sequence[str]) -> list[s
 
 
 def service_environ(layout: Layout, environ: Mapping[str, str]) -> dict[str, str]:
-    started = {name: text for name, text in environ.items() if not is_job_variable(name) and (
-        name != "CUDA_VISIBLE_DEVICES" or find_visible_devices(environ) is not None)}
+    """The environment of a service that is started here, without what is the job's in which this may be."""
+    started = {name: text for name, text in environ.items()
+               if not is_job_variable(name) and not is_port_of_nexus(name, environ)}
+    if find_visible_devices(environ) is None:
+        started.pop("CUDA_VISIBLE_DEVICES", None)
     return {**started, "NEXUS_HOME": layout.home, "NEXUS_ROLE": "service"}
 
 
@@ -7318,7 +7369,7 @@ def start_supervisor(layout: Layout, screen: Screen | None, environ: Mapping[str
     started = service_environ(layout, environ)
     if screen:
         started.update({name: text for name, text in screen.environ().items()
-                        if name in ("SYSSCREENRC", "TERM", "SCREENDIR")})
+                        if name in ("PATH", "SYSSCREENRC", "TERM", "SCREENDIR")})
         command = screen.argv("nexus", command, is_daemon=True)
     else:                                       # the shell between exits at once, and init becomes the parent
         command = ["/bin/sh", "-c", '"$@" &', "nexus", *command]
@@ -10480,9 +10531,8 @@ class Drafts(Part):
 
     def make_environment(self, base: Mapping[str, str], added: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
         """Return (digest, variables) of an environment with further variables.  Raises: usage."""
-        parents = () if "NEXUS_JOB_ID" not in base else PORT_VARIABLES      # a job submits it: that has them for itself
         variables = {name: text for name, text in {**base, **added}.items()
-                     if not is_job_variable(name) and (name in added or name not in parents)}
+                     if not is_job_variable(name) and (name in added or not is_port_of_nexus(name, base))}
         text = json.dumps(variables, sort_keys=True)
         if len(text) > 1024 * 1024:
             refuse("the environment is larger than 1 MiB", hint="unset what the job does not need")
@@ -11491,7 +11541,8 @@ class Service:
         from collections import Counter
         self.config, self.layout, self.store, self.machine = config, layout, store, machine
         self.clock, self.log = clock, log
-        self.environ = {name: text for name, text in environ.items() if not is_job_variable(name)}
+        self.environ = {name: text for name, text in environ.items()
+                        if not is_job_variable(name) and not is_port_of_nexus(name, environ)}      # `nexus serve` in a job
         self.umask = int(environ.get("NEXUS_UMASK", "022"), 8)      # for hooks, and for jobs without one
         self.former_python = environ.get("NEXUS_FORMER_PYTHON", "")     # in whose place the supervisor took another
         self.user = find_user(os.geteuid())
@@ -13133,7 +13184,8 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], page: str,
     import signal
     import_modules()
     clock = Clock()
-    environ = {"NEXUS_UMASK": f"{os.umask(0o077):03o}", **environ}
+    environ = {"NEXUS_UMASK": f"{os.umask(0o077):03o}", **environ, "PATH": complete_path(layout, environ.get("PATH"))}
+    os.environ["PATH"] = environ["PATH"]            # for what is run without an environment of its own
     tls = check_start(layout, config)
     if environ.get("NEXUS_ROLE") != "service":      # a person wants it; a supervisor only repeats an earlier wish
         mark_stopped(layout, False)
@@ -13156,6 +13208,7 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], page: str,
     keep = service.housekeeping.write_soon
     keep(lambda: keep_port(layout, config.service, server.port))
     keep(lambda: keep_token(layout, token))
+    keep(lambda: keep_programs(layout, environ["PATH"]))
     if os.path.dirname(config_file) != layout.cache_dir:        # not a copy, with which a service was started again
         keep(lambda: remember_config(layout, config_file))
     copies = copy_start(layout, config_file)
@@ -13261,6 +13314,8 @@ def run_agent(home: str, config: Config, head: str, environ: Mapping[str, str]) 
     layout = Layout(folder, os.path.join(folder, "state.json"), os.path.join(folder, "jobs"))
     with disk("make", folder):
         os.makedirs(layout.log_dir, mode=0o700, exist_ok=True)
+    environ = {**environ, "PATH": complete_path(layout, environ.get("PATH"))}
+    os.environ["PATH"] = environ["PATH"]            # ssh runs it without a login shell
     lock = take_lock(layout.lock_file)
     for number in (signal.SIGTERM, signal.SIGKILL):
         if lock is None:
@@ -13877,6 +13932,11 @@ class Call:
         """Write a message to stderr."""
         self.err.write(f"nexus: {format_line(text)}\n")
         self.err.flush()
+
+    @property
+    def own_environ(self) -> dict[str, str]:
+        """The environment of the programs that nexus itself runs."""
+        return {**self.environ, "PATH": complete_path(self.layout, self.environ.get("PATH"))}
 
     @property
     def layout(self) -> Layout:
@@ -14547,7 +14607,7 @@ def submit(call: Call, jobs: Sequence[Json]) -> dict[str, Any]:
             find_work_tree(body["cwd"], call.environ)
         else:
             with unwinding():
-                snapshot = take_snapshot(body["cwd"], call.environ)
+                snapshot = take_snapshot(body["cwd"], call.own_environ)
             body.update(snapshot=snapshot.commit, snapshot_repo=snapshot.repository)
     answer = call.client.submit(body)
     for job_id in answer.get("known", ()):
@@ -14998,7 +15058,7 @@ def open_terminal(call: Call, job: Json) -> int:
     words = ["sh", "-c", ATTACH_SCRIPT, own]
     node = next((node for node in call.client.nodes()[1:] if node["name"] == job["node"]), None)
     if node:
-        ssh = Ssh(parse_node({key: node[key] for key in NodeConfig.FIELDS if node[key]}), call.environ)
+        ssh = Ssh(parse_node({key: node[key] for key in NodeConfig.FIELDS if node[key]}), call.own_environ)
         there = ["env", "TERM=xterm-256color", *node["screen"], *words]
         words, environ = ssh.list_words(" ".join(map(quote, there)), is_tty=True), ssh.environ
     else:
@@ -15507,6 +15567,8 @@ def cmd_install(call: Call) -> None:
     if binaries not in call.environ.get("PATH", "").split(":"):
         line = f'export PATH="{binaries}:$PATH"'
         call.say(f"{binaries} is not on PATH yet: add  {line}  to ~/.profile and log in again")
+    call.say(f"ssh reads no ~/.profile for a command:  ssh {socket.gethostname()} "
+             "'~/.local/bin/nexus add \"python train.py\"'")
     if call.options.boot:
         install_boot(call, home, program)
 

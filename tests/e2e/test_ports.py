@@ -150,3 +150,20 @@ def test_a_home_of_before_keeps_its_port(make_box, ports):
         assert port_of(box) == ports[1]
         os.unlink(box.home / "port")
         assert box.nexus("restart").returncode == 0 and port_of(box) == ports[1] and live.read(box.home / "port") == f"{ports[1]}\n"
+
+
+@pytest.mark.parametrize("own", ["", "MASTER_PORT=7 PET_MASTER_PORT=7"], ids=["nexus's", "one that was set"])
+def test_what_a_job_starts_has_another_port(own):
+    """A job that it adds, and each job of a service that it starts."""
+    with live.Box(gpus=1) as box, live.Box(gpus=1, is_starting=False) as other:
+        out = [box.path("parent"), box.path("child"), box.path("grandchild")]
+        echo = "echo $MASTER_PORT $PET_MASTER_PORT $NEXUS_JOB_PORT > "
+        nexus_there = f"{box.python} {live.COMMAND}"
+        command = (f"{echo} {out[0]}; export {own}; {nexus_there} add --gpus 0 '{echo} {out[1]}'; export NEXUS_HOME={other.home}; "
+                   f"{nexus_there} start && curl -sS -d '{json.dumps({'command': f'{echo} {out[2]}', 'gpus': 0})}' "
+                   f"-H 'Content-Type: application/json' http://127.0.0.1:{other.port}/queue")
+        box.wait(box.add(command, gpus=0, environment=box.environ), "completed")
+        parent, *others = [live.until(lambda: live.read(path).split(), path) for path in out]
+        assert len(set(parent)) == 1
+        for ports in others:
+            assert ports[:2] == (["7", "7"] if own else [ports[2]] * 2) and (own or ports[2] != parent[0])

@@ -1827,10 +1827,19 @@ def test_who_else_reads_the_fifo_does_not_stop_the_loop(world, monkeypatch):
     assert events.wait(60) == [], "a read by the other one comes first: then there is nothing left"
 
 
-@pytest.mark.parametrize("added, expected", [({}, {"A": "1"}), ({"MASTER_PORT": "8"}, {"A": "1", "MASTER_PORT": "8"})])
-def test_a_job_that_a_job_submits_does_not_get_its_port(world, added, expected):
-    parents = {"NEXUS_JOB_ID": "abc", "MASTER_PORT": "7", "PET_MASTER_PORT": "7", "A": "1"}
-    assert world(gpus=0).service.drafts.make_environment(parents, added)[1] == expected
+PARENTS = [  # reason, what the job has that submits, --env, what the new one gets
+    ("nexus's own", {"NEXUS_JOB_PORT": "7"}, {}, {}),
+    ("an older nexus's", {}, {}, {}),
+    ("one that was set", {"NEXUS_JOB_PORT": "7"}, {"MASTER_PORT": "7"}, {"MASTER_PORT": "7"}),
+    ("another", {"NEXUS_JOB_PORT": "9"}, {}, {"MASTER_PORT": "7", "PET_MASTER_PORT": "7"}),
+    ("another of the two", {"NEXUS_JOB_PORT": "7", "MASTER_PORT": "8"}, {}, {"MASTER_PORT": "8"}),
+]
+
+
+@pytest.mark.parametrize("reason, parents, added, expected", PARENTS, ids=[case[0] for case in PARENTS])
+def test_a_job_that_a_job_submits_does_not_get_its_port(world, reason, parents, added, expected):
+    base = {"NEXUS_JOB_ID": "abc", "MASTER_PORT": "7", "PET_MASTER_PORT": "7", "A": "1", **parents}
+    assert world(gpus=0).service.drafts.make_environment(base, added)[1] == {"A": "1", **expected}
 
 
 def test_a_preemptible_job_makes_room_and_goes_on_later(world):

@@ -1,0 +1,56 @@
+"""A service that was started with a bare PATH, as `ssh box nexus add` does."""
+
+import json
+import shutil
+
+import live
+import pytest
+
+BARE = {"PATH": "/usr/bin:/bin"}
+
+
+def test_what_the_last_service_found_is_found_again():
+    """nvidia-smi, and a screen that lies elsewhere."""
+    with live.Box(gpus=[{"memory_total": 24000}], launcher="screen", is_starting=False) as box:
+        programs = box.path("programs")
+        programs.mkdir()
+        shutil.copy(shutil.which("screen"), programs / "screen")
+        hidden = box.path("hidden")                     # a PATH with all but screen and nvidia-smi
+        hidden.mkdir()
+        for folder in map(live.pathlib.Path, ("/usr/bin", "/bin")):
+            for program in folder.iterdir():
+                if program.name not in ("screen", "nvidia-smi") and not (hidden / program.name).is_symlink():
+                    (hidden / program.name).symlink_to(program)
+        box.environ["PATH"] = str(hidden)
+        done = box.nexus("run", "--gpus", "0", "true")
+        assert done.returncode == 0 and "screen is not installed" in box.nexus().stdout, done
+        assert "where nvidia-smi works, nexus restart" in box.nexus().stdout
+        assert box.nexus("restart", environ={"PATH": f"{box.bin}:{programs}:{hidden}"}).returncode == 0
+        box.await_gpu(0)
+        assert json.loads(live.read(box.home / "programs.json"))["nvidia-smi"] == str(box.bin)
+        for again in ("stop", "start"):
+            assert box.nexus(again).returncode == 0
+        box.await_gpu(0, is_available=True)
+        assert box.wait_started(box.add("sleep 600"))["session"] and "nexus_job_" in box.nexus("screens").stdout
+        assert box.nexus("run", "--gpus", "0", "echo $PATH").stdout == f"{hidden}\n", "a job's PATH is its submitter's"
+
+        box.bin.chmod(0o777)                            # anybody could put another one there by now
+        assert box.nexus("restart").returncode == 0
+        live.until(lambda: "nvidia-smi was not found" in (box.status()["gpu_trouble"] or ""), "what is missing")
+
+
+@pytest.mark.parametrize("folder", ["/opt/bin", "/usr/lib/wsl/lib", "/usr/local/nvidia/bin"])
+def test_where_drivers_put_nvidia_smi(folder):
+    """In a mount namespace of its own."""
+    live.need_root()
+    with live.Box(gpus=[{"memory_total": 24000}], is_starting=False, environ=BARE) as box:
+        argv = box.argv
+        shown = 'mkdir "$1/new" "$1/work" && mount -t tmpfs none "$1/work" && mkdir "$1/work/up" "$1/work/w" && mount -t overlay -o ' \
+                '"lowerdir=$3,upperdir=$1/work/up,workdir=$1/work/w" none "$3" && mkdir -p "$2" && cp "$1/bin/nvidia-smi" "$2" && ' \
+                'shift 3 && exec "$@"'
+        top = {"/opt/bin": "/opt"}.get(folder, folder.rpartition("/")[0].rpartition("/")[0])
+        box.argv = lambda *words: ["unshare", "-m", "--propagation", "private", "sh", "-c", shown, "sh", str(box.folder), folder, top,
+                                   *argv(*words)]
+        box.start()
+        box.argv = argv
+        box.await_gpu(0, is_available=True)
