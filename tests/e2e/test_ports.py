@@ -163,7 +163,7 @@ def test_what_a_job_starts_has_another_port(own):
                    f"{nexus_there} start && curl -sS -d '{json.dumps({'command': f'{echo} {out[2]}', 'gpus': 0})}' "
                    f"-H 'Content-Type: application/json' http://127.0.0.1:{other.port}/queue")
         box.wait(box.add(command, gpus=0, environment=box.environ), "completed")
-        parent, *others = [live.until(lambda: live.read(path).split(), path) for path in out]
+        parent, *others = [live.until(lambda path=path: live.read(path).split(), path) for path in out]
         assert len(set(parent)) == 1
         for ports in others:
             assert ports[:2] == (["7", "7"] if own else [ports[2]] * 2) and (own or ports[2] != parent[0])
