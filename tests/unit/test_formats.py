@@ -1115,7 +1115,7 @@ def test_an_event_that_no_runner_writes_is_none(line):
 
 def test_hostile_rows_of_nvidia_smi_are_unusable():
     fields = nexus.GPU_FIELDS
-    good = dict(zip(fields, ["0", "GPU-1", "A100", "1000", "0", "0", "30", "50", "300", "Disabled"]))
+    good = dict(zip(fields, ["0", "GPU-1", "A100", "1000", "0", "0", "30", "50", "300", "Disabled", "Default"]))
     rows = [good, {**good, "index": "99999999999999999"}, {**good, "index": "10000", "uuid": "GPU-9"}]
     gpus, messages = nexus.parse_gpus("\n".join(", ".join(row.values()) for row in rows), fields, {})
     assert [gpu.index for gpu in gpus] == [0] and len(messages) == 2
