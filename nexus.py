@@ -9484,6 +9484,7 @@ class Node(MachineBackend):
         self.has_none = False                               # the agent knows that no job is wanted
         self.log_error = ""                                 # why output could not be written
         self.trees: dict[str, str] = {}                     # {commit: its path on the node}
+        self.pushing = threading.Lock()                     # held to push a commit
         self.start_backoff = Backoff(START_BACKOFF_S, START_BACKOFF_S)
         self.given_up_by = ""                               # the user who removed it with --force
         self.is_ended, self.reconnect_backoff = False, Backoff(*RECONNECT_S)
@@ -9966,8 +9967,11 @@ class Starter(Part):
         cwd = "" if job.cwd == os.path.expanduser("~") else job.cwd
         if job.snapshot and job.snapshot_repo:
             if job.snapshot not in node.trees:
-                name = hash_text(f"{self.store.service_id} {job.snapshot_repo}")[:16]
-                node.trees[job.snapshot] = push_snapshot(node.ssh, job.snapshot_repo, job.snapshot, name, self.environ)
+                with node.pushing:                      # one at a time, however many slots a node claims to have
+                    if job.snapshot not in node.trees:
+                        name = hash_text(f"{self.store.service_id} {job.snapshot_repo}")[:16]
+                        node.trees[job.snapshot] = push_snapshot(
+                            node.ssh, job.snapshot_repo, job.snapshot, name, self.environ)
             tree = node.trees[job.snapshot]
             cwd = os.path.normpath(os.path.join(tree, os.path.relpath(job.cwd, job.snapshot_repo)))
             job = replace(job, snapshot_repo=tree)

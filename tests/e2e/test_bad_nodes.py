@@ -357,6 +357,25 @@ def test_what_git_says_of_a_node_is_bounded(tmp_path, monkeypatch):
     assert "writes more than 1MB" in caught.value.message
 
 
+def test_a_node_with_slots_without_end_gets_one_snapshot_at_a_time(away, monkeypatch):
+    w, _, job_id = away
+    at_once, most, done = [], [], []
+
+    def push(*_):
+        at_once.append(1)
+        most.append(len(at_once))
+        time.sleep(0.01)                            # in which the others come, where they may
+        at_once.pop()
+        done.append(1)
+        return "/r"
+
+    monkeypatch.setattr(nexus, "push_snapshot", push)
+    for number in range(10):
+        w.node.start(nexus.replace(w.job(job_id), snapshot=f"{number % 5}" * 40, snapshot_repo="/r", cwd="/r"), {})
+    live.until(lambda: len(w.node.trees) == 5, "five commits")
+    assert len(done) == 5 and max(most) == 1
+
+
 def test_health_names_a_few_faults_of_many(away):
     w, file, _ = away
     write(file, gpus(*[{"index": number, "uuid": f"G{number}", "fault": "f" * 1000} for number in range(1000)]))
