@@ -6727,7 +6727,8 @@ class Ssh:
     def run(self, what: str, command: str, stdin: str = "") -> str:
         """The output of a command there.  Raises: unavailable, with ssh's words; not_found, when the command fails."""
         done = run(self.list_words(command), SSH_CALL_TIMEOUT_S, self.environ, stdin=stdin, is_apart=True,
-                   most_bytes=MAX_SAID_BYTES, purpose=f"ssh to {self.node.name}", hint=f"try it by hand: {self.by_hand}",
+                   most_bytes=MAX_SAID_BYTES, purpose=f"ssh to {self.node.name}",
+                   hint=f"try it by hand: {self.by_hand}",
                    install=INSTALL_SSH)
         if done.exit_code:
             error = self.fault(what, done.errors or done.output or f"exit code {done.exit_code}")
@@ -9368,7 +9369,8 @@ class AgentLine:
                                      hint="nexus restart: then the nodes get the new one")
                 self.outbox.put(b"%d\n%s" % (len(content), content))
                 word = self.read_word()
-            self.hello = decode_value(Hello, load_json(self.read_line(SSH_TIMEOUT_S, MAX_LOGIN_BYTES)), "its first line", True)
+            first = load_json(self.read_line(SSH_TIMEOUT_S, MAX_LOGIN_BYTES))
+            self.hello = decode_value(Hello, first, "its first line", True)
         except BaseException as error:
             self.close()
             if isinstance(error, (OSError, TypeError, ValueError)):
@@ -9704,7 +9706,8 @@ class Node(MachineBackend):
         """Ask again when the wanted jobs or directories are others than in the last question."""
         with self.guard:
             latest, wanted = self.latest, self.list_wanted()
-            if self.line and latest and len(self.questions) < MAX_QUESTIONS and (self.service.pool.folders != latest.folders or [
+            is_heard = len(self.questions) < MAX_QUESTIONS
+            if self.line and latest and is_heard and (self.service.pool.folders != latest.folders or [
                     (one.key, one.attempt, one.limits, one.stop_cause) for one in wanted] != [
                     (one.key, one.attempt, one.limits, one.stop_cause) for one in latest.jobs]):
                 self.ask(self.line)
