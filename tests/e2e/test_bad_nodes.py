@@ -280,11 +280,12 @@ while not os.path.exists(os.environ["BAD"]):
 """
 DRIP = """\
 #!{python} -IS
-import fcntl, os, termios
+import fcntl, os, termios, time
 print("nexus-agent: begins")
 print(os.environ["HELLO"], flush=True)
 os.write(1, b"x" * 8 * 2**20)
 while not os.path.exists(os.environ["BAD"]):
+    time.sleep(0.0005)
     if not any(fcntl.ioctl(1, termios.FIONREAD, bytes(4))):         # the head has read what there was
         os.write(1, b"x")
 """
