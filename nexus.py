@@ -965,6 +965,7 @@ class Attempt(Value):
     signal: Signal | None = optional(None, INTEGER, "that ended it, if one did")
     cause: str | None = optional(None, STRING, "why it did not complete, in a word")
     cause_line: Words | None = optional(None, STRING, "the line that says so")
+    last_line: Words | None = optional(None, STRING, "the last line that it printed, or what its progress bar shows")
     peak_rss_mib: Amount | None = optional(
         None, FLOAT, "host memory of its processes together, shared pages counted once; null without psutil")
     cpu_seconds: Amount | None = optional(None, FLOAT, "CPU time of its processes")
@@ -3899,6 +3900,8 @@ class Evidence(Value):
     log_sizes: tuple[int, int] = (0, 0)         # of stdout.log and stderr.log, in bytes
     error: str | None = None                    # what went wrong with its logs
     samples: Usage = Usage()
+    stdout: str = ""                            # the end of its stdout
+    last_line: str | None = None                # the last line that it printed
 
 
 def judge_end(job: Job, result: Result, evidence: Evidence, runtime_s: float, config: JobsConfig,
@@ -3910,8 +3913,8 @@ def judge_end(job: Job, result: Result, evidence: Evidence, runtime_s: float, co
     finished_at = max(min(result.finished_at or now, now), job.current.started_at or 0)     # another clock may be wrong
     notes = [evidence.error] if evidence.error and evidence.error != line else []
     facts = {"exit_code": code, "signal": number, "cause": cause, "cause_line": line, "finished_at": finished_at,
-             "runtime_seconds": runtime_s, "processes_left": None, **vars(evidence.samples),
-             "notes": add_notes(job.current.notes, notes),
+             "last_line": evidence.last_line, "runtime_seconds": runtime_s, "processes_left": None,
+             "notes": add_notes(job.current.notes, notes), **vars(evidence.samples),
              "log_base": tuple(map(max, job.log_base, evidence.log_sizes))}
     if cause is None:
         return COMPLETED, facts
@@ -3942,7 +3945,9 @@ def find_cause(job: Job, result: Result, evidence: Evidence, signal: int | None)
         return None, None
     if job.gpus and not evidence.error and (line := find_oom_line(evidence.stderr)):
         return "cuda-oom", line
-    return "signal" if signal else "exit", evidence.error or next(iter(find_cause_lines(evidence.stderr, 1)), None)
+    texts = [evidence.stderr] if signal else [evidence.stderr, evidence.stdout]
+    line = next((line for text in texts for line in find_cause_lines(text, 1)), None)
+    return "signal" if signal else "exit", evidence.error or line
 
 
 LACK_OF_MEMORY = "killed (SIGKILL); the kernel ended a process for lack of memory in these seconds"
@@ -4281,7 +4286,6 @@ JOB: dict[str, Field] = {
     "idle_since": Field(or_null(TIME), "since when its GPUs do nothing, if that is for [jobs] idle_minutes"),
     "rss_mib": Field(or_null(FLOAT), "memory of its processes now, as in peak_rss_mib"),
     "cpu_percent": Field(or_null(FLOAT), "CPU in use now"),
-    "last_line": Field(or_null(STRING), "while it runs: the last line that it printed, or what its progress bar shows"),
     "unrecorded": Field(or_null(STRING), "how it has ended, while it counts as running: the disk takes no record"),
 }
 PUBLIC_JOB_KEYS = frozenset(name for name, row in JOB.items() if row.public)
@@ -4339,8 +4343,8 @@ def job_json(job: Job, now: float, node: str | None, **known: Any) -> dict[str, 
         "attempts": [current if one is job.current else attempt_json(one, now)
                      for one in job.attempts if one.started_at is not None],
         "status_history": [[status, format_time(at)] for status, at in job.status_history],
-        "unknown_since": None, "idle_since": None, "rss_mib": None, "cpu_percent": None, "last_line": None,
-        "unrecorded": None, **known}
+        "unknown_since": None, "idle_since": None, "rss_mib": None, "cpu_percent": None, "unrecorded": None,
+        **known}
 
 
 def make_patch(old: Any, new: Any) -> Any:
@@ -5539,6 +5543,13 @@ def check_directory(name: str, path: str) -> None:
         refuse(f"{name} {format_line(path, 200)} is not a directory", hint="make it first: the job runs in it")
 
 
+def read_changed_at(path: str) -> int:
+    """When a log was last written to, in nanoseconds; 0: never."""
+    with contextlib.suppress(OSError):
+        return os.stat(path).st_mtime_ns
+    return 0
+
+
 def read_part(path: str, start: int, most: int) -> bytes:
     """At most so many bytes of a file, from byte `start` on."""
     with contextlib.suppress(OSError), opened(path, os.O_RDONLY | os.O_NONBLOCK) as handle:
@@ -5546,12 +5557,12 @@ def read_part(path: str, start: int, most: int) -> bytes:
     return b""
 
 
-def find_tail(path: str, lines: int) -> int:
-    """The offset of the last `lines` lines of a file."""
+def find_tail(path: str, lines: int, start: int = 0) -> int:
+    """The offset of the last `lines` lines of a file, or `start` if that is later: nothing before it is read."""
     at = measure(path)
     missing = lines + (read_part(path, at - 1, 1) == b"\n") if at and lines > 0 else 0       # newlines to find
-    while missing and at:
-        step = min(65536, at)
+    while missing and at > start:
+        step = min(65536, at - start)
         at -= step
         block = read_part(path, at, step)
         if block.count(b"\n") >= missing:
@@ -5588,6 +5599,22 @@ def read_log_times(folder: str, starts: Sequence[int]) -> list[LogMark]:
 STREAM_FILES = ("stdout.log", "stderr.log")
 
 
+def settle_lines(content: bytes, longest: int, is_first_longer: bool = False) -> bytes:
+    """Lines of more than `longest` bytes as they were last: a progress bar begins its line anew with \\r.
+
+    `is_first_longer`: the first of them counts as longer.
+    """
+    def settle(line: bytes) -> bytes:
+        shown = line.rstrip(b"\r")
+        return shown[shown.rfind(b"\r") + 1:] + line[len(shown):]
+
+    if b"\r" not in content:
+        return content
+    lines = content.split(b"\n")
+    return b"\n".join(settle(line) if len(line) > longest or (is_first_longer and not number) else line
+                      for number, line in enumerate(lines))
+
+
 class LogReader:
     """Reads on in one or both logs of a job, in the order in which they grew."""
 
@@ -5606,13 +5633,18 @@ class LogReader:
                 for stream, offset in enumerate(self.offsets)]
 
     def begin(self, attempts: Sequence[Attempt], offsets: Sequence[int], tail: int | None) -> None:
-        """Begin at these offsets, at 0 in a file that is shorter; or `tail` lines before the end, if that is later."""
+        """Begin at these offsets, at 0 in a file that is shorter; or `tail` lines before the end, if that is later.
+
+        A negative offset is counted from the end.
+        """
         ends = self.measure()
-        self.offsets = [offset if offset <= end else 0 for offset, end in zip(offsets, ends)]
+        self.offsets = [max(0, end + offset) if offset < 0 else offset if offset <= end else 0
+                        for offset, end in zip(offsets, ends)]
         if tail is None:
             return
         for stream in self.streams:
-            self.offsets[stream] = max(self.offsets[stream], find_tail(self.find_path(stream), tail))
+            start = self.offsets[stream]
+            self.offsets[stream] = max(start, find_tail(self.find_path(stream), tail, start))
         if len(self.streams) > 1:
             self.offsets = self.find_last_lines(attempts, ends, tail)
 
@@ -5640,8 +5672,11 @@ class LogReader:
                 yield replace(part, start=at, end=at + len(block), content=block)
                 at += len(block)
 
-    def read(self, attempts: Sequence[Attempt] = ()) -> Iterator[LogEntry]:
-        """The new output, in complete lines."""
+    def read(self, attempts: Sequence[Attempt] = (), longest: int | None = None) -> Iterator[LogEntry]:
+        """The new output, in complete lines.
+
+        Of a line of more than `longest` bytes, only its last state is there: settle_lines().  None: all is there.
+        """
         ends = self.measure()
         for stream in [stream for stream in self.streams if ends[stream] < self.offsets[stream]]:        # a new file
             self.offsets[stream] = 0
@@ -5653,14 +5688,26 @@ class LogReader:
             if block.stream in self.partial:
                 line = self.partial.pop(block.stream)
                 block = replace(block, start=line.start, content=line.content + block.content)
-            cut = max(block.content.rfind(b"\n"), block.content.rfind(b"\r")) + 1
-            if not cut and len(block.content) > MAX_LOG_LINE:
-                cut = len(block.content)
+            cut = block.content.rfind(b"\n") + 1
+            start = block.end - len(block.content) + cut if cut else block.start
+            if longest is None or not self.is_longer(block.stream, start, ends[block.stream], longest):
+                cut = max(cut, block.content.rfind(b"\r") + 1)
             whole, rest = block.content[:cut], block.content[cut:]
+            start = block.end - len(rest) if cut else block.start           # of the rest
+            if longest is not None:
+                is_cut = block.end - block.start > len(block.content)       # former states of its first line are gone
+                whole = settle_lines(whole, longest, is_cut)
+                rest = settle_lines(rest, longest, is_cut and not cut)
+            if not cut and len(rest) > MAX_LOG_LINE:
+                whole, rest, start = rest, b"", block.end
             if rest:
-                self.partial[block.stream] = replace(block, start=block.start + cut, content=rest)
+                self.partial[block.stream] = replace(block, start=start, content=rest)
             if whole:
-                yield replace(block, end=block.start + cut, content=whole)
+                yield replace(block, end=start, content=whole)
+
+    def is_longer(self, stream: int, start: int, end: int, longest: int) -> bool:
+        """Whether the line that begins there has more than `longest` bytes before `end`."""
+        return end - start > longest and b"\n" not in read_part(self.find_path(stream), start, longest + 1)
 
     def flush(self) -> Iterator[LogEntry]:
         """The incomplete lines, when their ends may never come."""
@@ -5669,6 +5716,7 @@ class LogReader:
 
 
 MAX_LOG_LINE = 65536            # a longer line comes in pieces
+MAX_BAR_BYTES = 10000           # a longer line is shown as it was last, also without `tail`
 
 
 # The files that nexus puts into a job's log folder.  Others, like work/ and files/, are the job's, or unknown.
@@ -9819,12 +9867,15 @@ class Outcomes(Part):
         """What tells why an attempt failed, and what its processes used."""
         folder, trouble = self.layout.folder_of(job), None
         most = TAIL_BYTES if result.exit_code else 0
-        text = read_tail(os.path.join(folder, "stderr.log"), job.log_base[1], most)
+        stdout, stderr = [read_tail(os.path.join(folder, name), start, most)
+                          for name, start in zip(STREAM_FILES, job.log_base)]
         if result.is_cut:
             trouble = f"No space left on device: {job.current.node or folder} (the job's logs may be cut)"
         elif result.exit_code and not job.current.node and not os.path.isdir(folder):
             trouble = f"its log folder is gone: {folder}"
-        return Evidence(text, measure_logs(folder), trouble, self.service.observer.find_usage(job.id).samples)
+        last_line = self.service.log_watch.find_last_line(folder, job.log_base)
+        samples = self.service.observer.find_usage(job.id).samples
+        return Evidence(stderr, measure_logs(folder), trouble, samples, stdout, last_line)
 
     def is_disk_full(self, job: Job) -> bool:
         with contextlib.suppress(OSError):
@@ -11106,10 +11157,10 @@ class LogWatch(Part):
         growth = self.growths.get(folder)
         return [growth.seen, (self.clock.now(), *measure_logs(folder))] if growth else []
 
-    def find_last_line(self, folder: str | None) -> str | None:
-        """The last line of a running job's logs."""
-        growth = self.growths.get(folder or "")
-        return growth.find_last_line() if growth else None
+    def find_last_line(self, folder: str | None, starts: Sequence[int]) -> str | None:
+        """The last line of a job's logs from these sizes on."""
+        growth = self.growths.get(folder or "") or LogGrowth(folder or "")
+        return growth.find_last_line(starts) if folder else None
 
     def look(self) -> float | None:
         began, running = self.clock.monotonic(), self.service.running_jobs()
@@ -11139,11 +11190,13 @@ class LogGrowth:
         self.written_at = self.seen_at = float("-inf")      # monotonic: when these two were measured
         self.growing = (False, False)
 
-    def find_last_line(self) -> str | None:
-        """The last line of the log that grew last."""
-        is_stderr = self.growing == (False, True)
-        text = read_tail(os.path.join(self.folder, STREAM_FILES[is_stderr]), 0, LAST_LINE_BYTES)
-        return next(iter(find_last_lines(text, 1)), None)
+    def find_last_line(self, starts: Sequence[int]) -> str | None:
+        """The last line from these sizes on, of the log that grew last if that has one."""
+        paths, sizes = [os.path.join(self.folder, name) for name in STREAM_FILES], measure_logs(self.folder)
+        growing = self.growing if sizes == self.seen[1:] else (sizes[0] > self.seen[1], sizes[1] > self.seen[2])
+        is_stderr = growing[1] and (not growing[0] or read_changed_at(paths[1]) > read_changed_at(paths[0]))
+        texts = (read_tail(paths[stream], starts[stream], LAST_LINE_BYTES) for stream in (is_stderr, not is_stderr))
+        return next((line for text in texts for line in find_last_lines(text, 1)), None)
 
     def note(self, clock: Clock) -> None:
         """Measure the logs.  Write the last mark when the other log grows, to keep their order, and each LOG_NOTE_S."""
@@ -11344,7 +11397,7 @@ class Views(Part):
             "runtime_seconds": round(self.service.outcomes.find_runtime_s(job, now), 3),
             **(node.describe_unknown(job) if node else {}),
             "idle_since": format_time(self.service.gpu_watch.find_idle_since(job)),
-            "last_line": self.service.log_watch.find_last_line(job.log_dir),
+            "last_line": self.service.log_watch.find_last_line(job.log_dir, job.log_base),
             "unrecorded": self.service.outcomes.describe_unrecorded(job)}
 
     def info(self) -> dict[str, Any]:
@@ -11997,7 +12050,8 @@ class Route(Value):
 
 
 COUNT = integer_in(0, 10**18 - 1)
-COUNTS = matching("^[0-9]{1,18}(,[0-9]{1,18})?$", "a number of bytes, or two with a comma", examples=["0", "100,20"])
+COUNTS = matching(
+    "^-?[0-9]{1,18}(,-?[0-9]{1,18})?$", "a number of bytes, or two with a comma", examples=["0", "100,20"])
 QUERY_FLAG = matching("^([Tt]rue|[Ff]alse|1|0|)$", "true or false", examples=["true"])
 
 
@@ -12033,10 +12087,11 @@ PARAMETERS: Mapping[str, Field] = {             # names with a dash are headers
     "by": Field(one_of("user", "group"), "a row for each user (the default) or group"),
     "wait": Field(integer_in(0, 3600), "reply only when the job has ended, or after so many seconds"),
     "follow": Field(QUERY_FLAG, "go on as it grows, until the end", parse=parse_flag),
-    "tail": Field(COUNT, "begin so many lines before the end"),
+    "tail": Field(COUNT, "begin so many lines before the end; a progress bar is shown as it was last"),
     "stream": Field(one_of(*STREAMS), "which of the two files"),
-    "offset": Field(COUNTS, "from this byte of the files on, or from 0 in a shorter, new one; two numbers are of "
-                    "stdout.log and of stderr.log; the header Log-Offset says where the reply begins",
+    "offset": Field(COUNTS, "from this byte of the files on, or from 0 in a shorter, new one; negative: from the end; "
+                    "two numbers are of stdout.log and of stderr.log; the header Log-Offset says where the reply "
+                    f"begins; without it a progress bar of more than {MAX_BAR_BYTES} bytes is shown as it was last",
                     parse=parse_offsets),
     "timestamps": Field(
         QUERY_FLAG, "begin each line with its time of arrival, to a tenth of a second where it is known",
@@ -12475,7 +12530,7 @@ class Calls(Gate):
            "what a job printed, or prints, in the order in which it came; for programs with Accept: "
            "application/x-ndjson", "text/plain")
     def get_logs(self, caller: Caller, request: Request, id: str, follow: bool = False, stream: str = "both",
-                 tail: int | None = None, offset: Sequence[int] = (0, 0), timestamps: bool = False) -> Response:
+                 tail: int | None = None, offset: Sequence[int] | None = None, timestamps: bool = False) -> Response:
         job, streams = self.find_job(id, caller), [STREAMS.index(stream)] if stream != "both" else [0, 1]
 
         def look() -> tuple[str, Sequence[Attempt], bool]:
@@ -12485,30 +12540,33 @@ class Calls(Gate):
 
         folder, attempts, _ = look()
         reader = LogReader(folder, streams, measure_now=self.service.log_watch.measure_now)
-        reader.begin(attempts, offset, tail)
+        reader.begin(attempts, offset or (0, 0), tail)
+        # Who names an offset goes on where lines may have begun already.
+        longest = 0 if tail is not None else MAX_BAR_BYTES if offset is None else None
         if NDJSON in request.headers.get("accept", ""):
-            return self.send_logs(reader, look, log_entry_json, follow, NDJSON)
-        return self.send_logs(reader, look, make_log_text(timestamps, len(streams) > 1), follow)
+            return self.send_logs(reader, look, log_entry_json, follow, NDJSON, longest)
+        make_text = make_log_text(timestamps, len(streams) > 1)
+        return self.send_logs(reader, look, make_text, follow, longest=longest)
 
     def send_logs(self, reader: LogReader, look: Callable[[], tuple[str, Sequence[Attempt], bool]],
                   make_text: Callable[[LogEntry, Sequence[Attempt]], bytes], is_followed: bool,
-                  kind: str = "text/plain; charset=utf-8") -> Response:
+                  kind: str = "text/plain; charset=utf-8", longest: int | None = None) -> Response:
         """Stream logs from the reader's offsets; with `is_followed`, until the job is over.
 
-        `look`: where the logs are, and whether the job is over.
+        `look`: where the logs are, and whether the job is over.  `longest`: for read(), of what is there at first.
         """
         def pieces() -> Iterator[bytes]:
-            is_on = True
+            is_on, limit = True, longest
             while is_on:
                 reader.folder, attempts, was_over = look()
                 found, text = False, bytearray()        # small entries are joined: each piece costs a system call
-                for entry in reader.read(attempts) if reader.folder else ():
+                for entry in reader.read(attempts, limit) if reader.folder else ():
                     found = True
                     text += make_text(entry, attempts)
                     if len(text) > MAX_LOG_LINE:
                         yield bytes(text)
                         text.clear()
-                is_on = is_followed and (found or not was_over)
+                limit, is_on = None, is_followed and (found or not was_over)
                 for entry in reader.flush() if not found or not is_on else ():
                     text += make_text(entry, attempts)
                 yield bytes(text)
@@ -14741,6 +14799,8 @@ def pass_on_logs(call: Call, job_id: str, follow: bool = True, stream: str = "bo
         if entry["attempt"] != attempt and entry["has_earlier"]:
             call.say(f"attempt {entry['attempt']}, {local_time(entry['started_at'], '%Y-%m-%d %H:%M:%S')}")
         attempt = entry["attempt"]
+        if tail is not None and not follow:
+            content = content.rstrip(b"\r")                 # of a line that goes on: what comes next would overwrite it
         if not content:
             continue
         former, last[name] = last[name], content[-1:]
@@ -14909,12 +14969,15 @@ def cmd_show(call: Call) -> None:
     is_on_gpus = job["status"] == RUNNING and job["gpus"] and not call.options.json
     gpus = call.client.status()["gpu_status"] if is_on_gpus else []
     if job["started_at"] and not call.options.json:
-        text = b"".join(call.client.logs(job["id"], tail=LAST_LINES)).decode("utf-8", "replace")
-        lines = find_last_lines(re.sub("(?m)^---- attempt .*----$", "", text), LAST_LINES)
-    call.show(job, functools.partial(format_job, last_lines=lines, gpus=gpus))
+        query = encode_query({"tail": LAST_LINES, "offset": -LAST_BYTES})
+        _, pieces = call.client.open_stream(f"/jobs/{quote_path(job['id'])}/logs{query}")
+        text = re.sub("(?m)^---- attempt .*----$", "", b"".join(pieces).decode("utf-8", "replace"))
+        lines = find_last_lines(text, LAST_LINES) or list(filter(None, [job["last_line"]]))
+    call.show(job, functools.partial(format_job, last_lines=lines))
 
 
 LAST_LINES = 5                  # that `show` prints
+LAST_BYTES = 2**22              # of each log, where it looks for them
 
 
 def find_targets(call: Call, target: str, takes_all: bool = False) -> list[str]:
@@ -15698,7 +15761,7 @@ COMMANDS = (
     Command("logs", "what a job printed, or the service's log", cmd_logs, (
         argument("ids", nargs="*", metavar="ID|GPU|service", help="jobs (default: the last started), or the service"),
         argument("-f", "--follow", action="store_true", help="follow the output until the job ends"),
-        argument("-n", "--number", row=LINES, metavar="N", help="the last N lines"),
+        argument("-n", "--number", row=LINES, metavar="N", help="the last N lines; a progress bar as it was last"),
         argument("--stream", choices=STREAMS, default="both", help="stdout goes to stdout, stderr to stderr"),
         argument("--timestamps", action="store_true", help="begin each line with the time at which it came")),
             examples=("logs", "logs -f abc", "logs abc abd", "logs service -n 50")),
@@ -16802,7 +16865,8 @@ box.onscroll = () => {
 newer.onclick = () => { box.scrollTop = box.scrollHeight; };
 byId('to-error').onclick = goToError;
 byId('download').onclick = async () => {
-  const {id} = jobPage, {content} = await request('GET', `${pathOf(id)}/logs`, {as: 'blob', timeout: DOWNLOAD_MS});
+  const {id} = jobPage, asked = {as: 'blob', timeout: DOWNLOAD_MS};
+  const {content} = await request('GET', `${pathOf(id)}/logs?offset=0`, asked);
   const address = URL.createObjectURL(content);
   el('a', {href: address, download: `nexus-${id}.log`}).click();
   setTimeout(() => URL.revokeObjectURL(address), 60000);

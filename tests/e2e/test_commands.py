@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 
+import live
 import pytest
 from console import COMMAND, SCRIPT, Home, Terminal
 from live import until
@@ -712,6 +713,66 @@ def test_logs(home):
     assert home.main("logs", "-f", job_id, other).out == done.out
     log = home.main("logs", "service", "-n", "2")
     assert log.code == 0 and len(log.out.splitlines()) == 2 and re.match(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] ", log.out)
+
+
+PROGRESS = [  # words, what is shown of 1%\r2%\r\nend\r\nlast 1\rlast 2\r
+    ([], "1%\r2%\r\nend\r\nlast 1\rlast 2\r"), (["-n", "1"], "last 2"), (["-n", "2"], "end\r\nlast 2"),
+    (["-n", "9"], "2%\r\nend\r\nlast 2"),
+    (["-f"], "1%\r2%\r\nend\r\nlast 1\rlast 2\r"), (["-f", "-n", "1"], "last 2\r")]
+
+
+def test_of_a_progress_bar_the_last_lines_have_its_last_state(home):
+    job_id = add_and_wait(home, r"printf '1%%\r2%%\r\nend\r\nlast 1\r'; sleep 0.1; printf 'last 2\r'")
+    for words, shown in PROGRESS:
+        assert home.run("logs", job_id, *words).bytes == shown.encode(), words
+
+
+def test_a_long_progress_bar_is_neither_sent_nor_shown_whole(home):
+    """It was: 3.5 s and 180 MB for `show`."""
+    job_id = add_and_wait(home, "echo begin; echo end")
+    until(lambda: not live.find_commands(f"job_{job_id}"), "the end of its screen")
+    bar = b"".join(b"\r%7d/600000 %s" % (number, b"#" * 85) for number in range(600000))
+    home.file("logs", f"job_{job_id}", "stderr.log").write_bytes(bar)
+    last = bar[-99:].decode().strip()
+
+    def moved():
+        """Bytes that the service has read and written."""
+        lines = dict(line.split(": ") for line in read(f"/proc/{home.service['pid']}/io").splitlines())
+        return int(lines["rchar"]), int(lines["wchar"])
+
+    read_before, wrote_before = moved()
+    done = home.run("show", job_id)
+    read_after, wrote_after = moved()
+    assert all(f"  {line}\n" in done.out for line in (last, "begin", "end")), done
+    assert read_after - read_before < 2e7 and wrote_after - wrote_before < 1e5, "of 60 MB"
+    for words, out, err in (([], "begin\nend\n", last), (["-n", "3"], "begin\nend\n", last), (["-n", "2"], "end\n", last),
+                            (["-n", "1", "--stream", "stdout"], "end\n", "")):
+        done = home.run("logs", job_id, *words)
+        assert (done.out, done.err.strip()) == (out, err), words
+    assert moved()[1] - wrote_after < 1e5
+
+
+LAST_LINES = [  # command, its last line, its cause's line
+    ("echo a; echo b", "b", None), ("echo out; sleep 0.3; echo err >&2", "err", None),
+    ("echo err >&2; sleep 0.3; echo out; exit 1", "out", "err"),
+    ("echo loss 0.5; echo 'error: no such file'; exit 1", "error: no such file", "error: no such file"),
+    (r"echo bad; printf ' 10%%|#   | 1/9\r 90%%|### | 8/9'; exit 1", "90%|### | 8/9", "bad"), ("true", None, None), ("exit 1", None, None),
+    ("echo out; kill -SEGV $$", "out", None)]
+
+
+def test_an_ended_job_keeps_its_last_line(own_home):
+    ids = [add(own_home, command) for command, _, _ in LAST_LINES]
+    again = add(own_home, "[ -e done ] || { touch done; echo first; exit 3; }", "--retries", "1", "--cwd", own_home.top)
+    own_home.main("wait", *ids, again)
+    for job_id, (command, line, cause) in zip(ids, LAST_LINES):
+        job = own_home.job(job_id)
+        assert (job["last_line"], job["attempts"][-1]["last_line"], job["cause_line"]) == (line, line, cause), command
+    job = own_home.job(again)
+    assert job["last_line"] is None and [one["last_line"] for one in job["attempts"]] == ["first", None], "each attempt its own"
+    own_home.main("restart")
+    assert own_home.job(ids[0])["last_line"] == "b"
+    own_home.file("logs", f"job_{ids[0]}", "stdout.log").unlink()
+    assert "Last lines\n  b\n" in own_home.main("show", ids[0]).out
 
 
 def test_logs_come_in_order_with_their_times_attempt_by_attempt(own_home):

@@ -142,6 +142,38 @@ def test_find_tail_reads_only_the_end(tmp_path):
         file.seek(0, os.SEEK_END)
         file.write(b"\nlast\n")
     assert nexus.find_tail(str(path), 1) == 2**36 + 1
+    assert nexus.find_tail(str(path), 9, 2**36 - 100000) == 2**36 - 100000
+
+
+def bar(count):
+    return b"".join(b"\r%6d%%|%s" % (number, b"#" * 91) for number in range(count))        # 100 bytes each
+
+
+BARS = [  # reason, a log, what is shown of it, with lines of more than 50 bytes as they were last
+    ("a short line", b"a\rb\n", b"a\rb\n"), ("a long one", bar(3) + b"\nend\n", bar(3)[201:] + b"\nend\n"),
+    ("longer than a block", b"a\n" + bar(2000), b"a\n" + bar(2000)[-99:]),
+    ("it ends with its return", bar(9)[1:] + b"\r", bar(9)[-99:] + b"\r"),
+    ("Windows", b"x" * 99 + b"\r\n", b"x" * 99 + b"\r\n"), ("no bar", b"x" * 200000 + b"\ny", b"x" * 200000 + b"\ny"),
+    ("a short one behind a block", b"x" * 65533 + b"\na\rb\n", b"x" * 65533 + b"\na\rb\n"),
+    ("two", bar(1500) + b"\n" + bar(1500), bar(1500)[-99:] + b"\n" + bar(1500)[-99:]),
+]
+
+
+@pytest.mark.parametrize("reason, log, shown", BARS, ids=[case[0] for case in BARS])
+def test_a_progress_bar_is_shown_as_it_was_last(tmp_path, reason, log, shown):
+    (tmp_path / "stdout.log").write_bytes(log)
+    reader = nexus.LogReader(str(tmp_path), (0,))
+    first = list(reader.read((), 50))
+    entries = first + list(reader.flush())
+    assert b"".join(entry.content for entry in entries) == shown
+    assert [entry.end for entry in first] == sorted(entry.end for entry in first) and entries[-1].end == len(log)
+    with open(tmp_path / "stdout.log", "ab") as file:
+        file.write(bar(5))
+    assert b"".join(entry.content for entry in [*reader.read(), *reader.flush()]) == bar(5), "all that comes then"
+    for offset in {entry.end for entry in first}:
+        resumed = nexus.LogReader(str(tmp_path), (0,))
+        resumed.begin((), (offset, 0), None)
+        assert b"".join(entry.content for entry in [*resumed.read(), *resumed.flush()]) == (log + bar(5))[offset:]
 
 
 # Both logs of a job, in the order in which they grew

@@ -748,6 +748,9 @@ CAUSES = [  # reason, the end of stderr, the line that may be the cause
 def test_which_line_is_the_cause(reason, text, line):
     for code, signal, cause in ((134, 6, "signal"), (1, None, "exit")):
         assert nexus.find_cause(job(), nexus.Result(code), nexus.Evidence(text), signal) == (cause, line)
+        evidence = nexus.Evidence(text, stdout="loss 0.1\nerror: no such file\n  1%|#  | 1/9 [00:00<00:09]\n")
+        printed = "error: no such file" if cause == "exit" else None
+        assert nexus.find_cause(job(), nexus.Result(code), evidence, signal) == (cause, line or printed), "of stdout else"
     assert "hush" not in " ".join(nexus.find_last_lines(text, 5))
 
 
