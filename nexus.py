@@ -7370,12 +7370,13 @@ done
 '''
 
 
-# The service runs the compiled form, kept in its own folder.  A child compiles: that takes 28 MB, which stay with it.
+# The service runs the compiled form, kept beside nexus.py if that was imported, as `nexus install` has it, or else in
+# its own folder.  A child compiles: that takes 28 MB, which stay with it.
 SERVICE_STARTER = """\
 import os, sys
 from importlib import util
 sys.path += filter(os.path.isabs, sys.argv.pop(1).split(os.pathsep))
-sys.pycache_prefix, sys.dont_write_bytecode = sys.argv.pop(1), False
+sys.pycache_prefix, sys.dont_write_bytecode = sys.argv.pop(1) or None, False
 spec = util.spec_from_file_location("nexus", sys.argv.pop(1))
 sys.modules["nexus"] = nexus = util.module_from_spec(spec)
 if not os.fork():
@@ -7392,9 +7393,10 @@ sys.exit(nexus.entry())
 
 def service_argv(layout: Layout, program: str, options: Sequence[str]) -> list[str]:
     """How the supervisor runs a nexus.py as the service, with this Python."""
+    compiled = __spec__.cached if __spec__ and program == os.path.abspath(__file__) else None
+    cache = "" if compiled and os.access(compiled, os.W_OK) else layout.cache_dir
     # -I: a types.py in PYTHONPATH must not hide Python's own.  This sys.path comes last: tomli may be anywhere in it.
-    return [sys.executable, "-I", "-c", SERVICE_STARTER, os.pathsep.join(sys.path), layout.cache_dir, program, "serve",
-            *options]
+    return [sys.executable, "-I", "-c", SERVICE_STARTER, os.pathsep.join(sys.path), cache, program, "serve", *options]
 
 
 def service_environ(layout: Layout, environ: Mapping[str, str]) -> dict[str, str]:
@@ -12213,6 +12215,7 @@ class Gate:
         if request.headers.get("service-worker") == "script":
             return Response(200, WORKER_SCRIPT, "text/javascript",
                             {"Cache-Control": "no-store", "Service-Worker-Allowed": "/"})
+        known: Caller | None = None
         try:
             self.check_site(request)
             accepted = request.headers.get("accept", "").lower()
@@ -12220,7 +12223,8 @@ class Gate:
                     and "application/json" not in accepted):
                 return page_response(self.page)       # for anyone: it has no data
             route, path_parameters = match_route(request.method, request.path)
-            caller = Caller("", request.peer, is_owner=False) if route.access == "anyone" else self.identify(request)
+            known = None if route.access == "anyone" else self.identify(request)
+            caller = known or Caller("", request.peer, is_owner=False)
             if route.access == "owner" and not caller.is_owner:
                 raise NexusError("forbidden", f"{route.method} {route.pattern} is for {self.service.user}, "
                                  "whose service this is")
@@ -12231,7 +12235,7 @@ class Gate:
                 response = replace(response, stream=self.check_stream(request, caller, response.stream))
             return response
         except Exception as error:
-            return error_response(self.note_error(request, error))
+            return error_response(self.note_error(request, error, known))
 
     def read_arguments(self, request: Request, route: Route, path_parameters: Mapping[str, str]) -> dict[str, Any]:
         """The arguments of a route's handler.  Raises: usage; as read_json()."""
@@ -12250,15 +12254,15 @@ class Gate:
             found["body"] = self.read_json(request)
         return found
 
-    def note_error(self, request: Request, error: Exception) -> NexusError:
-        """The error for the caller.  Refusals, and faults of nexus, are logged too."""
+    def note_error(self, request: Request, error: Exception, caller: Caller | None) -> NexusError:
+        """The error for the caller; None: it could not be identified.  Refusals, and faults of nexus, are logged too."""
         asked = f"{format_line(request.method, 20)} {format_line(request.path, 100)}"
         if not isinstance(error, NexusError):
             self.service.fail(f"answering {asked}", error)
             return NexusError("internal", "nexus failed to answer this", hint="nexus logs service")
         if error.http_status in (401, 403):
             peer = f"{request.peer} ({find_user(request.uid)})" if request.uid is not None else request.peer
-            self.log_refusal(f"Refused {asked} from {peer}: {error.message}")
+            self.log_refusal(f"Refused {asked} from {caller.name if caller else peer}: {error.message}")
         return error
 
     def log_refusal(self, text: str) -> None:
@@ -12340,7 +12344,7 @@ class Gate:
                         "unauthorized", f"{caller.user}'s token was good until now; it was revoked, or has expired")
                 yield piece
         except Exception as error:
-            raise self.note_error(request, error) from None
+            raise self.note_error(request, error, caller) from None
 
     def find_bearer(self, text: str, request: Request) -> Caller:
         """The owner of a token.  Wrong tokens all take the same time.  Raises: unauthorized."""
@@ -12615,7 +12619,8 @@ class Api(Calls):
 
     @route("POST /api/submit", "anyone", "queue a script: a form of code and config_file, with a token in that",
            "FormAdded", body="Form")
-    def post_api_submit(self, caller: Caller, request: Request, idempotency_key: str | None = None) -> dict[str, Any]:
+    def post_api_submit(self, caller: Caller, request: Request,
+                        idempotency_key: str | None = None) -> Response | dict[str, Any]:
         """`caller` is nobody: a token in config_file identifies the sender, and is checked even if none is needed."""
         if request.body_length > MAX_FORM_BYTES:
             raise NexusError("too_large",
@@ -12628,6 +12633,13 @@ class Api(Calls):
         with place:
             code, config = parse_submit_form(request.read_body(), request.headers.get("content-type", ""))
         caller = self.find_bearer(config["token"], request) if "token" in config else self.identify(request)
+        try:
+            return self.add_form(caller, code, config, idempotency_key)
+        except NexusError as error:
+            return error_response(self.note_error(request, error, caller))
+
+    def add_form(self, caller: Caller, code: bytes, config: Mapping[str, Any], key: str | None) -> dict[str, Any]:
+        """Raises: forbidden; as submit()."""
         user = config.get("user_id", caller.user)
         if not caller.may_see(user):
             raise NexusError("forbidden", f"the token is {caller.user}'s, and user_id is {format_line(user, 60)}",
@@ -12639,7 +12651,7 @@ class Api(Calls):
         asked = Asked({"labels": labels, **{name: value for name, value in config.items() if name in JOB_FIELDS},
                        "command": f"{find_python(self.service.environ)} main.py", "code": name})
         with self.service.housekeeping.keep_code(name, code):
-            job = self.describe(self.find_job(admission.submit([asked], caller, idempotency_key).ids[0], caller))
+            job = self.describe(self.find_job(admission.submit([asked], caller, key).ids[0], caller))
         return {"job_id": job["id"], "node_id": self.service.pool.number_nodes().get(job["node"]), "status": PENDING,
                 "queue_position": job["position"] or 0}        # 0 for one that has started by now, too
 
@@ -13445,8 +13457,9 @@ def send_request(connection: socket.socket, method: str, path: str, headers: Map
     if content:
         fields.update({"Content-Type": "application/json", "Content-Length": str(len(content))})
     request = [f"{method} {path} HTTP/1.1", *(f"{name}: {text}" for name, text in fields.items() if text), "", ""]
-    connection.sendall("\r\n".join(request).encode("latin-1", "replace") + content)
-    reader = connection.makefile("rb")
+    with connection:                                # the reader keeps it open, until it is gone itself
+        connection.sendall("\r\n".join(request).encode("latin-1", "replace") + content)
+        reader = connection.makefile("rb")
     lines = [reader.readline(MAX_HEAD_BYTES)]
     while lines[-1].strip() and len(lines) < 200:
         lines.append(reader.readline(MAX_HEAD_BYTES))
@@ -14973,7 +14986,7 @@ def cmd_show(call: Call) -> None:
         _, pieces = call.client.open_stream(f"/jobs/{quote_path(job['id'])}/logs{query}")
         text = re.sub("(?m)^---- attempt .*----$", "", b"".join(pieces).decode("utf-8", "replace"))
         lines = find_last_lines(text, LAST_LINES) or list(filter(None, [job["last_line"]]))
-    call.show(job, functools.partial(format_job, last_lines=lines))
+    call.show(job, functools.partial(format_job, last_lines=lines, gpus=gpus))
 
 
 LAST_LINES = 5                  # that `show` prints
@@ -15631,6 +15644,7 @@ def cmd_install(call: Call) -> None:
     install_file(os.path.join(base, "bash-completion", "completions", "nexus"), BASH_COMPLETION)
     install_file(os.path.join(settings, "fish", "completions", "nexus.fish"), FISH_COMPLETION)
     install_file(os.path.join(functions, "_nexus"), ZSH_COMPLETION)
+    run([program, "--version"], 60, environ=call.environ)       # compiles it, so that no later command must
     call.say(f"installed {program}, with completion for bash, fish and zsh")
     if find_program("zsh"):
         call.say(f"zsh needs this line in ~/.zshrc, before compinit:  fpath+=({quote(functions)})")

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -1321,6 +1322,22 @@ def test_config_edit(own_home):
     assert own_home.file("config.toml").read_text() == nexus.format_sample_config()
 
 
+STRICT = [  # words; ID is an ended job
+    "status", "top", "queue", "jobs", "history", "show ID", "why ID", "wait ID", "logs ID", "logs -f ID", "logs -n 1 service",
+    "retry ID", "run --gpus 0 exit\\ 3", "pause", "resume", "health", "metrics", "usage", "screens",
+    "config", "node list", "token list", "show nope",
+    "kill 0", "restart", "stop"]
+
+
+def test_nothing_is_left_open_for_python_to_warn_of(own_home):
+    """PYTHONWARNINGS=error made a traceback of each socket."""
+    job_id = add_and_wait(own_home, "echo x")
+    for line in STRICT:
+        words = [job_id if word == "ID" else word for word in shlex.split(line)]
+        done = own_home.run(*words, script=SCRIPT, PYTHONWARNINGS="error")
+        assert "Warning" not in done.err and done.code in (0, 3), (line, done)
+
+
 # Installing
 
 FAKES = {
@@ -1449,6 +1466,29 @@ def test_completion(installing, shell):
     for (line, words), answer in zip(typed, SHELLS[shell](home, [line for line, _ in typed])):
         # bash replaces what stands behind the sign alone.
         assert {word.rpartition("=")[2].rstrip("/") for word in answer.split()} == set(words), (line, answer)
+
+
+def list_compiled(installing):
+    """{compiled form: (inode, time of writing)} of what is installed, and in the home."""
+    return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for top in (installing.environ["HOME"], installing.path)
+            for path in pathlib.Path(top).rglob("nexus*.pyc")}
+
+
+def test_install_compiles_and_no_command_after_it_does(installing):
+    """Nor does the service that the first one starts: each would take seconds."""
+    shutil.rmtree(installing.file("cache"))
+    script = pathlib.Path(installing.top, "another", "nexus.py")
+    script.parent.mkdir()
+    for text in ("", "# an upgrade\n"):
+        script.write_text(text + read(SCRIPT))
+        assert installing.run("install", script=script).code == 0
+        compiled = list_compiled(installing)
+        assert len(compiled) == 1, compiled
+        for words in (["restart"], ["run", "--gpus", "0", "true"]):
+            ran = subprocess.run([os.path.join(installing.binaries, "nexus"), *words], capture_output=True, timeout=60,
+                                 env=installing.environ)
+            assert ran.returncode == 0, ran
+        assert list_compiled(installing) == compiled
 
 
 def test_install_with_an_interpreter_in_a_folder_with_blanks(installing):

@@ -726,7 +726,8 @@ def test_who_may_submit_a_script(lab, reason, config, headers, uid, status, word
         assert f"added by {'myuser (token' if word == 'myuser' else ME}" in lab.lines[-1]
     else:
         assert is_error(answer) and word in answer["message"] and kept_code(lab) == [] and lab.commands == []
-        assert "Refused POST /api/submit" in lab.lines[-1] and "my-" not in lab.lines[-1] + answer["message"] + answer["hint"]
+        named = "myuser (token, " if word == "bob" else ""
+        assert f"Refused POST /api/submit from {named}" in lab.lines[-1] and "my-" not in lab.lines[-1] + answer["message"] + answer["hint"]
 
 
 FORM_REFUSALS = [  # reason, body, headers, status, words
@@ -1702,6 +1703,23 @@ def test_refusals_have_one_line_a_minute_with_their_number(bench):
     bench.ask("GET", "/queue", headers={"host": "evil.example"}, uid=STRANGER)
     first, second = [line for line in bench.lines if line.startswith("Refused")]
     assert first.startswith("Refused GET /queue from 127.0.0.1 (") and second.endswith("(19 more since the last such line)")
+
+
+NAMED = [  # who asks, for what, who is named
+    ("a token's user", "bob", "POST", "/service/stop", "bob (token, 127.0.0.1)"),
+    ("nobody known", None, "POST", "/service/stop", "127.0.0.1 ("),
+    ("a token's user, of another's job", "bob", "DELETE", "/queue/{}", "bob (token, 127.0.0.1)")]
+
+
+@pytest.mark.parametrize("reason, user, method, path, named", NAMED, ids=[case[0] for case in NAMED])
+def test_a_refusal_names_the_caller_as_what_is_accepted_does(bench, reason, user, method, path, named):
+    path = path.format(bench.add())
+    bearer = bench.make_bearer(user) if user else {}
+    if user:
+        bench.ask("POST", "/queue", {"command": "true"}, bearer)
+        assert bench.lines[-1].endswith(f" added by {named}: true"), "accepted"
+    status, _ = bench.ask(method, path, None, bearer, uid=STRANGER)
+    assert status == 403 if user else 401 and bench.lines[-1].startswith(f"Refused {method} {path} from {named}"), bench.lines[-1]
 
 
 def test_the_head_of_an_answer_tells_no_version(listening):
