@@ -12255,7 +12255,7 @@ class Gate:
         return found
 
     def note_error(self, request: Request, error: Exception, caller: Caller | None) -> NexusError:
-        """The error for the caller; None: it could not be identified.  Refusals, and faults of nexus, are logged too."""
+        """The error for the caller.  Refusals, and faults of nexus, are logged too.  `caller`: None when unknown."""
         asked = f"{format_line(request.method, 20)} {format_line(request.path, 100)}"
         if not isinstance(error, NexusError):
             self.service.fail(f"answering {asked}", error)
@@ -13450,9 +13450,8 @@ class Answer(Value):
 
 
 def send_request(connection: socket.socket, method: str, path: str, headers: Mapping[str, str],
-                 body: object) -> Answer:
+                 content: bytes = b"") -> Answer:
     """Raises, also while pieces are read: OSError, when the connection breaks; ValueError, when it is no HTTP."""
-    content = b"" if body is None else encode_json(body).encode("ascii")
     fields = {**headers, "Connection": "close"}
     if content:
         fields.update({"Content-Type": "application/json", "Content-Length": str(len(content))})
@@ -13524,14 +13523,17 @@ class Client:
 
     def __init__(self, url: str, token: str = "", layout: Layout | None = None) -> None:
         """`layout`: of this machine's service; it is reached by its socket.  None: by the address.  Raises: usage."""
+        if not re.fullmatch("[!-~]*", token):
+            refuse("a token has letters, digits and signs, and no blanks", hint="look at NEXUS_TOKEN")
         self.url, self.token, self.layout = url, token, layout
         self.host, self.port, self.is_secure, self.owner = ("localhost", 0, False, "") if layout else parse_url(url)
         self.has_started = False            # find() has started the service
         self.retry_timeout_s = RETRY_TIMEOUT_S if layout else 0.0       # with an address, until it has replied once
 
     def ask(self, method: str, path: str, body: object = None, key: str = "") -> Any:
-        """One call; return JSON, a text, or None.  Raises: the service's error; unavailable."""
-        return self.repeat(f"{method} {path}", lambda: read_answer(self.send(method, path, body, key)),
+        """One call; return JSON, a text, or None.  Raises: the service's error; unavailable; usage, for no JSON."""
+        content = encode_body(body)
+        return self.repeat(f"{method} {path}", lambda: read_answer(self.send(method, path, content, key)),
                            is_repeatable=method == "GET" or bool(key))
 
     def ask_list(self, path: str) -> tuple[list[dict[str, Any]], int]:
@@ -13635,13 +13637,13 @@ class Client:
                              hint=f"if you mean the nexus of {user}: NEXUS_URL="
                                   + re.sub("//(.*@)?", f"//{user}@", self.url))
 
-    def send(self, method: str, path: str, body: object = None, key: str = "", accept: str = "",
+    def send(self, method: str, path: str, content: bytes = b"", key: str = "", accept: str = "",
              is_stream: bool = False) -> Answer:
         """One request on a new connection.  Raises: as connect() and send_request()."""
         host, connection = f"[{self.host}]" if ":" in self.host else self.host, self.connect()
         answer = send_request(connection, method, path, {
             "Host": f"{host}:{self.port}" if self.port else host, "Idempotency-Key": key, "Accept": accept,
-            "Authorization": f"Bearer {self.token}" if self.token else ""}, body)
+            "Authorization": f"Bearer {self.token}" if self.token else ""}, content)
         if is_stream:
             connection.settimeout(None)
         return answer
@@ -13668,9 +13670,9 @@ class Client:
         """Queue a command; return the job's id.  Options are the keys of POST /queue."""
         return str(self.submit({"command": command, **options})["id"])
 
-    def add_all(self, commands: Sequence[str], **options: Any) -> list[str]:
+    def add_all(self, commands: str | Iterable[str], **options: Any) -> list[str]:
         """Queue many commands that share their options, all or none; return their ids."""
-        return list(self.submit({"commands": list(commands), **options})["ids"])
+        return list(self.submit({"commands": list_texts(commands, "commands"), **options})["ids"])
 
     def submit(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """POST /queue; return `{"id"}` or `{"ids"}`, with `known` ids that `unique` found, and a `warning` when jobs
@@ -13763,7 +13765,7 @@ class Client:
             time.sleep(0.1)                             # the server may close each stream at once
             self.ask("GET", "/")                        # waits until the service replies again
 
-    def wait(self, job_ids: Sequence[str], on_end: Callable[[dict[str, Any]], None] = lambda job: None,
+    def wait(self, job_ids: str | Iterable[str], on_end: Callable[[dict[str, Any]], None] = lambda job: None,
              is_any: bool = False,
              on_look: Callable[[dict[str, Any]], None] = lambda job: None) -> list[dict[str, Any]]:
         """Wait until jobs have finished, or with `is_any` one of them; return them.  The service may restart meanwhile.
@@ -13772,6 +13774,7 @@ class Client:
         Raises: not_found, for a job that is gone and was not seen to end.
         """
         finished: dict[str, dict[str, Any]] = {}
+        job_ids = list_texts(job_ids, "job_ids")
         unfinished, wait_s = list(dict.fromkeys(job_ids)), 0
         while unfinished and not (is_any and finished):
             # The end of the last is heard of at once, that of the others at the next look.
@@ -13797,7 +13800,7 @@ def describe_stranger(url: str, why: str) -> NexusError:
 
 def parse_url(url: str) -> tuple[str, int, bool, str]:
     """(host, port, whether it is https, owner or "") of NEXUS_URL.  Raises: usage."""
-    match = re.fullmatch(r"(https?)://(?:([\w.-]+)@)?(\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::(\d{1,5}))?/?", url)
+    match = re.fullmatch(r"(https?)://(?:([\w.-]+)@)?(\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::(\d{1,5}))?/?", str(url))
     if not match or (match[2] and match[1] != "http"):
         raise NexusError("usage", f"NEXUS_URL={url} is not an address like http://gpu1:6234 or "
                          "https://gpu1.example.org; for the service of ann on this machine http://ann@127.0.0.1:6234",
@@ -13806,9 +13809,32 @@ def parse_url(url: str) -> tuple[str, int, bool, str]:
     return match[3].strip("[]"), port, match[1] == "https", match[2] or ""
 
 
+def list_texts(given: str | Iterable[str], name: str) -> list[str]:
+    """Texts as a list; a text alone is one of them.  Raises: usage."""
+    texts = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
+    if not all(isinstance(text, str) for text in texts):
+        refuse(f"{name} must be a text or a list of texts, not {format_line(repr(given), 60)}", hint="")
+    return texts
+
+
+def encode_body(body: object) -> bytes:
+    """A body as JSON, with paths as texts; empty for None.  Raises: usage."""
+    def encode_path(one: object) -> str:
+        if isinstance(one, os.PathLike):
+            return os.fsdecode(one)
+        raise TypeError(f"JSON has no form for a {type(one).__name__}")
+
+    try:
+        return b"" if body is None else json.dumps(body, separators=(",", ":"), default=encode_path).encode("ascii")
+    except (TypeError, ValueError, RecursionError) as error:
+        refuse(f"what is asked cannot be sent: {format_line(str(error), 200)}", hint="")
+
+
 def quote_path(text: str) -> str:
-    """Quote a word as part of a path."""
+    """Quote a word as part of a path.  Raises: usage."""
     import urllib.parse
+    if not isinstance(text, str):
+        refuse(f"an id is a text, not {format_line(repr(text), 60)}", hint="")
     return urllib.parse.quote(text, safe="", errors="surrogateescape") or "%20"
 
 
@@ -13863,7 +13889,7 @@ def ask_for_service(layout: Layout) -> dict[str, Any] | None:
         connection = connect_to_own(layout, OWNER_TIMEOUT_S)
         with connection:
             own = Processes().find(read_credentials(connection)[0])
-            told = read_answer(send_request(connection, "GET", "/", {"Host": "localhost"}, None))
+            told = read_answer(send_request(connection, "GET", "/", {"Host": "localhost"}))
         return {**pick(told, ("url", "version", "hash")), "pid": own.pid, "started": own.started,
                 "boot_id": read_boot_id(), "machine": read_machine()} if own else None
     except NexusError as error:
@@ -15599,8 +15625,9 @@ UNIT = """\
 Description=nexus, the GPU job queue
 
 [Service]
-ExecStart="{program}" serve
-Environment="NEXUS_HOME={home}"
+# By sh, whose arguments may have any character: the name of a unit's executable may not.
+ExecStart=/bin/sh {program} serve
+Environment={home}
 # Only the service is ended with the unit: jobs go on, and the next start adopts them.
 KillMode=process
 Restart=on-failure
@@ -15665,11 +15692,21 @@ def install_file(path: str, text: str, mode: int = 0o644) -> None:
         os.chmod(path, mode)
 
 
+def quote_for_systemd(text: str) -> str:
+    """A word of a unit.  Source: systemd.syntax(7), systemd.unit(5)."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%") + '"'
+
+
 def install_boot(call: Call, home: str, program: str) -> None:
     """Start the service at boot by a systemd user unit; without a user manager, print a line for cron."""
     base = call.environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
     unit = os.path.join(base, "systemd", "user", "nexus.service")
-    install_file(unit, UNIT.format(program=program, home=call.layout.home))
+    for text in (program, call.layout.home):
+        if "\n" in text:
+            refuse(f"{text!r} has a line break: neither systemd nor cron takes it", hint="")
+    install_file(unit, UNIT.format(
+        program=quote_for_systemd(program).replace("$", "$$"),
+        home=quote_for_systemd(f"NEXUS_HOME={call.layout.home}")))
     try:
         is_enabled = not any(run(["systemctl", "--user", *words], 15).exit_code
                              for words in (["daemon-reload"], ["enable", "nexus.service"]))
@@ -15677,7 +15714,8 @@ def install_boot(call: Call, home: str, program: str) -> None:
         is_enabled = False
     if not is_enabled:
         call.say("there is no systemd user manager here; this line starts the service at boot, after crontab -e:")
-        return call.print(f"@reboot NEXUS_HOME={quote(call.layout.home)} {quote(program)} start")
+        line = f"NEXUS_HOME={quote(call.layout.home)} {quote(program)} start"
+        return call.print("@reboot " + line.replace("%", "\\%"))       # cron's line ends at a %
     call.say(f"the service starts with your systemd user manager: {unit}; loginctl enable-linger starts that at boot "
              "instead of at your first login, and lets it and the jobs outlive your logout")
 

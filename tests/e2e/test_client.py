@@ -4,6 +4,7 @@ import contextlib
 import http.server
 import json
 import os
+import pathlib
 import socket
 import subprocess
 import threading
@@ -71,6 +72,19 @@ def test_the_queue_by_python(own_home):
     assert sorted(job["id"] for job in seen) == sorted([ids[0], ids[2]])
 
 
+def test_paths_are_taken_and_a_text_is_one_id(own_home):
+    client = own_home.client()
+    folder = pathlib.Path(own_home.top)
+    job_id = client.add("pwd; echo $PLACE", gpus=0, cwd=folder, env={"PLACE": folder / "x"})
+    [job] = client.wait(job_id)
+    assert (job["id"], job["cwd"], b"".join(client.logs(job_id))) == (job_id, str(folder), f"{folder}\n{folder}/x\n".encode())
+    [alone] = client.add_all("true", gpus=0)
+    assert [job["id"] for job in client.wait({alone, job_id})] in ([alone, job_id], [job_id, alone])
+    assert [job["id"] for job in client.wait(one for one in (alone, job_id))] == [alone, job_id]
+
+
+LOOP: dict = {}
+LOOP["loop"] = LOOP
 FAULTS = [  # reason, what is asked, kind, what it says
     ("no such job to wait for", lambda client: client.wait(["zzz"]), "not_found", "zzz"),
     ("no such log", lambda client: list(client.logs("zzz", follow=True)), "not_found", "zzz"),
@@ -82,6 +96,22 @@ FAULTS = [  # reason, what is asked, kind, what it says
     ("one bad of many", lambda client: client.add_all(["true", "\0"]), "usage", "commands[1] must be"),
     ("no such GPU", lambda client: client.pause(gpu=7), "not_found", "7"),
     ("no such group", lambda client: client.pause(group="x y&z=/?"), "not_found", "'x y&z=/?'"),
+    ("a set", lambda client: client.add("true", gpu_ids={1}), "usage", "JSON has no form for a set"),
+    ("bytes", lambda client: client.add(b"true"), "usage", "a bytes"), ("no command", lambda client: client.add(None), "usage", "command"),
+    ("a key that is no text", lambda client: client.add("true", env={(1, 2): "x"}), "usage", "cannot be sent"),
+    ("a loop", lambda client: client.add("true", env=LOOP), "usage", "cannot be sent"),
+    ("a number for an id", lambda client: client.job(5), "usage", "an id is a text, not 5"),
+    ("no id", lambda client: client.why(None), "usage", "an id is a text, not None"),
+    ("a number to wait for", lambda client: client.wait(5), "usage", "job_ids must be a text or a list of texts, not 5"),
+    ("nothing to wait for", lambda client: client.wait([None]), "usage", "job_ids must be"),
+    ("the log of a number", lambda client: list(client.logs(5)), "usage", "an id is a text"),
+    ("a tail that is no number", lambda client: list(client.logs("zzz", tail="x")), "usage", "tail"),
+    ("a text for a list", lambda client: client.cancel(ids="zzz"), "usage", "ids must be"),
+    ("no list of commands", lambda client: client.add_all(7), "usage", "commands must be"),
+    ("a status of its own", lambda client: client.jobs(status=object()), "usage", "status"),
+    ("no address", lambda client: nexus.Client("gpubox"), "usage", "NEXUS_URL"),
+    ("an address that is no text", lambda client: nexus.Client(None), "usage", "NEXUS_URL"),
+    ("a token of two lines", lambda client: nexus.Client(client.url, "a\nX: y").status(), "usage", "token"),
 ]
 
 

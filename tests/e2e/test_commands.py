@@ -1519,7 +1519,7 @@ def test_install_at_boot_by_systemd(installing):
     assert "KillMode=process\n" in text and "WantedBy=default.target" in text
     record = read(installing.environ["RECORD"])
     assert "systemctl --user daemon-reload" in record and "systemctl --user enable nexus.service" in record
-    assert f'ExecStart="{installing.binaries}/nexus" serve\n' in text and f'Environment="NEXUS_HOME={installing.path}"\n' in text
+    assert f'ExecStart=/bin/sh "{installing.binaries}/nexus" serve\n' in text and f'Environment="NEXUS_HOME={installing.path}"\n' in text
 
 
 def test_install_at_boot_where_there_is_no_user_manager(installing):
@@ -1527,6 +1527,29 @@ def test_install_at_boot_where_there_is_no_user_manager(installing):
     assert done.code == 0 and "crontab -e" in done.err and done.out.startswith("@reboot ") and done.out.count("\n") == 1
     started = subprocess.run(["sh", "-c", done.out[len("@reboot "):]], capture_output=True, timeout=60, env=installing.environ)
     assert started.returncode == 0 and installing.service["port"] == installing.port
+
+
+def test_install_at_boot_from_folders_with_special_characters(installing):
+    """% and quotes mean something in a unit, and % in a crontab."""
+    home, nexus_home = (os.path.join(installing.top, name) for name in ('my "100%h" home\\', 'nexus "50%" home'))
+    shutil.copytree(installing.path, nexus_home)
+    os.mkdir(home)
+    places = {"HOME": home, "NEXUS_HOME": nexus_home}
+    assert installing.run("install", "--boot", **places).code == 0
+    unit = pathlib.Path(home, ".config", "systemd", "user", "nexus.service")
+    words = dict(re.findall(r'^(\w+)=(?:/bin/sh )?"((?:[^"\\]|\\.)*)"', unit.read_text(), re.MULTILINE))
+    plain = {key: re.sub(r"\\(.)", r"\1", word).replace("%%", "%") for key, word in words.items()}
+    assert plain == {"ExecStart": f"{home}/.local/bin/nexus", "Environment": f"NEXUS_HOME={nexus_home}"}
+    assert not re.search("(?<!%)(%%)*%(?!%)", unit.read_text()), "no specifier is left"
+    if shutil.which("systemd-analyze"):
+        done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, timeout=60, text=True)
+        assert not [line for line in done.stderr.splitlines() if "nexus" in line], done.stderr
+    line = installing.run("install", "--boot", NO_USER_MANAGER="1", **places).out
+    assert line.count("%") == line.count("\\%") > 0
+    started = subprocess.run(["sh", "-c", line[len("@reboot "):].replace("\\%", "%")], capture_output=True, timeout=60,
+                             env={**installing.environ, "HOME": home})
+    assert started.returncode == 0 and os.path.exists(os.path.join(nexus_home, "service.json")), started
+    assert installing.run("install", "--boot", **{**places, "NEXUS_HOME": f"{nexus_home}\n"}).code == 2
 
 
 def test_until_when_a_token_is_good_is_a_local_time(home):
