@@ -3762,7 +3762,7 @@ def list_reasons(job: Job, group: Group | None, planned: Plan, config: Config, n
         if begin_at > (job.retry_at or now):
             delay = Reason("begin-time", "begin_at", f"begins in {format_duration(begin_at - now)}, as asked")
         else:
-            failure = f"attempt {job.attempt} failed ({job.attempts[-1].cause})" if job.attempts else "it failed"
+            failure = describe_failure(job)
             delay = Reason("begin-time", "retry", f"{failure}; {describe_next_attempt(job, now)}")
         reasons.append(delay)
     if job.pending_dependencies:
@@ -3788,6 +3788,15 @@ def find_shortage(job: Job, planned: Plan, config: Config, now: float, reader: s
             blocked[alike] = explain_shortage(job, planned, config.gpu, now, reader)
         reason = blocked[alike]
     return reason
+
+
+def describe_failure(job: Job) -> str:
+    """`attempt 4 failed (timeout)`; where the command did not run, with the reason."""
+    if not job.attempts:
+        return "it failed"
+    last = job.attempts[-1]
+    words = f": {last.cause_line}" if last.cause == "launch" and last.cause_line else ""
+    return f"attempt {job.attempt} failed ({last.cause}{words})"
 
 
 def describe_next_attempt(job: Job, now: float) -> str:
@@ -5889,7 +5898,7 @@ def find_program(name: str, path: str | None = None) -> str | None:
 
 
 # A service that `ssh box nexus add` has started, or systemd, or cron, has a bare PATH.
-PROGRAMS = ("nvidia-smi", "screen", "git", "ssh", "sbatch", "squeue", "scancel", "scontrol")       # what nexus runs
+PROGRAMS = ("bash", "nvidia-smi", "screen", "git", "ssh", "sbatch", "squeue", "scancel", "scontrol")   # that it runs
 DRIVER_FOLDERS = ("/usr/bin", "/usr/local/bin", "/usr/local/nvidia/bin", "/usr/lib/wsl/lib", "/opt/bin")
 
 
@@ -5911,6 +5920,18 @@ def keep_programs(layout: Layout, path: str) -> None:
     """Remember in which folders the programs are now.  Raises: unavailable."""
     found = {name: os.path.dirname(place) for name in PROGRAMS if (place := find_program(name, path))}
     write_if_changed(layout.programs_file, encode_json({**(read_json(layout.programs_file) or {}), **found}) + "\n")
+
+
+NO_SCREEN = "screen is not installed"
+
+
+def advise_on_screen(reason: str) -> str:
+    """What to do where screen cannot be used, for a reason of Screen.prepare()."""
+    if reason == NO_SCREEN:
+        return "install it: apt install screen"
+    if re.search("(?i)director|mode [0-7]{3}|too long|socket", reason):
+        return "its folder for sockets: export SCREENDIR=FOLDER, one of your own with mode 700, then nexus restart"
+    return "try it by hand: screen -ls"
 
 
 def is_own_folder(path: str) -> bool:
@@ -6433,7 +6454,7 @@ class Screen:
     def prepare(self) -> str | None:
         """Choose a place for the sockets: the default, or else the home.  Return why screen cannot be used, or None."""
         if not find_program("screen", self.path):
-            return "screen is not installed"
+            return NO_SCREEN
         try:
             faults = []
             for folder in (None, self.own_folder):
@@ -6543,6 +6564,10 @@ def find_python(environ: Mapping[str, str]) -> str:
     return "python" if find_program("python", environ.get("PATH") or os.defpath) else "python3"
 
 
+NO_BASH = "bash was not found on the service's PATH: no job can start"
+NO_BASH_HINT = "install bash; or nexus restart in a shell where `type bash` finds it"
+
+
 class Machine:
     """This machine as the service uses it: GPUs, processes, sessions, leases and launching."""
 
@@ -6572,6 +6597,10 @@ class Machine:
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
             env=self.screen.environ(), start_new_session=True)
         return None if self.no_screen_reason else f"{child.pid}.{name}"
+
+    def has_bash(self) -> bool:
+        """Whether job.sh can be run."""
+        return find_program("bash", self.screen.path) is not None
 
     def count_oom_kills(self) -> int | None:
         return count_oom_kills()
@@ -10486,6 +10515,7 @@ class Drafts(Part):
             if source not in environments:
                 base = self.environ if asked.environment is None else asked.environment
                 environments[source] = self.make_environment(base, asked.env)
+                self.check_bash(environments[source][1])
             digest, variables = environments[source]
             drafts.append((self.make_job(asked, user, digest), variables, asked))
         jobs = [job for job, _, _ in drafts]
@@ -10542,6 +10572,17 @@ class Drafts(Part):
             for folder in {job.cwd: None for job in jobs if needs_folder(job) and (
                     job.only_node == "" or (is_alone and job.only_node is None))}:
                 check_directory("cwd", folder)
+
+    def check_bash(self, variables: Mapping[str, str]) -> None:
+        """Raises: usage, where no job with this environment can start.  Of other machines that is not known."""
+        if self.service.is_slurm or self.service.pool.nodes:
+            return
+        if not self.service.machine.has_bash():
+            raise NexusError("unavailable", NO_BASH, NO_BASH_HINT)
+        path = variables.get("PATH") or os.defpath
+        if not find_program("bash", path):
+            refuse(f"bash was not found on the job's PATH, and runs each command: {format_line(path, 300)}",
+                   "add its folder to PATH (type bash shows it)")
 
     def check_commands(self, jobs: Iterable[Job]) -> None:
         """Raises: usage, for a command that is cut off in quotes."""
@@ -11245,6 +11286,8 @@ class Health(Part):
             hint = observation.hint if observation.error else SMI_SLOW_HINT if is_slow else ""
             asked = f"{format_count(len(watch.gpus), 'GPU')}, asked in {observation.took_s:.2f} s"
             yield "GPUs", not fault, (limit and f"{limit}; ") + (fault or asked), hint
+            if not self.machine.has_bash():
+                yield "bash", False, NO_BASH, f"{NO_BASH}: {NO_BASH_HINT}"
         if leases:
             error = service.observer.find_lease_error()
             yield "GPU leases", not error, f"{error.message}; {error.hint}" if error else f"in {leases.folder}", ""
@@ -11302,7 +11345,7 @@ class Health(Part):
             *(hint for *_, hint in self.list_checks()),
             "these GPUs are made up; for the real ones: nexus restart, without NEXUS_MOCK_GPUS"
             if machine.is_mock else "",
-            f"{machine.no_screen_reason}: jobs run directly, without attach (install it: apt install screen)" if (
+            f"{machine.no_screen_reason}: jobs run directly, without attach ({advise_on_screen(machine.no_screen_reason)})" if (
                 machine.no_screen_reason and jobs.launcher == "screen") else ""]
         return [hint for hint in hints if hint]
 
@@ -15206,7 +15249,7 @@ def prepare_screen(layout: Layout) -> Screen:
     screen = Screen(layout)
     reason = screen.prepare()
     if reason:
-        raise NexusError("unavailable", reason, hint="apt install screen")
+        raise NexusError("unavailable", reason, advise_on_screen(reason))
     return screen
 
 

@@ -1,6 +1,8 @@
 """A service that was started with a bare PATH, as `ssh box nexus add` does."""
 
 import json
+import os
+import pathlib
 import shutil
 
 import live
@@ -9,18 +11,23 @@ import pytest
 BARE = {"PATH": "/usr/bin:/bin"}
 
 
+def make_path(box, *missing):
+    """A PATH with all but these programs."""
+    folder = box.path("all-but")
+    folder.mkdir()
+    for program in [*pathlib.Path("/usr/bin").iterdir(), *pathlib.Path("/bin").iterdir()]:
+        if program.name not in missing and not (folder / program.name).is_symlink():
+            (folder / program.name).symlink_to(program)
+    return folder
+
+
 def test_what_the_last_service_found_is_found_again():
     """nvidia-smi, and a screen that lies elsewhere."""
     with live.Box(gpus=[{"memory_total": 24000}], launcher="screen", is_starting=False) as box:
         programs = box.path("programs")
         programs.mkdir()
         shutil.copy(shutil.which("screen"), programs / "screen")
-        hidden = box.path("hidden")                     # a PATH with all but screen and nvidia-smi
-        hidden.mkdir()
-        for folder in map(live.pathlib.Path, ("/usr/bin", "/bin")):
-            for program in folder.iterdir():
-                if program.name not in ("screen", "nvidia-smi") and not (hidden / program.name).is_symlink():
-                    (hidden / program.name).symlink_to(program)
+        hidden = make_path(box, "screen", "nvidia-smi")
         box.environ["PATH"] = str(hidden)
         done = box.nexus("run", "--gpus", "0", "true")
         assert done.returncode == 0 and "screen is not installed" in box.nexus().stdout, done
@@ -54,3 +61,32 @@ def test_where_drivers_put_nvidia_smi(folder):
         box.start()
         box.argv = argv
         box.await_gpu(0, is_available=True)
+
+
+def test_a_job_without_bash_is_refused():
+    with live.Box(gpus=1) as box:
+        for verb in ("add", "run"):
+            done = box.nexus(verb, "true", environ={"PATH": str(make_path(box, "bash")) if verb == "add" else str(box.path("all-but"))})
+            assert done.returncode == 2 and "bash was not found on the job's PATH" in done.stderr, done
+        assert box.health()["is_healthy"]
+
+
+def test_a_service_without_bash_says_so():
+    with live.Box(gpus=1, is_starting=False) as box:
+        full, box.environ["PATH"] = os.environ["PATH"], str(make_path(box, "bash"))
+        box.start()
+        words = "bash was not found on the service's PATH"
+        done = box.nexus("run", "true", environ={"PATH": full})
+        assert done.returncode == 6 and words in done.stderr and "nexus restart" in done.stderr, done
+        assert words in str(box.health()) and not box.health()["is_healthy"] and words in box.nexus().stdout
+        assert box.nexus("restart", environ={"PATH": full}).returncode == 0
+        assert box.nexus("run", "echo hello", environ={"PATH": full}).stdout == "hello\n"
+
+
+def test_the_hint_follows_the_fault_of_screen():
+    with live.Box(gpus=1, launcher="screen", is_starting=False) as box:
+        box.path("screen").rmdir()
+        box.path("screen").touch()
+        (box.home / "screen").touch()
+        assert box.nexus("run", "echo hello").stdout == "hello\n"
+        assert "apt install screen" not in box.nexus().stdout and "jobs run directly" in box.nexus().stdout
