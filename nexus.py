@@ -5938,7 +5938,7 @@ def is_own_folder(path: str) -> bool:
     """Whether nobody but root and this user can put a program there."""
     with contextlib.suppress(OSError, ValueError):
         status = os.stat(path)
-        is_owned = status.st_uid in (os.geteuid(), os.stat("/").st_uid)     # root may have another number in a container
+        is_owned = status.st_uid in (os.geteuid(), os.stat("/").st_uid)     # root may have another number
         return is_owned and os.path.isabs(path) and not status.st_mode & 0o002
     return False
 
@@ -7278,6 +7278,12 @@ def is_job_variable(name: str) -> bool:
         "NEXUS_GPU_ID", "NEXUS_TASK_ID", "NEXUS_ROLE", "NEXUS_UMASK", "NEXUS_FORMER_PYTHON", "STY", "WINDOW")
 
 
+def list_inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that are not those of the job in which this is: jobs and services that start here get them."""
+    return {name: text for name, text in environ.items()
+            if not is_job_variable(name) and not is_port_of_nexus(name, environ)}
+
+
 def find_visible_devices(environ: Mapping[str, str]) -> str | None:
     """The CUDA_VISIBLE_DEVICES that a service started here gets; inside a job, it is the job's."""
     return None if "NEXUS_JOB_ID" in environ else environ.get("CUDA_VISIBLE_DEVICES")
@@ -7430,8 +7436,7 @@ def service_argv(layout: Layout, program: str, options: Sequence[str]) -> list[s
 
 def service_environ(layout: Layout, environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of a service that is started here, without what is the job's in which this may be."""
-    started = {name: text for name, text in environ.items()
-               if not is_job_variable(name) and not is_port_of_nexus(name, environ)}
+    started = list_inherited(environ)
     if find_visible_devices(environ) is None:
         started.pop("CUDA_VISIBLE_DEVICES", None)
     return {**started, "NEXUS_HOME": layout.home, "NEXUS_ROLE": "service"}
@@ -10632,8 +10637,8 @@ class Drafts(Part):
 
     def make_environment(self, base: Mapping[str, str], added: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
         """Return (digest, variables) of an environment with further variables.  Raises: usage."""
-        variables = {name: text for name, text in {**base, **added}.items()
-                     if not is_job_variable(name) and (name in added or not is_port_of_nexus(name, base))}
+        own = {name: text for name, text in added.items() if not is_job_variable(name)}
+        variables = {**list_inherited(base), **own}
         text = json.dumps(variables, sort_keys=True)
         if len(text) > 1024 * 1024:
             refuse("the environment is larger than 1 MiB", hint="unset what the job does not need")
@@ -11345,7 +11350,8 @@ class Health(Part):
             *(hint for *_, hint in self.list_checks()),
             "these GPUs are made up; for the real ones: nexus restart, without NEXUS_MOCK_GPUS"
             if machine.is_mock else "",
-            f"{machine.no_screen_reason}: jobs run directly, without attach ({advise_on_screen(machine.no_screen_reason)})" if (
+            f"{machine.no_screen_reason}: jobs run directly, without attach "
+            f"({advise_on_screen(machine.no_screen_reason)})" if (
                 machine.no_screen_reason and jobs.launcher == "screen") else ""]
         return [hint for hint in hints if hint]
 
@@ -11646,8 +11652,7 @@ class Service:
         from collections import Counter
         self.config, self.layout, self.store, self.machine = config, layout, store, machine
         self.clock, self.log = clock, log
-        self.environ = {name: text for name, text in environ.items()
-                        if not is_job_variable(name) and not is_port_of_nexus(name, environ)}      # `nexus serve` in a job
+        self.environ = list_inherited(environ)          # `nexus serve` may be typed in a job
         self.umask = int(environ.get("NEXUS_UMASK", "022"), 8)      # for hooks, and for jobs without one
         self.former_python = environ.get("NEXUS_FORMER_PYTHON", "")     # in whose place the supervisor took another
         self.user = find_user(os.geteuid())
@@ -14511,8 +14516,8 @@ def make_options(call: Call) -> dict[str, Any]:
         call.need_local("--snapshot keeps a work tree")
     # A git hook that adds a job has these set; in the job they would point to another work tree.
     misleading = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE") if options.snapshot else ()
-    environ = {name: text for name, text in call.environ.items()
-               if not is_job_variable(name) and name not in ("CUDA_VISIBLE_DEVICES", *misleading)}
+    environ = {name: text for name, text in list_inherited(call.environ).items()
+               if name not in ("CUDA_VISIBLE_DEVICES", *misleading)}
     if is_interactive(call):
         environ = {name: text for name, text in environ.items() if name not in TERMINAL_VARIABLES}
         environ["TERM"] = WINDOW_TERM
