@@ -12992,7 +12992,8 @@ def listen(host: str, port: int, offered: Mapping[str, socket.socket] = {},
                 covered = {"0.0.0.0": LOOPBACK[:1], "::": LOOPBACK}.get(name, (name,))      # `::` takes IPv4 too
         return opened
     except (OSError, OverflowError, TypeError, ValueError) as error:            # or a name that cannot be looked up
-        unused.update(opened)
+        for listener in opened.values():        # before it is looked up who has the port
+            listener.close()
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             holders = [find_socket_uid((host, port), None) for host in (address, "0.0.0.0", "::", *LOOPBACK)]
             users = " or ".join(sorted({find_user(uid) for uid in holders if uid is not None}))

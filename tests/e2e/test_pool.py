@@ -165,7 +165,7 @@ def test_when_a_job_is_unheard(reason, trouble, stop_cause, due_s, expected):
 def test_a_node_that_is_silent_for_long_is_bad_for_health():
     class Silent:
         name, trouble, gpu_error = "n1", nexus.NexusError("unavailable", "cannot reach n1"), ""
-        gpus, heard_at = (makers.gpu(0),), 1000.0
+        gpus, heard_at, find_fault = (makers.gpu(0),), 1000.0, staticmethod(lambda: None)
 
     for silence_s, is_ok in ((1, True), (29, True), (31, False)):
         assert nexus.check_node(Silent, 1000.0 + silence_s) == (is_ok, f"not heard for {silence_s}s: cannot reach n1")

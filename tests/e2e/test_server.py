@@ -803,6 +803,7 @@ def test_only_allowed_scripts_may_be_submitted():
 
 def test_which_python(bench, tmp_path):
     bench.service.environ["PATH"] = str(tmp_path)
+    (tmp_path / "bash").touch(mode=0o755)
     for name, command in (("python3", "python3 main.py"), ("python", "python main.py")):
         (tmp_path / name).touch(mode=0o755)
         job_id = submit(bench, "name: x", uid=OWNER)[1]["job_id"]

@@ -116,6 +116,9 @@ class FakeMachine:
     def count_oom_kills(self):
         return self.oom_kills
 
+    def has_bash(self):
+        return True
+
     def query_gpus(self, known):
         if isinstance(self.shown, Exception):
             raise self.shown
@@ -1440,6 +1443,7 @@ class FakeSlurm:
         self.world, self.service_id, self.jobs, self.next_id = world, world.store.service_id, {}, 1
         self.cancelled, self.submitted, self.is_down = [], [], False
         self.answer = lambda: ""
+        self.query_partitions = lambda: ()
 
     def submit(self, argv):
         options = dict(word[2:].partition("=")[::2] for word in argv if word.startswith("--"))

@@ -6,6 +6,7 @@ Every text that a server at NEXUS_URL, or who has a token, can choose is hostile
 import http.client
 import http.server
 import json
+import os
 import re
 import threading
 
@@ -129,9 +130,10 @@ def test_a_completed_word_runs_nothing(home, evil):
     assert home.run("complete", "kill", "", **evil.environ).out == ""
 
 
-def test_a_directory_that_somebody_with_a_token_chose(home):
+def test_a_directory_that_somebody_with_a_token_chose(home, tmp_path):
     token = home.run("token", "create", "mallory").out.strip()
-    folder = "/no/such" + EVIL.replace("\x00", "")
+    folder = f"{tmp_path}/such" + EVIL.replace("\x00", "")
+    os.makedirs(folder)
     line = http.client.HTTPConnection("127.0.0.1", home.port, timeout=60)
     line.request("POST", "/queue", json.dumps({"command": "true", "cwd": folder, "gpus": 0}), {
         "Authorization": f"Bearer {token}", "Content-Type": "application/json"})

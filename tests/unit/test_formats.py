@@ -115,7 +115,8 @@ heads = st.fixed_dictionaries({"version": st.just(3), "seq": st.integers(0, 2**5
 tables = st.fixed_dictionaries({
     "environments": st.dictionaries(texts, environments, max_size=3),
     "jobs": of_table(jobs, lambda one: one.id), "groups": of_table(groups, lambda one: one.name),
-    "nodes": of_table(nodes, lambda one: one.config.name), "seen": st.dictionaries(texts, st.integers(1, 9), max_size=3)})
+    "nodes": of_table(nodes, lambda one: one.config.name), "seen": st.dictionaries(texts, st.integers(1, 9), max_size=3),
+    "usage": st.just({})})
 
 
 def decode(text):
