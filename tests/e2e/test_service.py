@@ -959,7 +959,7 @@ def test_a_launch_that_comes_to_something_later_and_costs_no_retry(world):
     job_id = w.add(retries=1)
     w.turn()
     w.turn()
-    assert "attempt 1 failed (launch)" in w.api(job_id)["waiting_for"]
+    assert "attempt 1 failed (launch: cannot start it with /logs" in w.api(job_id)["waiting_for"]
     w.machine.refusal = None
     w.turn(seconds=6)
     fail(w, job_id, 100, 1)
