@@ -140,6 +140,7 @@ def test_a_directory_that_somebody_with_a_token_chose(home, tmp_path):
     answer = line.getresponse()
     told = json.loads(answer.read())
     assert answer.status == 200, told
+    os.rmdir(folder)
     home.main("resume")
     for words in (["wait", told["id"]], ["show", told["id"]], ["jobs"], ["history"]):
         with home.terminal(*words) as terminal:
