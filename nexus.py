@@ -621,7 +621,7 @@ FACT_KINDS: Mapping[str, Field] = {
     "FileSize": Field(integer_in(0, 2**53), "bytes"),
     "Count": Field(integer_in(0, 10**9), "how many"),
     "Index": Field(integer_in(0, 9999), "the number of a GPU, or of a MIG slice"),
-    "Pid": Field(integer_in(1, 4194304), "the pid of a process; source: PID_MAX_LIMIT of linux/threads.h"),
+    "Pid": Field(integer_in(1, 2**31 - 1), "the pid of a process, perhaps of another kernel, as nvidia-smi may name it"),
     "ExitCode": Field(integer_in(0, 255), "the exit code of a program"),
     "Signal": Field(integer_in(1, 64), "the number of a signal"),
     "Words": Field(STRING, "a text for people, as one harmless line that is cut", convert=cut_words),

@@ -421,7 +421,7 @@ HOSTILE_FILES = [  # reason, what makes the file
     ("it ran for ever", write(b'{"exit_code": 0, "runtime_seconds": 1e300}')),
     ("a cause of the head's", write(b'{"exit_code": 0, "runtime_seconds": 1, "cause": "killed"}')),
     ("a cause that is a list", write(b'{"exit_code": 0, "runtime_seconds": 1, "cause": ["launch"]}')),
-    ("a pid of 19 digits", write(b"9999999999999999999 5\n5\n")), ("a pid that is none", write(b"4194305 5\n5\n")),
+    ("a pid of 19 digits", write(b"9999999999999999999 5\n5\n")), ("a pid that is none", write(b"0 5\n5\n")),
     ("ticks without end", write(b"5 9999999999999999999\n")),
 ]
 

@@ -1066,7 +1066,7 @@ def test_format_duration_never_raises(seconds, text):
 EDGES = [  # kind, what is taken, what is refused
     ("Epoch", [0, 1.5, 253402300799], [-1, 253402300800, 1e19, -1e19, float("nan"), float("inf"), True, "0", None, [0]]),
     ("Span", [0, 0.5], [-0.1, 1e300, float("inf"), True, "1"]), ("ExitCode", [0, 255], [-1, 256, 2**64 - 1, 1.5, False, "0"]),
-    ("Pid", [1, 4194304], [0, -1, 4194305, 10**18]), ("FileSize", [0, 2**53], [-1, 2**62]), ("Count", [0], [-1, 10**10]),
+    ("Pid", [1, 2**31 - 1], [0, -1, 2**31, 10**18]), ("FileSize", [0, 2**53], [-1, 2**62]), ("Count", [0], [-1, 10**10]),
     ("Index", [0, 9999], [-1, 10000]), ("Amount", [0, -5, 1e12], [1e300, float("nan"), True]),
     ("Session", ["12.nexus_job_abc"], ["12.a b", "x.y", "12.a;id", "12.a\n", "-12.a", "12." + "a" * 99]),
     ("Uuid", ["GPU-1", "MIG-GPU-0/7/0"], ["", "-o", "$(id)", "a b", "a" * 121]), ("JobKey", ["abc-1"], ["abc", "../x-1", "abc-1\n"]),
