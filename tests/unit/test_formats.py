@@ -1108,7 +1108,7 @@ def test_add_notes(reason, known, told, notes):
     assert nexus.add_notes(known, told) == notes and nexus.add_notes(notes, told) == notes
 
 
-HOSTILE_EVENTS = ["start abc 1 99999999 5 5", "start abc 1 1 9999999999999999999 5", "start abc 1 0 5 5", "start abc 9999999999999 5 5 5",
+HOSTILE_EVENTS = ["start abc 1 9999999999 5 5", "start abc 1 1 9999999999999999999 5", "start abc 1 0 5 5", "start abc 9999999999999 5 5 5",
                   "end abc 1 99999999999999 5", "end abc 1 0 9999999999999999999", "end abc 1 ² 5", "start abc 1 -1 5 5"]
 
 
