@@ -14811,8 +14811,7 @@ def cmd_run(call: Call) -> int:
         if not pass_on_logs(call, job_id):
             write_to(call.err, b"\n")
         job = call.client.wait([job_id])[0]
-        # The cause of a non-zero exit code is the job's last line, which stands above.
-        call.say(describe_end({**job, "cause_line": None} if job["cause"] == "exit" else job))
+        call.say(describe_seen_end(job))
         return exit_code_of(job)
     except (KeyboardInterrupt, BrokenPipeError) as end:     # Ctrl-C; `nexus run ... | head`
         with contextlib.suppress(BrokenPipeError):          # stderr goes there too
@@ -14907,6 +14906,11 @@ def exit_code_of(job: Json) -> int:
 def describe_end(job: Json) -> str:
     why = f" ({job['outcome'] or '-'})" if job["status"] != COMPLETED else ""
     return f"job {job['id']} {job['status']}{why}" + (f": {job['cause_line']}" if job["cause_line"] else "")
+
+
+def describe_seen_end(job: Json) -> str:
+    """Of a job whose output was seen: the cause of a non-zero exit code is its last line, which stands there."""
+    return describe_end({**job, "cause_line": None} if job["cause"] == "exit" else job)
 
 
 def cmd_wait(call: Call) -> int:
@@ -15243,7 +15247,7 @@ def find_left(call: Call, job: Json, code: int) -> dict[str, Any]:
 def say_left(call: Call, job: Json, code: int) -> None:
     job_id, lost = job["id"], f"the line to {job['node']} was lost; " if code == LINE_LOST else ""
     if job["status"] in FINAL:
-        call.say(f"{describe_end(job)}; what it printed: nexus logs {job_id}")
+        call.say(f"{describe_seen_end(job)}; what it printed: nexus logs {job_id}")
     elif code == SESSION_OVER:
         call.say(f"this terminal is over; job {job_id} is {job['status']}: nexus show {job_id}")
     else:
