@@ -621,7 +621,7 @@ FACT_KINDS: Mapping[str, Field] = {
     "FileSize": Field(integer_in(0, 2**53), "bytes"),
     "Count": Field(integer_in(0, 10**9), "how many"),
     "Index": Field(integer_in(0, 9999), "the number of a GPU, or of a MIG slice"),
-    "Pid": Field(integer_in(1, 2**31 - 1), "the pid of a process, perhaps of another kernel, as nvidia-smi may name it"),
+    "Pid": Field(integer_in(1, 2**31 - 1), "the pid of a process; nvidia-smi may name one that is not of this kernel"),
     "ExitCode": Field(integer_in(0, 255), "the exit code of a program"),
     "Signal": Field(integer_in(1, 64), "the number of a signal"),
     "Words": Field(STRING, "a text for people, as one harmless line that is cut", convert=cut_words),
@@ -7154,48 +7154,68 @@ UNPACK_SCRIPT = r"""
 """
 
 
-def build_script(job: Job, environment: Mapping[str, str], layout: Layout,
-                 leases: Sequence[tuple[str, str, str]] = (), recorder: int = 0) -> str:
-    """The text of a job's job.sh.
-
-    `recorder`: the pid of a service beside it, which records its end: job.sh need not wait for the disk; 0: none.
-    """
-    is_slurm = job.current.slurm_key is not None
-    kept = SLURM_NAMES if is_slurm else ""
+def build_assignments(environment: Mapping[str, str], is_slurm: bool) -> tuple[list[str], list[str]]:
+    """(assignments that give a command its variables; the names that come as NEXUS_JOB_VARIABLE_n)"""
     # Without the nonce, a job.sh that is run by hand is not this job, which the service would end.
     nonce = environment.get("NEXUS_JOB_NONCE", "")
     pairs = [f'NEXUS_JOB_NONCE="${{attempt:+{nonce}}}"'] if nonce else []
     if is_slurm:
         pairs += ['CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES-}"',
                   'NEXUS_GPU_ID="${SLURM_JOB_GPUS:-${CUDA_VISIBLE_DEVICES-}}"']
-    passed = {name: text for name, text in environment.items() if name not in ("NEXUS_JOB_NONCE", "_")}
-    carried = [name for name in passed if re.fullmatch(BASH_NAMES, name)]
-    pairs += [f"{name}=${{{name}-{quote(text)}}}" if re.fullmatch(kept, name) else f"{name}={quote(text)}"
-              for name, text in passed.items() if name not in carried]
-    pairs += [f"NEXUS_JOB_VARIABLE_{number}={quote(f'{name}={passed[name]}')}"
-              for number, name in enumerate(carried, 1)]
-    command = job.command
+    carried = list[str]()
+    for name, text in environment.items():
+        if name in ("NEXUS_JOB_NONCE", "_"):
+            continue
+        if re.fullmatch(BASH_NAMES, name):
+            carried.append(name)
+            pairs.append(f"NEXUS_JOB_VARIABLE_{len(carried)}={quote(f'{name}={text}')}")
+        elif is_slurm and re.fullmatch(SLURM_NAMES, name):      # Slurm's own counts more
+            pairs.append(f"{name}=${{{name}-{quote(text)}}}")
+        else:
+            pairs.append(f"{name}={quote(text)}")
+    return pairs, carried
+
+
+def build_launch(job: Job, shell: str | None, has_carried: bool) -> tuple[list[str], list[str]]:
+    """(further assignments; the words, quoted, that run a job's command: bash, in a terminal of its own, in conda).
+
+    `shell`: the job's SHELL.  `has_carried`: "${unpack[@]}" unpacks some of its variables.
+    """
+    command, pairs = job.command, list[str]()
     if re.search(TEE_PIPE, command) and len(command.encode("utf-8", "replace")) + len(TEE_ENDING) < MAX_ARGUMENT_BYTES:
         command += TEE_ENDING
-    launch = ["bash", "-c", *(["--"] if command.startswith(("-", "+")) else []), command]
-    words, unpack, unpack_words = [*map(quote, launch)], "", ""
+    launch = list(map(quote, ["bash", "-c", *(["--"] if command.startswith(("-", "+")) else []), command]))
+    words = ['"${unpack[@]}"', *launch] if has_carried else launch
+    if job.tty:                                 # script(1) runs $SHELL, which may be fish, or /bin/false
+        before = "unset SHELL"
+        if shell is not None:
+            pairs.append(f"NEXUS_JOB_SHELL={quote(shell)}")
+            before = 'export SHELL="$NEXUS_JOB_SHELL"; unset NEXUS_JOB_SHELL'
+        unpack = '"${unpack[*]@Q}"' if has_carried else ""
+        inner = quote(f"{before}; exec ") + unpack + quote(f" {' '.join(launch)}")
+        words = ["/usr/bin/env SHELL=/bin/sh script -q -e -f -c", inner, "/dev/null"]
+    if job.conda:                               # -p: this bash ignores BASH_ENV, which is the command's
+        pairs.append('NEXUS_JOB_FAULT="${attempt:+$dir/fault-$attempt}"')
+        words = [*map(quote, ["bash", "-p", "-c", CONDA_SCRIPT, "nexus", job.conda]), *words]
+    return pairs, words
+
+
+def build_script(job: Job, environment: Mapping[str, str], layout: Layout,
+                 leases: Sequence[tuple[str, str, str]] = (), recorder: int = 0) -> str:
+    """The text of a job's job.sh.
+
+    `recorder`: the pid of a service beside it, which records its end: job.sh need not wait for the disk; 0: none.
+    """
+    is_slurm, unpack = job.current.slurm_key is not None, ""
+    variables, carried = build_assignments(environment, is_slurm)
+    others, words = build_launch(job, environment.get("SHELL"), bool(carried))
     if carried:
         unpack = UNPACK_SCRIPT.replace("@PYTHON@", quote(sys.executable)).replace("@PROGRAM@", quote(UNPACK_PROGRAM))
         unpack = unpack.replace("@NAMES@", " ".join(map(quote, carried)))
-        words, unpack_words = ['"${unpack[@]}"', *words], '"${unpack[*]@Q}"'
-    if job.tty:                                 # script(1) runs $SHELL, which may be fish, or /bin/false
-        shell = "unset SHELL"
-        if "SHELL" in passed:
-            pairs.append(f"NEXUS_JOB_SHELL={quote(passed['SHELL'])}")
-            shell = 'export SHELL="$NEXUS_JOB_SHELL"; unset NEXUS_JOB_SHELL'
-        inner = quote(f"{shell}; exec ") + unpack_words + quote(f" {' '.join(map(quote, launch))}")
-        words = ["/usr/bin/env SHELL=/bin/sh script -q -e -f -c", inner, "/dev/null"]
-    if job.conda:                               # -p: this bash ignores BASH_ENV, which is the command's
-        pairs.insert(0, 'NEXUS_JOB_FAULT="${attempt:+$dir/fault-$attempt}"')     # before a `dir` of the job's own
-        words = [*map(quote, ["bash", "-p", "-c", CONDA_SCRIPT, "nexus", job.conda]), *words]
     folder, cwd = layout.folder_of(job), job.cwd
     settings = {"id": job.id, "dir": folder, "recorder": str(0 if is_slurm else recorder), "events": layout.events_file,
-                "kept": kept, "job_path": environment.get("PATH") or os.defpath, "commit": job.snapshot or ""}
+                "kept": SLURM_NAMES if is_slurm else "", "job_path": environment.get("PATH") or os.defpath,
+                "commit": job.snapshot or ""}
     if job.snapshot_repo:
         tree = os.path.join(folder, "files")
         cwd = os.path.join(tree, os.path.relpath(job.cwd, job.snapshot_repo))
@@ -7215,7 +7235,7 @@ def build_script(job: Job, environment: Mapping[str, str], layout: Layout,
         f"lease_handles=({' '.join(path for _, path, _ in leases)})", "",
         HIDE_SCRIPT,
         "# $1: `exec`, by hand.", "command_of_the_job() {", '  umask "$umask"', "  hide_environment" + unpack,
-        *(f"  {pair} \\" for pair in pairs),
+        *(f"  {pair} \\" for pair in (*others, *variables)),      # others first: a job may have a `dir` of its own
         f'    "$@" /usr/bin/env -u _ -- {" ".join(words)} >&6 2>&5 5>&- 6>&- 7>&-', "}",
         *([SNAPSHOT_SCRIPT] if job.snapshot else []), JOB_SCRIPT])
 
@@ -7532,7 +7552,7 @@ class Journal:
         self.open()
         tail = os.pread(self.handle, self.size - start, start)
         with written(f"{self.path}.new", [tail.decode("ascii")]) as new:
-            keep_previous(self.path)
+            make_previous(keep_aside(self.path), self.path)
             os.replace(new, self.path)
         self.close()
         self.size = len(tail)
@@ -7653,9 +7673,10 @@ class Store:
                     self.checkpoint_wanted.set()        # somebody has edited it: take that over first
                     return
                 was_sound = self.is_sound and found is not None
-                if was_sound:
-                    keep_previous(path)
+                aside = keep_aside(path) if was_sound else ""
                 os.replace(new, path)
+                if was_sound:
+                    make_previous(aside, path)      # last: so the two are never one file, which one fault would damage
             self.checkpoint_seq, self.is_sound, self.stamp = state.seq, True, stamp
             self.saved_facts = {name: getattr(state, name) for name in EDITABLE}
             # What is not as nexus wrote it never becomes state.json.prev: that and its journal stay until the next time
@@ -7947,14 +7968,19 @@ def guess_jobs(line: bytes) -> list[str]:
     return []
 
 
-def keep_previous(path: str) -> None:
-    """Make PATH.prev the same file as `path`, or a copy, before `path` is replaced.  Raises: OSError."""
+def keep_aside(path: str) -> str:
+    """Give a file that is about to be replaced another name, or make a copy; return that path.  Raises: OSError."""
     aside = f"{path}.prev.tmp"
     remove_file(aside)
     try:
         os.link(path, aside)
     except OSError:                         # a file system may have no hard links
         copy_file(path, aside)
+    return aside
+
+
+def make_previous(aside: str, path: str) -> None:
+    """Make PATH.prev what keep_aside() kept.  Raises: OSError."""
     os.replace(aside, f"{path}.prev")
     remove_file(aside)                      # where PATH.prev was the same file already, nothing was renamed
 
@@ -13307,7 +13333,6 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], page: str,
 
     Raises: conflict, when a service runs; unavailable; usage.
     """
-    import signal
     import_modules()
     clock = Clock()
     environ = {"NEXUS_UMASK": f"{os.umask(0o077):03o}", **environ, "PATH": complete_path(layout, environ.get("PATH"))}
@@ -13324,35 +13349,16 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], page: str,
     service = Service(config, layout, store, machine, clock, log, environ)
     api = Api(service, token, page)
     server = open_port(layout, config.service, lambda port: Server(api, config.service.host, port, tls))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: service.stop())
-    signal.signal(signal.SIGHUP, lambda *_: None)       # not SIG_IGN, which jobs would inherit for ever
-    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
-    own = machine.processes.find(os.getpid())
-    host = f"[{config.service.host}]" if ":" in config.service.host else config.service.host
-    service.url = url = f"{'https' if tls else 'http'}://{host}:{server.port}"
-    keep = service.housekeeping.write_soon
-    keep(lambda: keep_port(layout, config.service, server.port))
-    keep(lambda: keep_token(layout, token))
-    keep(lambda: keep_programs(layout, environ["PATH"]))
-    if os.path.dirname(config_file) != layout.cache_dir:        # not a copy, with which a service was started again
-        keep(lambda: remember_config(layout, config_file))
-    copies = copy_start(layout, config_file)
-    keep(lambda: keep_copies(copies))
-    running = json.dumps({
-        "pid": os.getpid(), "started": own.started if own else 0, "boot_id": machine.boot_id, "url": url,
-        "port": server.port, "socket": server.socket_path, "config": config_file, "version": __version__,
-        "hash": file_hash(), "config_copy": copies[-1][0],
-        "machine": store.host})
-    keep(lambda: write_if_changed(layout.service_file, running + "\n"))
+    set_signals(service)
+    announce(service, server, token, "https" if tls else "http", config_file)
     # Checked after api.sock is there; `nexus stop` does the reverse, so that one of the two sees the other.
     if os.path.exists(layout.stopped_file):
         service.withdraw()
         return
-    log.info("Service started: nexus %s (%s), pid %d, %s", __version__, file_hash(), os.getpid(), url)
+    log.info("Service started: nexus %s (%s), pid %d, %s", __version__, service.hash, os.getpid(), service.url)
     if service.former_python:
         log.warning("%s runs it, since %s cannot any more", sys.executable, service.former_python)
-    keep(service.pool.begin_nodes)              # before the first request can name a node
+    service.housekeeping.write_soon(service.pool.begin_nodes)       # before the first request can name a node
     server.serve()
     service.run(lock)
     if not service.is_stopping:
@@ -13364,6 +13370,34 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], page: str,
         except (OSError, NexusError) as error:
             log.warning("At the end: %s", error)
     log.info("Service ended; running jobs go on")
+
+
+def set_signals(service: Service) -> None:
+    import signal
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: service.stop())
+    signal.signal(signal.SIGHUP, lambda *_: None)       # not SIG_IGN, which jobs would inherit for ever
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+
+
+def announce(service: Service, server: Server, token: str, scheme: str, config_file: str) -> None:
+    """Write what clients find a service by, and what its next start needs; on a full disk as soon as there is room."""
+    layout, config, keep = service.layout, service.config.service, service.housekeeping.write_soon
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    service.url = f"{scheme}://{host}:{server.port}"
+    keep(lambda: keep_port(layout, config, server.port))
+    keep(lambda: keep_token(layout, token))
+    keep(lambda: keep_programs(layout, service.environ["PATH"]))
+    if os.path.dirname(config_file) != layout.cache_dir:        # not a copy, with which a service was started again
+        keep(lambda: remember_config(layout, config_file))
+    copies = copy_start(layout, config_file)
+    keep(lambda: keep_copies(copies))
+    own = service.machine.processes.find(os.getpid())
+    running = json.dumps({
+        "pid": os.getpid(), "started": own.started if own else 0, "boot_id": service.machine.boot_id,
+        "url": service.url, "port": server.port, "socket": server.socket_path, "config": config_file,
+        "version": __version__, "hash": service.hash, "config_copy": copies[-1][0], "machine": service.store.host})
+    keep(lambda: write_if_changed(layout.service_file, running + "\n"))
 
 
 def copy_start(layout: Layout, config_file: str) -> list[tuple[str, str]]:

@@ -312,7 +312,8 @@ def run(kills: int, seed: int, launcher: str) -> int:
     chance, began = random.Random(seed), time.monotonic()
     box = live.Box(gpus=[{}] * GPUS, launcher=launcher, is_starting=False)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m,nr_inodes=0,mode=0700", "nexus-kills", box.home], check=True)
-    box.write_config(history_limit=1000000, cpu_slots=4, kill_grace_seconds=1, retry_backoff_seconds=0.2, guard_failures=0)
+    box.write_config(history_limit=1000000, cpu_slots=4, kill_grace_seconds=1, retry_backoff_seconds=0.2, guard_failures=0,
+                     guard_seconds=0)                     # no group is held because its jobs fail soon: here they are killed
     box.start()
     jobs, killer, error = Jobs(box, random.Random(seed + 1)), Killer(box, chance), ""
     try:
