@@ -13744,7 +13744,13 @@ class Client:
         running = find_service(layout)
         if running is None and not is_starting:
             raise NexusError("unavailable", f"the nexus service for {layout.home} does not run", hint="nexus start")
-        has_started, running = running is None, running or start_service(layout, environ, choose_config(layout))
+        has_started = running is None
+        try:
+            running = running or start_service(layout, environ, choose_config(layout))
+        except NexusError as error:
+            if not is_read_only(error):
+                raise
+            return Reader(layout, environ, error)
         client = cls(running["url"], "", layout)
         client.has_started = has_started
         return client
@@ -13874,6 +13880,48 @@ class Client:
                     on_look(job)
             unfinished = [job_id for job_id in unfinished if job_id not in finished]
         return [finished[job_id] for job_id in job_ids if job_id in finished]
+
+
+def is_read_only(error: NexusError) -> bool:
+    """Whether a file system that takes no writes is at fault."""
+    import errno
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EROFS
+
+
+class Reader(Client):
+    """Answers in this process what only reads, where no service can run as its home takes no writes."""
+
+    def __init__(self, layout: Layout, environ: Mapping[str, str], error: NexusError) -> None:
+        """`error`: why no service can run.  Raises: what keeps the home from being read."""
+        import logging
+        super().__init__("http://localhost", "", layout)
+        self.error = NexusError(
+            "unavailable", f"nothing can be changed, and no service runs: {error.message}", error.hint)
+        clock, log, config = Clock(), logging.getLogger("nexus"), load_config(choose_config(layout), environ)
+        log.addHandler(logging.NullHandler())
+        log.propagate = False                           # what cannot be written is told by the error alone
+        layout = make_layout(layout.home, config)
+        store = Store(layout, clock, log)
+        store.recover()
+        service = Service(config, layout, store, Machine(config, layout, store.service_id), clock, log, environ)
+        service.observer.probe(True)
+        service.run_guarded("reading GPUs", service.gpu_watch.take_in_observation)
+        self.api = Api(service, "", "")
+
+    def send(self, method: str, path: str, content: bytes | None = None, key: str = "", accept: str = "",
+             is_stream: bool = False) -> Answer:
+        """Raises: unavailable, for what would change something or wait for a change."""
+        import urllib.parse
+        plain, _, rest = path.partition("?")
+        query = urllib.parse.parse_qs(rest, keep_blank_values=True)
+        query.pop("follow", None)                       # nothing more would come
+        if method != "GET" or "wait" in query:
+            raise self.error
+        response = self.api.handle(Request(
+            "GET", plain, query, {"host": "localhost", "accept": accept}, bytes, SOCKET_PEER, os.geteuid()))
+        headers = {name.lower(): text for name, text in response.headers.items()}
+        return Answer(response.status, {**headers, "content-type": response.content_type},
+                      iter([response.body]) if response.stream is None else response.stream)
 
 
 def describe_stranger(url: str, why: str) -> NexusError:
@@ -15500,6 +15548,8 @@ def cmd_config(call: Call) -> None:
 def cmd_open(call: Call) -> None:
     """Print the page's address, and how it is reached from elsewhere."""
     import socket
+    if isinstance(call.client, Reader):         # it shows no page
+        raise call.client.error
     url = call.client.url
     call.print(url)
     if not call.options.url and not call.is_remote and call.environ.get("SSH_CONNECTION"):

@@ -848,3 +848,32 @@ def test_stopped_service_delays_no_job():
         live.kill(pid, number=signal.SIGCONT)
         assert box.wait(running["id"], "failed")["exit_code"] == 4
         assert box.wait(jobs[0], "completed") and box.wait(jobs[1], "failed")["exit_code"] == 3
+
+
+READ_ONLY = [  # words, exit code, part of stdout, part of stderr
+    ([], 0, "Queue: 1 job pending", ""), (["status", "--json"], 0, '"queued_jobs": 1', ""), (["jobs"], 0, "exit 3", ""),
+    (["history"], 0, "exit 3", ""), (["queue"], 0, "Read-only file system", ""), (["why", "later"], 0, "Read-only file system", ""),
+    (["show", "later"], 0, "echo later", ""), (["logs", "-n", "1", "first"], 0, "hello", ""), (["usage"], 0, "1 of 1 ended", ""),
+    (["health"], 1, "BAD  state", ""), (["metrics"], 0, "Total Jobs: 1", ""), (["config"], 0, "port = ", ""),
+    (["logs", "service", "-n", "1"], 0, "Service ended", ""), (["token", "list"], 0, "", ""),
+    (["add", "true"], 6, "", "nothing can be changed, and no service runs"), (["cancel", "later"], 6, "", "nothing can be changed"),
+    (["wait", "later"], 6, "", "nothing can be changed"), (["logs", "-f", "first"], 0, "hello", ""),
+    (["open"], 6, "", "nothing can be changed"), (["pause"], 6, "", "nothing can be changed"),
+]
+
+
+def test_what_reads_works_in_a_home_that_takes_no_writes():
+    """No service can run there."""
+    with live.Box(gpus=2, is_starting=False) as box, small_disk(box.home, "size=50m"):
+        box.write_config()
+        box.start()
+        box.wait(box.add("echo hello; exit 3", name="first"), "failed")
+        box.nexus("add", "--begin", "+1h", "--name", "later", "echo later")
+        assert box.nexus("stop").returncode == 0
+        subprocess.run(["mount", "-o", "remount,ro", box.home], check=True)
+        for words, code, out, err in READ_ONLY:
+            done = box.nexus(*words)
+            assert done.returncode == code and out in done.stdout and err in done.stderr, (words, done)
+        subprocess.run(["mount", "-o", "remount,rw", box.home], check=True)
+        box.nexus("edit", "later", "--begin", "none")
+        box.wait(json.loads(box.nexus("show", "later", "--json").stdout)["id"], "completed")
