@@ -110,9 +110,9 @@ NEW = [  # reason, text in nexus.py, what stands there in the new one, whether t
     ("it dies at its import", "import bisect\n", "import bisect\nimport os\nif 'NEXUS_ROLE' in os.environ: raise RuntimeError('broken')\n",
      False, "RuntimeError: broken"),
     ("it lacks a module", 'MODULES = (\n', 'MODULES = (\n    "no_such_module",\n', False, "No module named 'no_such_module'"),
-    ("it cannot read the state", "    store.recover()\n", "    refuse('the state is too old')\n", True, "the state is too old"),
-    ("it dies before it listens", "    store.recover()\n", "    os._exit(3)\n", True, "did not start"),
-    ("it hangs", "    store.recover()\n", "    time.sleep(1000)\n", True, "did not start"),
+    ("it cannot read the state", "\n    store.recover()\n", "\n    refuse('the state is too old')\n", True, "the state is too old"),
+    ("it dies before it listens", "\n    store.recover()\n", "\n    os._exit(3)\n", True, "did not start"),
+    ("it hangs", "\n    store.recover()\n", "\n    time.sleep(1000)\n", True, "did not start"),
     ("it dies when it has the address", "    server.serve()\n", "    os._exit(3)\n", True, "the new service cannot start"),
 ]
 
@@ -161,7 +161,7 @@ def test_an_old_nexus_that_is_gone_is_said():
         assert box.nexus("start").returncode == 0
         for copy in box.home.glob("cache/nexus-*.py"):
             copy.unlink()
-        program.write_text(program.read_text().replace("    store.recover()\n", "    refuse('it is too old')\n"))
+        program.write_text(program.read_text().replace("\n    store.recover()\n", "\n    refuse('it is too old')\n"))
         done = box.nexus("restart")
         assert done.returncode == 2 and "it is too old" in done.stderr, done
         assert "its nexus.py (nexus 1.0.0) is not there any more" in done.stderr, done

@@ -230,7 +230,7 @@ def test_many_commands_start_one_service():
 def edit(box, old, new):
     """Another machine, or another boot, wrote the state: as if it had."""
     for path in [*box.home.glob("state.json*"), *box.home.glob("journal.jsonl*")]:
-        path.write_text(path.read_text().replace(old, new))
+        path.write_text(live.seal(path.read_text().replace(old, new)))
 
 
 @pytest.mark.parametrize("on_reboot, wanted", [("fail", ("failed", "reboot", 1)), ("requeue", ("completed", None, 2))])

@@ -13,9 +13,9 @@ import sys
 import tempfile
 import threading
 import weakref
-import zlib
 from unittest import mock
 
+import live
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -295,12 +295,8 @@ def seal_anew(box, job_id, **fields):
     """Give a row of state.json further fields, and the checksum that anybody can make."""
     path = pathlib.Path(box.path("state.json"))
     body = json.loads(path.read_text())
-    row = {**body["jobs"][job_id], **fields}
-    del row["crc"]
-    plain = json.loads(json.dumps(row), parse_float=lambda text: int(float(text)) if float(text).is_integer() else float(text))
-    row["crc"] = zlib.crc32(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode())
-    body["jobs"][job_id] = row
-    path.write_text(json.dumps(body))
+    body["jobs"][job_id].update(fields)
+    path.write_text(live.seal(json.dumps(body)))
 
 
 def test_the_previous_file_leaves_nothing_aside(tmp_path):
