@@ -156,9 +156,12 @@ def descendants(pid):
 
 def seal(text):
     """A state.json or journal.jsonl whose text was changed, with the checksums that nexus would have written."""
+    def shorten(digits):
+        return int(float(digits)) if float(digits).is_integer() else float(digits)
+
     def mend(body, left_out=()):
         plain = {name: fact for name, fact in body.items() if name != "crc" and name not in left_out}
-        whole = json.loads(json.dumps(plain), parse_float=lambda digits: int(float(digits)) if float(digits).is_integer() else float(digits))
+        whole = json.loads(json.dumps(plain), parse_float=shorten)
         return {**body, "crc": zlib.crc32(json.dumps(whole, sort_keys=True, separators=(",", ":")).encode())}
 
     if not text.startswith('{"version"'):
