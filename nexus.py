@@ -4057,10 +4057,15 @@ class Work(Value):
 # What becomes of a job that Slurm has
 
 class Claim(Value):
-    """Whose an attempt is: its job.sh's, or with pid 0 a service's, which keeps a late job.sh from beginning."""
+    """Whose an attempt is: its job.sh's, or with pid 0 the service's, which keeps a late job.sh from beginning."""
     pid: int
     started: int                                # clock ticks since boot
     began: int | None = None                    # when its job.sh had its GPUs, before checkout and conda; None: not yet
+    is_open: bool = False                       # it is empty: its job.sh is about to write it, or was ended before
+
+
+OPEN_CLAIM, OUR_CLAIM = Claim(0, 0, is_open=True), Claim(0, 0)
+ENDED_EARLY = "its job.sh was ended before it began"
 
 
 def match_slurm_jobs(live: Iterable[Job], jobs: Sequence[SlurmJob]) -> dict[str | None, SlurmJob]:
@@ -4078,7 +4083,9 @@ def decide(seen: SlurmJob | None, claim: Claim | None, result: Result | None, ov
     `claim`: of its attempt; a service's keeps its job.sh from beginning.  `line`: the most telling line of slurm.log.
     """
     state = seen.state if seen else ""
-    if not result and (not claim.pid if claim else state in ("", REQUEUED_BY_SLURM)):
+    if not result and claim and claim.is_open and state in ("", "COMPLETED", "FAILED", REQUEUED_BY_SLURM):
+        return Requeue(ENDED_EARLY) if over_s >= 60.0 else None         # the text may be late, like a result
+    if not result and (claim == OUR_CLAIM if claim else state in ("", REQUEUED_BY_SLURM)):
         return Requeue(f"Slurm has not begun it as {seen.id}" if seen else "Slurm does not have it")
     # A shared file system may show the result late, and slurmctld may yet have the job killed that it requeues.
     wait_s = 60.0 if claim and state in ("COMPLETED", REQUEUED_BY_SLURM) else 3.0
@@ -6031,6 +6038,13 @@ class MockGpus(Value):
         return [Gpu(index, f"MOCK-{index}", "Mock GPU", 24576.0, 0.0, 0.0) for index in range(self.count)]
 
 
+def read_proc_words(pid: int, file: str) -> list[str]:
+    """What /proc has of a process: its arguments (`cmdline`), or its variables (`environ`)."""
+    with contextlib.suppress(OSError), open(f"{PROC}/{pid}/{file}", "rb") as content:
+        return os.fsdecode(content.read()).split("\0")[:-1]
+    return []
+
+
 class Processes:
     """Finds out which processes belong to which job, from /proc alone.
 
@@ -6143,6 +6157,11 @@ class Processes:
             self.strangers, self.latest_pid = pids - found.keys() - young, latest_pid
             self.forget(processes)
         return members
+
+    def find_runners(self, script: str, attempt: int) -> list[Process]:
+        """Those that are, or will be, an attempt's job.sh: it is in their arguments, with the attempt's number."""
+        return [process for process in self.read(self.list_pids())
+                if read_proc_words(process.pid, "cmdline")[-2:] == [script, str(attempt)]]
 
     def find_catchers(self, processes: Iterable[Process], number: int) -> set[int]:
         """The pids of those that handle this signal."""
@@ -6889,7 +6908,7 @@ def push_large_files(ssh: Ssh, repository: str, commit: str, path: str, environ:
 JOB_SCRIPT = r'''
 say() { [ -p "$events" ] && printf '%s\n' "$*" 1<>"$events"; } 2>/dev/null
 uptime_cs() { read -r up rest < /proc/uptime; up=${up%.*}${up#*.}; }
-fail() { rm -f "$dir/claim-$$"; say fail "$id" "$attempt" "$@"; printf '%s\n' "$*" >&7; exit 0; }
+fail() { say fail "$id" "$attempt" "$@"; printf '%s\n' "$*" >&7; exit 0; }
 # The locks on the GPUs' lease files keep other users' services off.  The service holds them until this script does.
 # Anybody may write the folder, so the files are opened by the descriptors of the service, and must name it.
 leases=()
@@ -6911,19 +6930,20 @@ end_viewer() { [ -z "$viewer" ] || { kill -9 "$viewer"; wait "$viewer"; } 2>/dev
 # Whether processes of this session are left, beside this script and its children.  After a short command only the pids
 # above $first, the last one before it, are looked at: so the other processes of the machine cost nothing.
 has_company() {
-  local files=() pid
+  local pid stat
   read -r rest rest rest rest last < /proc/loadavg
   if [ "$took" -lt 1000 ] && [ "$last" -ge "$first" ] && [ $((last - first)) -lt 1000 ]; then
     for ((pid = first + 1; pid <= last; pid++)); do
-      [ ! -e "/proc/$pid/stat" ] || files+=("/proc/$pid/stat")
+      [ -e "/proc/$pid/stat" ] || continue
+      stat='' && read -r -d '' stat < "/proc/$pid/stat"
+      set -- ${stat##*) }                 # its state, parent, process group and session
+      [ "${4-}" != $$ ] || [ "$2" = $$ ] || [[ $1 = [ZX] ]] || return 0
     done
-    [ "${#files[@]}" -gt 0 ] || return 1
-  else
-    files=(/proc/[0-9]*/stat)
+    return 1
   fi
   # cat goes on where a process ends while its file is read; sed would stop there.
-  cat "${files[@]}" </dev/null 2>/dev/null | sed -n "s/^\([0-9]*\) .*) [^ZX] \([0-9]*\) [0-9]* $$ .*/ \1 \2 /p" |
-    grep -qv " $$ "
+  cat /proc/[0-9]*/stat </dev/null 2>/dev/null |
+    sed -n "s/^\([0-9]*\) .*) [^ZX] \([0-9]*\) [0-9]* $$ .*/ \1 \2 /p" | grep -qv " $$ "
 }
 # Write how it ended: code $1, after $took, for $cause and $words; $goes_on if others of its session do.  A full disk
 # loses nothing: retry until there is room, and say that there was none.
@@ -6939,7 +6959,6 @@ finish() {
     [ -d "$dir" ] || break
     say end "$id" "$attempt" "$1" "$took" 1
   done 2>/dev/null
-  rm -f "$dir/claim-$$"
 }
 # The command does not run: $1 is the cause, `launch` or `bounce`, and the rest tells why.
 refuse() {
@@ -6969,16 +6988,21 @@ trap : HUP                                # it outlives screen; the command does
 trap : INT QUIT TERM                      # Ctrl-C, or `kill 0`, ends the command, not this script
 viewer='' cause='' is_new='' goes_on='' is_cut=''
 
-# Whoever links this name first has the attempt: this script, or a service that found no runner.
+# Whoever makes this file has the attempt: this script, or a service that found no runner.  As long as it is empty, the
+# service waits for whoever may be about to write it.
 read -r stat < /proc/$$/stat
 set -- ${stat##*) }
 started=${20}
-printf '%s %s\n' "$$" "$started" > "$dir/claim-$$" || fail "the log folder $dir cannot be written"
-ln "$dir/claim-$$" "$dir/attempt-$attempt" 2>/dev/null || {
-  [ -e "$dir/attempt-$attempt" ] || fail "$dir takes no hard links: set [state] log_dir to another file system"
-  rm -f "$dir/claim-$$"
+set -C                                    # an open does not succeed where there is a file
+exec 8>"$dir/attempt-$attempt" || {
+  [ -e "$dir/attempt-$attempt" ] || fail "the log folder $dir cannot be written"
   exit 0
 }
+set +C
+printf '%s %s\n' "$$" "$started" >&8 || fail "the log folder $dir cannot be written"
+exec 8>&-
+read -r owner < "$dir/attempt-$attempt"
+[ "$owner" = "$$ $started" ] || exit 0    # somebody removed it, and it was made again
 hold_leases || refuse bounce a GPU lease was lost before its job began
 
 # From here on the job counts as begun.
@@ -7236,7 +7260,7 @@ def build_script(job: Job, environment: Mapping[str, str], layout: Layout,
         HIDE_SCRIPT,
         "# $1: `exec`, by hand.", "command_of_the_job() {", '  umask "$umask"', "  hide_environment" + unpack,
         *(f"  {pair} \\" for pair in (*others, *variables)),      # others first: a job may have a `dir` of its own
-        f'    "$@" /usr/bin/env -u _ -- {" ".join(words)} >&6 2>&5 5>&- 6>&- 7>&-', "}",
+        f'    "$@" {" ".join(words)} >&6 2>&5 5>&- 6>&- 7>&-', "}",
         *([SNAPSHOT_SCRIPT] if job.snapshot else []), JOB_SCRIPT])
 
 
@@ -7310,24 +7334,48 @@ def find_visible_devices(environ: Mapping[str, str]) -> str | None:
 
 
 # PID STARTED, and the time of the begin, in 1/100 s since boot, which are clock ticks on Linux
-CLAIM = r"([0-9]{1,7}) ([0-9]{1,15})(?:\n(?:([0-9]{1,15})\n?)?)?"
+CLAIM = r"([0-9]{1,7}) ([0-9]{1,15})\n(?:([0-9]{1,15})\n)?"
 
 
 def read_claim(folder: str, attempt: int) -> Claim | None:
     """Whose an attempt is; None: nobody's.  Raises: unavailable."""
     text = read_job_file(os.path.join(folder, f"attempt-{attempt}"))
-    match = re.fullmatch(CLAIM, text or "")
+    match = re.match(CLAIM, text or "")
     if match and is_number(match[1], "Pid"):
         return Claim(int(match[1]), int(match[2]), int(match[3]) if match[3] else None)
-    return None if text is None else Claim(0, 0)
+    if text is None:
+        return None
+    return OUR_CLAIM if match and int(match[1]) == 0 else OPEN_CLAIM
 
 
-def take_claim(folder: str, attempt: int) -> bool:
-    """Claim an attempt that nobody runs; return whether a late runner leaves now.  Raises: OSError."""
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    with contextlib.suppress(FileExistsError), open(os.path.join(folder, f"attempt-{attempt}"), "x"):
-        pass
-    return read_claim(folder, attempt) == Claim(0, 0)
+def take_claim(folder: str, attempt: int) -> Claim:
+    """Claim an attempt that nobody runs; return whose it is.  Its file is empty at no moment.  Raises: OSError."""
+    import threading
+    path, text = os.path.join(folder, f"attempt-{attempt}"), ["0 0\n"]
+    if not os.path.lexists(path):
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        with written(os.path.join(folder, f"claim-{threading.get_native_id()}"), text, is_synced=False) as aside, \
+                contextlib.suppress(FileExistsError):
+            try:
+                os.link(aside, path)
+            except PermissionError:                     # the file system takes no hard links
+                with open(path, "x") as file:
+                    file.writelines(text)
+    return read_claim(folder, attempt) or OPEN_CLAIM
+
+
+def withdraw(processes: Processes, folder: str, attempt: int) -> tuple[bool, list[Process]]:
+    """Claim an attempt on this machine that nobody runs.  Raises: OSError.
+
+    Return whether it cannot begin any more; and the processes that may still write an open claim.  As long as there is
+    one, it may begin, however slow it is.
+    """
+    claim = take_claim(folder, attempt)
+    if not claim.is_open:
+        return not claim.pid, []
+    writers = processes.find_runners(os.path.join(folder, "job.sh"), attempt)
+    # The last one may have written it before it ended.
+    return not writers and not (read_claim(folder, attempt) or claim).pid, writers
 
 
 def read_result(folder: str, attempt: int) -> Result | None:
@@ -7493,13 +7541,6 @@ def end_supervisors(layout: Layout) -> None:
     for each in found:                          # parents come first: none starts another service
         if each.pid in ours or each.parent in ours:
             processes.send(each, signal.SIGKILL)
-
-
-def read_proc_words(pid: int, file: str) -> list[str]:
-    """What /proc has of a process: its arguments (`cmdline`), or its variables (`environ`)."""
-    with contextlib.suppress(OSError), open(f"{PROC}/{pid}/{file}", "rb") as content:
-        return os.fsdecode(content.read()).split("\0")[:-1]
-    return []
 
 
 # ==== 12. STORE ==== the one owner of State: journal, state.json, recovery
@@ -8098,6 +8139,13 @@ def measure_output(job: Job) -> tuple[int, int]:
     return max(0, sizes[0] - job.log_base[0]), max(0, sizes[1] - job.log_base[1])
 
 
+def take_slurm_claim(job: Job, folder: str) -> Claim | None:
+    """take_claim() of a job that Slurm has.  What cannot be claimed is Slurm's to end."""
+    with contextlib.suppress(OSError):
+        return take_claim(folder, job.attempt)
+    return None
+
+
 class SlurmBackend(Backend):
     """The Slurm of `launcher = "slurm"`.  A thread submits, cancels and queries, so that nothing else waits for Slurm.
 
@@ -8247,7 +8295,7 @@ class SlurmBackend(Backend):
         text = read_tail(os.path.join(folder, f"slurm-{job.attempt}.log"), 0, TAIL_BYTES)
         news = decide(seen, claim, result, over_s, find_slurm_line(text), folder)
         if isinstance(news, Requeue) or (news and news.cause == "killed" and claim is None):
-            if is_withdrawn(job, folder):
+            if take_slurm_claim(job, folder) in (OUR_CLAIM, claim):     # as it was judged
                 yield job, news
         elif news:
             if job.status == PENDING:
@@ -8713,6 +8761,7 @@ class HostedJob:
 
     def look_for_claim(self, claim: Claim | None, is_child_gone: bool) -> None:
         """Find its runner; if none will come, claim the attempt in its place.  Raises: OSError."""
+        import signal
         launched_at = self.launched_at
         if claim and claim.pid:
             self.pid, self.pid_started = claim.pid, claim.started
@@ -8720,15 +8769,20 @@ class HostedJob:
         if not is_child_gone and launched_at is not None and self.clock.monotonic() - launched_at <= LAUNCH_TIMEOUT_S:
             return
         try:
-            is_mine = take_claim(self.folder, self.job.attempt)     # or that of a service killed before it requeued it
+            is_mine, writers = withdraw(self.machine.processes, self.folder, self.job.attempt)
         except OSError as error:
             # Its runner may still begin, until the claim is taken: another attempt would run beside it.
             if is_machine_fault(error):
                 return
             raise
-        if is_mine and launched_at is None:
+        if not is_mine:
+            for writer in writers if self.job.current.stop_cause else ():
+                self.machine.processes.send(writer, signal.SIGKILL)
+        elif claim and claim.is_open:
+            self.requeue = ENDED_EARLY
+        elif launched_at is None:
             self.requeue = "the service ended before it began"
-        elif is_mine:
+        else:
             self.fail_launch("screen or sh did not begin with it")
 
     def begin_ending(self, now: float, is_stopped: bool) -> None:
@@ -9349,8 +9403,10 @@ class Agent:
             return self.refused[one.key]
         if job is None or job.attempt != one.attempt or progress is None:
             # What has begun may run still, though its files are gone.
-            if not one.has_begun and take_claim(folder, one.attempt):
-                return JobReport(one.key, one.attempt, Progress(requeue="it was not started there"))
+            is_gone, writers = (False, []) if one.has_begun else withdraw(
+                self.observer.machine.processes, folder, one.attempt)
+            if is_gone or writers:
+                return JobReport(one.key, one.attempt, Progress(requeue="it was not started there" if is_gone else ""))
             lost = Result(None, None, None, "session-lost", f"its files are gone: {folder}")
             return JobReport(one.key, one.attempt, Progress(result=lost, is_over=True))
         written = os.path.join(folder, "files")
@@ -10231,14 +10287,6 @@ class NodePool(Part):
 MAX_FOLDERS = 1000              # of how many of the first pending jobs nodes are asked for their directories
 
 
-def is_withdrawn(job: Job, folder: str) -> bool:
-    """Whether the service could claim the attempt, so that it cannot begin any more, whatever Slurm does."""
-    try:
-        return take_claim(folder, job.attempt)
-    except OSError:
-        return False                        # Slurm will end it
-
-
 def check_node(node: Node, now: float) -> tuple[bool, str]:
     """(whether a node is healthy, its description).  `now`: monotonic.  A short silence is healthy."""
     silence_s, trouble = now - node.heard_at, node.trouble
@@ -10772,7 +10820,8 @@ class Admission(Part):
 
         # Only when nothing speaks against it: a job whose attempt is claimed here does not run any more.
         withdrawn = {job.current.slurm_key for job in find(self.store.state) if job.current.slurm_id
-                     and job.status == PENDING and is_withdrawn(job, self.layout.folder_of(job))}
+                     and job.status == PENDING
+                     and take_slurm_claim(job, self.layout.folder_of(job)) == OUR_CLAIM}
 
         def stop(state: State) -> Changes:
             left, over = find(state), list[str]()

@@ -1,6 +1,7 @@
 """Section 11: job.sh as it really runs, with and without screen; and what keeps the service running."""
 
 import contextlib
+import itertools
 import os
 import pathlib
 import re
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from unittest import mock
 
 import pytest
 from live import until
@@ -182,15 +184,14 @@ def test_of_fifty_at_once_one_runs(box):
     assert all(process.wait(60) == 0 for process in processes)
     assert box.text("stdout.log") == "ran\n"
     assert [saying.verb for saying in box.hear("end")] == ["start", "end"]
-    assert not [name for name in os.listdir(box.layout.job_folder("abc")) if name.startswith("claim")]
 
 
 def test_a_late_runner_finds_its_attempt_taken(box):
     job = box.prepare("echo ran")
-    assert nexus.take_claim(box.layout.job_folder("abc"), 1) and nexus.take_claim(box.layout.job_folder("abc"), 1)
+    assert [nexus.take_claim(box.layout.job_folder("abc"), 1) for _ in range(2)] == [nexus.OUR_CLAIM] * 2
     assert box.start(job).wait(60) == 0
     assert sorted(os.listdir(box.layout.job_folder("abc"))) == ["attempt-1", "job.sh"] and box.heard == ""
-    assert nexus.read_claim(box.layout.job_folder("abc"), 1) == nexus.Claim(0, 0)
+    assert nexus.read_claim(box.layout.job_folder("abc"), 1) == nexus.OUR_CLAIM
     job = box.prepare("echo ran", attempt=2)
     box.start(job)
     until(lambda: box.result(job))
@@ -198,16 +199,86 @@ def test_a_late_runner_finds_its_attempt_taken(box):
 
 
 def test_runner_and_service_race_for_the_claim(box):
-    outcomes = set()
+    outcomes, processes = set(), nexus.Processes()
     for number in range(30):
         job = box.prepare("echo ran", attempt=number + 1)
         process = box.start(job)
         time.sleep(0.0005 * (number % 10))
-        taken = nexus.take_claim(box.layout.job_folder("abc"), job.attempt)
+        while True:
+            is_gone, writers = nexus.withdraw(processes, box.layout.job_folder("abc"), job.attempt)
+            if not writers:
+                break
         process.wait(60)
-        assert taken == (box.result(job) is None), "either or"
-        outcomes.add(taken)
+        assert is_gone == (box.result(job) is None), "either or"
+        outcomes.add(is_gone)
     assert outcomes, "both ways are seen on most days, but need not be"
+
+
+def slow_claim(box, job, number):
+    """Have job.sh stopped when its claim is open and not written yet: it gets the signal `number` there."""
+    script = pathlib.Path(box.path("job.sh"))
+    text = script.read_text()
+    assert text.count("\nset +C\n") == 1
+    script.write_text(text.replace("\nset +C\n", f"\nkill -{int(number)} $$\nset +C\n"))
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_slow_runner_is_waited_for(box, goes_on):
+    job, folder, processes = box.prepare("echo ran"), box.layout.job_folder("abc"), nexus.Processes()
+    slow_claim(box, job, signal.SIGSTOP)
+    process = box.start(job)
+    until(lambda: os.path.exists(box.path("attempt-1")) and processes.find(process.pid).state == "T")
+    for _ in range(3):
+        is_gone, writers = nexus.withdraw(processes, folder, 1)
+        assert not is_gone and [writer.pid for writer in writers] == [process.pid]
+    assert nexus.withdraw(processes, folder, 11)[0], "another attempt is another's"
+    process.send_signal(signal.SIGCONT if goes_on else signal.SIGKILL)
+    process.wait(60)
+    assert nexus.withdraw(processes, folder, 1) == (not goes_on, [])
+    assert (box.result(job) is None) == (not goes_on)
+
+
+@pytest.mark.parametrize("first", range(1, 9))
+def test_killed_at_each_step(box, first):
+    """Before each simple command of job.sh, one after another: what is left tells whether the command has run."""
+    for step in itertools.count(first, 8):
+        job = box.prepare("echo ran; echo ran >&2", attempt=step)
+        script = pathlib.Path(box.path("job.sh"))
+        head, rest = script.read_text().split("\n", 1)
+        trap = f"steps=0; set -T; trap '((++steps != {step})) || kill -9 $$' DEBUG"
+        script.write_text(f"{head}\n{trap}\n{rest}")
+        is_killed = box.start(job).wait(60) == -signal.SIGKILL
+        began = nexus.read_claim(box.layout.job_folder("abc"), step) or nexus.OPEN_CLAIM
+        is_gone, writers = nexus.withdraw(nexus.Processes(), box.layout.job_folder("abc"), step)
+        log = pathlib.Path(box.path("stdout.log"))
+        ran = log.read_text() if log.exists() else ""
+        assert writers == [] and is_gone == (not began.pid) and ran in ("", "ran\n"), step
+        assert not ran or began.began, "what has no begin did not run"
+        result = box.result(job)
+        assert result is None or (ran and result.exit_code == 0), "no result without a run"
+        if not is_killed:
+            assert result and step > 60, "it goes through all of it"
+            return
+        log.unlink(missing_ok=True)
+
+
+def test_a_disk_that_takes_no_claim(box):
+    """Its file is there, and empty: nobody has the attempt."""
+    job = box.prepare("echo ran")
+    script = pathlib.Path(box.path("job.sh"))
+    script.write_text(script.read_text().replace('exec 8>"$dir/attempt-$attempt"', 'exec 8>"$dir/attempt-$attempt" 8>/dev/full'))
+    process = box.start(job)
+    assert "cannot be written" in " ".join(box.hear("fail")[-1].words) and process.wait(60) == 0
+    assert nexus.withdraw(nexus.Processes(), box.layout.job_folder("abc"), 1) == (True, []) and box.result(job) is None
+
+
+def test_a_claim_that_is_removed(box):
+    """And made again: job.sh reads it back before anything of the job begins."""
+    job = box.prepare("echo ran")
+    script = pathlib.Path(box.path("job.sh"))
+    script.write_text(script.read_text().replace(
+        "\nexec 8>&-\n", '\nexec 8>&-\nrm "$dir/attempt-$attempt"\nprintf "0 0\\n" > "$dir/attempt-$attempt"\n', 1))
+    assert box.start(job).wait(60) == 0 and box.result(job) is None and box.heard == ""
 
 
 # What cannot be launched
@@ -239,13 +310,10 @@ def test_log_files_that_cannot_be_written(box):
 
 
 def test_a_file_system_without_hard_links(box):
-    os.mkdir(f"{box.home}/bin")
-    with open(f"{box.home}/bin/ln", "w") as file:
-        file.write("#!/bin/sh\nexit 1\n")
-    os.chmod(f"{box.home}/bin/ln", 0o755)
-    process = box.start(box.prepare("echo ran"), env={"PATH": f"{box.home}/bin:{os.environ['PATH']}"})
-    assert "takes no hard links" in " ".join(box.hear("fail")[-1].words) and process.wait(60) == 0
-    assert os.listdir(box.layout.job_folder("abc")) == ["job.sh"]
+    with mock.patch("os.link", side_effect=PermissionError):
+        assert nexus.take_claim(box.layout.job_folder("abc"), 1) == nexus.OUR_CLAIM
+        assert nexus.take_claim(box.layout.job_folder("abc"), 1) == nexus.OUR_CLAIM
+    assert os.listdir(box.layout.job_folder("abc")) == ["attempt-1"]
 
 
 def test_a_log_folder_that_is_gone(box):
@@ -300,7 +368,7 @@ def test_no_argument_shows_a_variable(box):
 def test_a_large_environment_and_command(box):
     environment = {"PATH": os.environ["PATH"], "LARGE": "x" * 100000, **{f"N{n}": "y" * 1000 for n in range(300)}}
     box.run("cat /proc/$$/environ > environ; echo " + "z" * 100000, environment=environment)
-    assert len(seen_environment(box)) == len(environment) and len(box.text("stdout.log")) == 100001
+    assert len(seen_environment(box)) == len(environment) + 1 and len(box.text("stdout.log")) == 100001
 
 
 def test_no_descriptor_but_the_three_in_its_directory(box):

@@ -49,7 +49,7 @@ class FakeProcesses:
     """Processes as the test says: {pid: (started, job id)}; a job.sh is one of them, and no member."""
 
     def __init__(self, machine):
-        self.machine, self.alive, self.signals, self.deaf = machine, {}, [], set()
+        self.machine, self.alive, self.signals, self.deaf, self.runners = machine, {}, [], set(), []
 
     def start(self, pid, owner=None, started=None, state="S", parent=1):
         self.alive[pid] = nexus.Process(pid, pid * 10 if started is None else started, parent, pid, state, 0, name="python"), owner
@@ -78,6 +78,9 @@ class FakeProcesses:
 
     def find_readers(self, processes):
         return set()
+
+    def find_runners(self, script, attempt):
+        return [process for process in self.runners if process.pid in self.alive]
 
     def send(self, process, number):
         self.signals.append((process.pid, int(number)))
@@ -433,7 +436,10 @@ CRASHES = [  # reason, the claim of attempt 1, whether its runner lives, the exi
     ("its runner was killed before it began: it is tried again in a moment", "100 1000\n", False, None, ("pending", 1, None)),
     ("its runner was killed after that", "100 1000\n1000\n", False, None, ("failed", 1, None)),
     ("it has ended", "100 1000\n1000\n", False, 9, ("failed", 1, 9)),
-    ("a service claimed it, and was killed before it requeued the job", "", False, None, ("running", 2, None)),
+    ("a service claimed it, and was killed before it requeued the job", "0 0\n", False, None, ("running", 2, None)),
+    ("so did a service of version 1.0, whose claim is empty", "", False, None, ("running", 2, None)),
+    ("its runner was killed before it wrote its claim", "", False, None, ("running", 2, None)),
+    ("its runner is slow to write its claim", "", True, None, ("running", 1, None)),
 ]
 
 
@@ -447,6 +453,7 @@ def test_crash_after_the_spawn(world, reason, claim, is_alive, code, wanted):
         path.write_text(claim)
     if is_alive:
         w.machine.processes.start(100, job_id)
+        w.machine.processes.runners = [w.machine.processes.find(100)]
     if code is not None:
         w.write_result(job_id, code)
     w.crash()
@@ -1506,8 +1513,11 @@ def result_of(w, job_id, code):
     w.write_result(job_id, code)
 
 
+OURS = "0 0\n"                   # the text of a claim that keeps a late runner from beginning
+
+
 def claim_of(w, job_id):
-    """What is in the claim of a job's first attempt: nothing when a service has taken it; None when there is none."""
+    """What is in the claim of a job's first attempt; None when there is none."""
     path = w.folder_of(job_id) / "attempt-1"
     return path.read_text() if path.exists() else None
 
@@ -1537,7 +1547,7 @@ def test_slurm_answers_nothing_to_sbatch(cluster, reason, has_come, attempts):
     job_id = w.add()
     w.go(12)
     assert (w.job(job_id).attempt, w.job(job_id).current.slurm_id) == (attempts, "9" if has_come else "1"), reason
-    assert claim_of(w, job_id) == (None if has_come else ""), "what comes late finds its attempt taken"
+    assert claim_of(w, job_id) == (None if has_come else OURS), "what comes late finds its attempt taken"
     assert w.slurm.cancelled == []
 
 
@@ -1546,7 +1556,7 @@ def test_slurm_has_what_nobody_wants_any_more(cluster):
     ids = [w.add() for _ in range(3)]
     w.go()
     w.service.admission.cancel(nexus.Choice([ids[1]], (nexus.PENDING,)), ANN)
-    assert w.job(ids[1]).status == "cancelled" and claim_of(w, ids[1]) == ""
+    assert w.job(ids[1]).status == "cancelled" and claim_of(w, ids[1]) == OURS
     w.go()
     assert set(w.slurm.cancelled) == {"2"}, "no other"
     w.slurm.set("1", "RUNNING")

@@ -1061,6 +1061,13 @@ DECISIONS = [  # reason, what Slurm says, who has claimed the attempt, result, s
     ("it was cancelled before it began", KILLED, "not begun", None, 3, nexus.Result),
     ("it never came there", None, "not begun", None, 0, nexus.Requeue),
     ("the claim was the last that a service did", None, "ours", None, 0, nexus.Requeue),
+    ("it ended before it wrote its claim", ENDED, "open", None, 60, nexus.Requeue),
+    ("or is that only not seen yet, though it is written", ENDED, "open", None, 59, type(None)),
+    ("it is queued again before it wrote its claim", ended(nexus.REQUEUED_BY_SLURM), "open", None, 60, nexus.Requeue),
+    ("forgotten before it wrote its claim", None, "open", None, 60, nexus.Requeue),
+    ("or is it forgotten that it runs", None, "open", None, 59, type(None)),
+    ("cancelled before it wrote its claim", KILLED, "open", None, 3, nexus.Result),
+    ("a claim that is not seen yet, with a result", ENDED, "open", GOOD, 0, nexus.Result),
     ("forgotten, with a result", None, "begun", BAD, 0, nexus.Result),
     ("forgotten, without", None, "begun", None, 3, nexus.Result),
 ]
@@ -1068,7 +1075,7 @@ DECISIONS = [  # reason, what Slurm says, who has claimed the attempt, result, s
 
 @pytest.mark.parametrize("reason, seen, claim, result, waited_s, wanted", DECISIONS, ids=[case[0] for case in DECISIONS])
 def test_decide(reason, seen, claim, result, waited_s, wanted):
-    claim = {"not begun": None, "ours": nexus.Claim(0, 0), "begun": nexus.Claim(4711, 100)}[claim]
+    claim = {"not begun": None, "ours": nexus.OUR_CLAIM, "open": nexus.OPEN_CLAIM, "begun": nexus.Claim(4711, 100)}[claim]
     assert type(nexus.decide(seen, claim, result, waited_s, "", "/h/logs/job_abc")) is wanted
 
 
