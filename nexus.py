@@ -6609,12 +6609,14 @@ class Machine:
     def launch(self, job: Job, script: str) -> str | None:
         """Start a job's script, directly or in a screen session; return that one's PID.NAME.  Raises: OSError."""
         import subprocess
-        command, name = ["bash", script, str(job.attempt)], f"nexus_job_{job.id}"
-        if not self.no_screen_reason:
+        command, name, environ = ["bash", script, str(job.attempt)], f"nexus_job_{job.id}", self.screen.environ()
+        if self.no_screen_reason:
+            environ["LC_ALL"] = "C"                     # bash starts sooner without a locale; no job gets this
+        else:
             command = self.screen.argv(name, command, is_daemon=False)
         child = self.children[job.id] = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
-            env=self.screen.environ(), start_new_session=True)
+            env=environ, start_new_session=True)
         return None if self.no_screen_reason else f"{child.pid}.{name}"
 
     def has_bash(self) -> bool:
