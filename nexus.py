@@ -5796,8 +5796,6 @@ SMI_SLOW_S = 2.0
 EXEC_LOOKS = 500                # half a millisecond apart: the longest wait for an environment during an exec
 FORMER_COUNT = 10000            # ended processes whose jobs are remembered
 SETTLED_S = 2.0                 # the age at which a process that is nobody's will be nobody's
-SMI_SLOW_HINT = ("nvidia-smi is slow while the driver loads the cards at each run: start nvidia-persistenced, "
-                 "or nvidia-smi -pm 1")
 PROC = "/proc"
 HOST_PIDS = "pid:[4026531836]"  # the namespace outside containers: PROC_PID_INIT_INO of linux/proc_ns.h
 TCP_ESTABLISHED, TCP_LISTEN = 1, 10     # source: include/net/tcp_states.h
@@ -5906,19 +5904,20 @@ def find_program(name: str, path: str | None = None) -> str | None:
 
 # A service that `ssh box nexus add` has started, or systemd, or cron, has a bare PATH.
 PROGRAMS = ("bash", "nvidia-smi", "screen", "git", "ssh", "sbatch", "squeue", "scancel", "scontrol")   # that it runs
-DRIVER_FOLDERS = ("/usr/bin", "/usr/local/bin", "/usr/local/nvidia/bin", "/usr/lib/wsl/lib", "/opt/bin")
+DRIVER_FOLDERS = {              # {a program: where drivers put it, whatever PATH is}
+    "nvidia-smi": ("/usr/bin", "/usr/local/bin", "/usr/local/nvidia/bin", "/usr/lib/wsl/lib", "/opt/bin")}
 
 
 def complete_path(layout: Layout, path: str | None) -> str:
     """PATH, and behind it where the programs are that it lacks.
 
-    That is where the last service found them, and of nvidia-smi where drivers put it.
+    That is where the last service found them, or where drivers put them.
     """
     path, known = path or os.defpath, read_json(layout.programs_file) or {}
     for name in PROGRAMS:
         if not find_program(name, path):
             folders = [folder for folder in [known.get(name)] if isinstance(folder, str) and is_own_folder(folder)]
-            folders += DRIVER_FOLDERS if name == "nvidia-smi" else ()
+            folders += DRIVER_FOLDERS.get(name, ())
             path = ":".join([path, *[folder for folder in folders if find_program(name, folder)][:1]])
     return path
 
@@ -5950,19 +5949,36 @@ def is_own_folder(path: str) -> bool:
     return False
 
 
-class NvidiaSmi:
-    """The GPUs according to nvidia-smi."""
-    fields: Sequence[str] = GPU_FIELDS
+class GpuSource:
+    """Tells of the GPUs of this machine, by a vendor's program."""
+    program = ""
+    slow_hint = ""                                      # why it may take long, and what helps
 
     def query_gpus(self, known: Mapping[str, Gpu]) -> list[Gpu]:
         """The GPUs by index, with their processes.  Those of `known` (by uuid) that are not shown get a fault.
 
-        Raises: unavailable, when nothing is known.  Source: `nvidia-smi --help-query-gpu`, `--help-query-compute-apps`.
+        Raises: unavailable, when nothing is known.
         """
+        raise NotImplementedError
+
+    @property
+    def not_shown(self) -> str:
+        """The fault of a GPU that was there before, and of which nothing is told."""
+        return f"{self.program} does not show it"
+
+
+class NvidiaSmi(GpuSource):
+    """nvidia-smi.  Source: `nvidia-smi --help-query-gpu`, `--help-query-compute-apps`."""
+    program = "nvidia-smi"
+    slow_hint = ("nvidia-smi is slow while the driver loads the cards at each run: start nvidia-persistenced, "
+                 "or nvidia-smi -pm 1")
+    fields: Sequence[str] = GPU_FIELDS
+
+    def query_gpus(self, known: Mapping[str, Gpu]) -> list[Gpu]:
         only: tuple[str, ...] = ()
         answer = self.ask_gpus()
         if answer.exit_code == 6:                       # no devices were found
-            return find_missing((), known, ())
+            return self.find_missing((), known, ())
         indices = {uuid: gpu.index for uuid, gpu in known.items()}
         gpus, messages = parse_gpus(answer.output, self.fields, indices)
         if answer.exit_code not in (0, 14):
@@ -5974,7 +5990,7 @@ class NvidiaSmi:
             if not gpus and answer.exit_code not in (0, 14):
                 raise fail_smi(answer)
             gpus = parse_gpus(answer.output, self.fields, indices)[0] if listed else gpus
-        gpus = sorted([*gpus, *find_missing(gpus, known, messages)], key=lambda gpu: gpu.index)
+        gpus = sorted([*gpus, *self.find_missing(gpus, known, messages)], key=lambda gpu: gpu.index)
         if all(gpu.fault for gpu in gpus):
             return gpus
         apps = self.ask(*only, f"--query-compute-apps={','.join(APP_FIELDS)}", "--format=csv,noheader,nounits")
@@ -5996,10 +6012,22 @@ class NvidiaSmi:
         return answer
 
     def ask(self, *arguments: str) -> Completed:
-        return run(["nvidia-smi", *arguments], SMI_TIMEOUT_S, hint=f"try it by hand: nvidia-smi; {SMI_SLOW_HINT}",
+        return run([self.program, *arguments], SMI_TIMEOUT_S, hint=f"try it by hand: nvidia-smi; {self.slow_hint}",
                    install="install the NVIDIA driver; or where nvidia-smi works, nexus restart: its folder is "
                            "remembered then; without a GPU, nexus add --gpus 0, "
                            "or for a trial NEXUS_MOCK_GPUS=2 nexus restart")
+
+    def find_missing(self, gpus: Sequence[Gpu], known: Mapping[str, Gpu], messages: Sequence[str]) -> list[Gpu]:
+        """The GPUs that a message names or that were there before, but have no row now: unusable, but not forgotten."""
+        # A GPU whose index is taken was renumbered.
+        text, taken = " ".join(messages), {fact for gpu in gpus for fact in (gpu.uuid, gpu.index)}
+        faults = {"GPU is lost": "GPU is lost", "Unknown Error": "Unknown Error",
+                  "reset must occur": "GPU requires reset"}
+        fault = next((fault for words, fault in faults.items() if words in text), self.not_shown)
+        missing = [forget_readings(gpu, fault=fault) for gpu in known.values() if not taken & {gpu.uuid, gpu.index}]
+        named = set(map(int, re.findall(r"device handle for (?:GPU|gpu) ?(\d{1,4}):(?!\w)", text)))
+        new = named - {gpu.index for gpu in [*gpus, *missing]}
+        return missing + [Gpu(index, f"index-{index}", "GPU", fault=fault) for index in new]
 
 
 def fail_smi(answer: Completed) -> NexusError:
@@ -6015,24 +6043,12 @@ def fail_smi(answer: Completed) -> NexusError:
     return NexusError("unavailable", what, hint)
 
 
-NOT_SHOWN = "nvidia-smi does not show it"
-
-
-def find_missing(gpus: Sequence[Gpu], known: Mapping[str, Gpu], messages: Sequence[str]) -> list[Gpu]:
-    """The GPUs that a message names or that were there before, but have no row now: unusable, but not forgotten."""
-    # A GPU whose index is taken was renumbered.
-    text, taken = " ".join(messages), {fact for gpu in gpus for fact in (gpu.uuid, gpu.index)}
-    faults = {"GPU is lost": "GPU is lost", "Unknown Error": "Unknown Error", "reset must occur": "GPU requires reset"}
-    fault = next((fault for words, fault in faults.items() if words in text), NOT_SHOWN)
-    missing = [forget_readings(gpu, fault=fault) for gpu in known.values() if not taken & {gpu.uuid, gpu.index}]
-    named = set(map(int, re.findall(r"device handle for (?:GPU|gpu) ?(\d{1,4}):(?!\w)", text)))
-    new = named - {gpu.index for gpu in [*gpus, *missing]}
-    return missing + [Gpu(index, f"index-{index}", "GPU", fault=fault) for index in new]
-
-
-class MockGpus(Value):
+class MockGpus(GpuSource):
     """Made-up idle GPUs, for trials and tests."""
-    count: int
+    program = "a made-up program"
+
+    def __init__(self, count: int) -> None:
+        self.count = count
 
     def query_gpus(self, known: Mapping[str, Gpu]) -> list[Gpu]:
         return [Gpu(index, f"MOCK-{index}", "Mock GPU", 24576.0, 0.0, 0.0) for index in range(self.count)]
@@ -6594,8 +6610,9 @@ class Machine:
         is_slurm = config.jobs.launcher == "slurm"
         self.is_mock = config.mock_gpus is not None and not is_slurm
         # With Slurm nothing of this machine is used: the GPUs are Slurm's.
-        self.gpus: NvidiaSmi | MockGpus = (
-            MockGpus(0) if is_slurm else MockGpus(config.mock_gpus or 0) if self.is_mock else NvidiaSmi())
+        self.gpu_source: GpuSource = NvidiaSmi()
+        if is_slurm or self.is_mock:
+            self.gpu_source = MockGpus(0 if is_slurm else config.mock_gpus or 0)
         self.processes = Processes()
         self.psutil = import_psutil()
         self.leases = None if self.is_mock or is_slurm else Leases(find_lease_folder(config.gpu), service_id)
@@ -8425,7 +8442,7 @@ class RunnerEvents:
 
 
 class Observation(Value):
-    """The answer of nvidia-smi, or why there is none."""
+    """What a GpuSource told, or why it told nothing."""
     gpus: tuple[Gpu, ...]
     error: str | None
     hint: str
@@ -8464,7 +8481,8 @@ class Observer:
                  visible_devices: str | None) -> None:
         self.machine, self.clock, self.config, self.log, self.visible_devices = (
             machine, clock, config, log, visible_devices)
-        self.observation = Observation((), "nvidia-smi has not answered yet", SMI_SLOW_HINT, 0.0, 0.0)
+        self.observation = Observation(
+            (), f"{machine.gpu_source.program} has not answered yet", machine.gpu_source.slow_hint, 0.0, 0.0)
         self.latest = self.observation                      # from probe(); take_in() copies it
         self.gpus: tuple[Gpu, ...] = ()                     # with the jobs and users of their processes
         self.released_at: dict[str, float] = {}             # {GPU uuid: monotonic time when a job of ours left it}
@@ -8479,14 +8497,14 @@ class Observer:
         self.lease_backoff = Backoff(*LEASE_BACKOFF_S)      # jobs get no GPU until it is over
 
     def probe(self, may_lack: bool) -> float:
-        """Run nvidia-smi once; return the seconds until it may run again.  `may_lack`: it need not be installed."""
+        """Ask for the GPUs once; return the seconds until the next time.  `may_lack`: the program may be missing."""
         began, refresh_s = self.clock.monotonic(), self.config.service.refresh_rate_seconds
         known = {gpu.uuid: replace(gpu, fault=None) for gpu in self.latest.gpus}            # the last good reading
         gpus, fault, hint = tuple(known.values()), None, ""
         try:
-            gpus = tuple(drop_doubles(self.machine.gpus.query_gpus(known)))
+            gpus = tuple(drop_doubles(self.machine.gpu_source.query_gpus(known)))
         except NexusError as error:
-            if not may_lack or find_program("nvidia-smi"):
+            if not may_lack or find_program(self.machine.gpu_source.program):
                 fault, hint = error.message, error.hint
         took_s = self.clock.monotonic() - began
         if self.visible_devices is not None:
@@ -8573,19 +8591,20 @@ class Observer:
     def find_error(self) -> str | None:
         """Return why jobs get no GPU now, or None."""
         error = self.find_lease_error()
-        return self.find_smi_error() or (error.message if error else None)
+        return self.find_gpu_error() or (error.message if error else None)
 
     def find_lease_error(self) -> NexusError | None:
         return self.lease_error or self.lease_backoff.find_why(self.clock.monotonic())
 
-    def find_smi_error(self) -> str | None:
-        """Return why the GPUs cannot be read, or that nvidia-smi takes much longer than before; or None."""
+    def find_gpu_error(self) -> str | None:
+        """Return why the GPUs cannot be read, or that it takes much longer than before; or None."""
         observation = self.observation
         silent_s = self.clock.monotonic() - observation.began_at - observation.took_s
         pause_s = max(self.config.service.refresh_rate_seconds, PROBE_BACKOFF_FACTOR * observation.took_s)
         longest_s = pause_s + max(SMI_WAIT_S, 2 * observation.took_s)
         is_silent = silent_s > longest_s
-        return observation.error or (f"nvidia-smi has not answered for {silent_s:.0f} s" if is_silent else None)
+        return observation.error or (
+            f"{self.machine.gpu_source.program} has not answered for {silent_s:.0f} s" if is_silent else None)
 
 
 class Progress(Value):
@@ -8823,7 +8842,7 @@ class HostedJob:
         self.work = (self.work or Work()).add(going_on, now)
         pids = {process.pid for process in going_on}
         is_computing = any(process.pid in pids for gpu in observer.gpus for process in gpu.processes)
-        if self.work.is_idle(TICK_S) and not is_computing and not (self.job.gpus and observer.find_smi_error()):
+        if self.work.is_idle(TICK_S) and not is_computing and not (self.job.gpus and observer.find_gpu_error()):
             self.has_idled = True
             self.begin_ending(now, False)
             return []
@@ -10308,7 +10327,7 @@ def is_elsewhere_now(known: NodeConfig, config: NodeConfig) -> bool:
 # ==== 14. SERVICE ==== observe, plan, carry out; admission, adoption, what is kept and shown
 # One loop.  The FIFO (a job started or ended), requests, and timeouts wake it.  Each tick polls the backends, which end
 # the jobs that must stop, records in one transaction which jobs ended and which start next, then starts them.
-# A separate thread runs nvidia-smi and passes the readings to the loop.
+# A separate thread reads the GPUs and passes the readings to the loop.
 
 LOADS_S = 3600.0                # how long GPUs' utilization is kept
 DISK_INTERVAL_S = 5.0           # between two disk checks
@@ -10972,7 +10991,7 @@ class GpuWatch(Part):
         self.idle: Mapping[str, tuple[float, float, float]] = {}
 
     def probe(self) -> float:
-        """Run nvidia-smi once; return the seconds until it may run again."""
+        """Read the GPUs once; return the seconds until the next time."""
         pause_s: float = self.observer.probe(bool(self.service.pool.nodes))         # a head may have no GPU
         self.service.wake()
         return pause_s
@@ -11037,7 +11056,7 @@ class GpuWatch(Part):
             *(load for load in self.loads.get(gpu.uuid, ()) if now - load[0] < LOADS_S),
             *([] if gpu.utilization is None else [(now, gpu.utilization)])] for gpu in self.all_gpus()}
         unread = {name for name, node in self.service.pool.nodes.items() if node.trouble}
-        if self.observer.find_smi_error():
+        if self.observer.find_gpu_error():
             unread.add("")
         self.idle = {gpu.uuid: (*self.idle.get(gpu.uuid, (self.clock.now(), now))[:2], now) for gpu in self.all_gpus()
                      if gpu.utilization is not None and gpu.utilization < IDLE_LOAD and gpu.node not in unread}
@@ -11360,12 +11379,12 @@ class Health(Part):
         is_past = not service.failure_count or now - service.failed_at > 300
         yield "failures", is_past, f"{service.failure_count} internal errors{last}", ""
         if not service.is_slurm:
-            out = " (if it was taken out: nexus restart)"
-            faulty = [f"GPU {gpu.place}: {gpu.fault}{out if gpu.fault == NOT_SHOWN else ''}"
+            source, out = self.machine.gpu_source, " (if it was taken out: nexus restart)"
+            faulty = [f"GPU {gpu.place}: {gpu.fault}{out if gpu.fault == source.not_shown else ''}"
                       for gpu in watch.gpus if gpu.fault and not is_left_out(gpu, self.config.gpu)]
-            fault, limit = service.observer.find_smi_error() or "; ".join(faulty), watch.describe_limit()
+            fault, limit = service.observer.find_gpu_error() or "; ".join(faulty), watch.describe_limit()
             is_slow = observation.took_s > SMI_SLOW_S
-            hint = observation.hint if observation.error else SMI_SLOW_HINT if is_slow else ""
+            hint = observation.hint if observation.error else source.slow_hint if is_slow else ""
             asked = f"{format_count(len(watch.gpus), 'GPU')}, asked in {observation.took_s:.2f} s"
             yield "GPUs", not fault, (limit and f"{limit}; ") + (fault or asked), hint
             if not self.machine.has_bash():
@@ -11457,7 +11476,7 @@ class Views(Part):
             **{f"{word}_jobs": statuses.count(word) for word in FINAL},
             "running_jobs": self.describe_jobs(list(state.running.values())), **self.info(),
             "no_screen": self.machine.no_screen_reason,     # why jobs here have no terminal to attach to
-            "gpu_trouble": self.service.observer.find_smi_error(), "slurm": cluster.describe() if cluster else None,
+            "gpu_trouble": self.service.observer.find_gpu_error(), "slurm": cluster.describe() if cluster else None,
             "hints": [*self.service.health.list_hints(), *list(list_holds(state).values())[:3]],
             "bad_checks": [check["name"] for check in self.service.health.check()["checks"] if not check["is_ok"]],
             "host": {"name": self.service.node, **watch.host},

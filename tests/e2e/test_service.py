@@ -105,11 +105,13 @@ class FakePsutil:
         return types.SimpleNamespace(total=4 * 2**30, available=2**30)
 
 
-class FakeMachine:
+class FakeMachine(nexus.NvidiaSmi):
+    """Its GPUs are what the test says."""
+
     is_mock, no_screen_reason, leases = True, "launcher is \"direct\"", None
 
     def __init__(self, clock, gpus):
-        self.clock, self.boot_id, self.gpus = clock, BOOT, self
+        self.clock, self.boot_id, self.gpu_source = clock, BOOT, self
         self.shown = gpus
         self.processes, self.psutil = FakeProcesses(self), FakePsutil()
         self.children, self.gone, self.launched, self.refusal = {}, [], [], None
