@@ -998,6 +998,14 @@ class Limits(Value):
     warn: str | None = None                     # Job.warn
     max_memory_gb: Amount = 0.0                 # host memory of its processes together; 0: any
     kill_grace_seconds: Span = 10.0             # from the first signal to SIGKILL
+    idle_kill_seconds: Span = 0.0               # how long its GPUs may do nothing; 0: any time
+
+
+class Use(Value):
+    """What a running job has taken so far of what Limits bound."""
+    runtime_s: float | None = None              # None: not known
+    memory_mib: float | None = None
+    idle_s: float = 0.0                         # for how long all its GPUs have done nothing
 
 
 class Job(Value):
@@ -3532,18 +3540,22 @@ def find_limits(job: Job, config: JobsConfig) -> Limits:
         limit_s, name = job.expected_time * factor, f"{factor:g} times its expected time (timeout_multiplier)"
     else:
         limit_s, name = config.timeout_seconds, "timeout_seconds"
-    return Limits(limit_s, name, job.warn, config.max_memory_gb, config.kill_grace_seconds)
+    return Limits(limit_s, name, job.warn, config.max_memory_gb, config.kill_grace_seconds,
+                  config.idle_kill_minutes * 60)
 
 
-def find_stop(limits: Limits, runtime_s: float | None, memory_mib: float | None) -> tuple[str, str] | None:
-    """(the cause, the words) for which a running job must be ended: its time limit or max_memory_gb; None: none."""
-    limit_s, most_gb = limits.timeout_seconds, limits.max_memory_gb
-    if limit_s and runtime_s is not None and runtime_s >= limit_s:
+def find_stop(limits: Limits, use: Use) -> tuple[str, str] | None:
+    """(the cause, the words) for which a running job must be ended: the limit that it has reached; None: none."""
+    limit_s, most_gb, longest_s = limits.timeout_seconds, limits.max_memory_gb, limits.idle_kill_seconds
+    if limit_s and use.runtime_s is not None and use.runtime_s >= limit_s:
         words = f"{limits.timeout_name} is {format_duration(limit_s)}"
-        return "timeout", f"stopped after {format_duration(runtime_s)}: {words}"
-    if most_gb and (memory_mib or 0) > most_gb * 1024:
-        taken = format_memory(memory_mib or 0, 2)
+        return "timeout", f"stopped after {format_duration(use.runtime_s)}: {words}"
+    if most_gb and (use.memory_mib or 0) > most_gb * 1024:
+        taken = format_memory(use.memory_mib or 0, 2)
         return "host-memory", f"its processes took {taken} of host memory; max_memory_gb is {most_gb:g}"
+    if longest_s and use.idle_s >= longest_s:
+        words = f"its GPUs did nothing for {format_duration(use.idle_s)}"
+        return "idle", f"{words}; idle_kill_minutes is {longest_s / 60:g}"
     return None
 
 
@@ -8360,7 +8372,7 @@ class SlurmBackend(Backend):
             # Slurm enforces limits of whole minutes.
             limits = find_limits(job, self.config.jobs)
             if job.status == RUNNING and not job.current.stop_cause and limits.timeout_seconds % 60:
-                stop = find_stop(limits, find_age(job, self.clock.now()), None)
+                stop = find_stop(limits, Use(find_age(job, self.clock.now())))
                 if stop:
                     yield job, {"stop_cause": stop[0], "stop_line": stop[1]}
         self.live = self.list_live()
@@ -8671,8 +8683,8 @@ class HostedJob:
     @property
     def progress(self) -> Progress:
         ran, stop = self.job.current, None if self.is_over else self.stop
-        if ran.stop_cause in ("timeout", "host-memory"):
-            stop = ran.stop_cause, ran.stop_line or ""
+        if ran.stop_cause and ran.stop_line:            # of this job, and not of this process
+            stop = ran.stop_cause, ran.stop_line
         use = self.host.observer.misplaced.get((self.job.id, self.job.attempt))
         unmet = NO_PSUTIL if self.limits.max_memory_gb and not self.machine.psutil else None
         return Progress(self.pid, self.pid_started, self.session, self.result, self.is_over, self.requeue,
@@ -8748,7 +8760,7 @@ class HostedJob:
             host = self.host
             memory_mib = host.observer.memory_mib.get((self.job.id, self.job.attempt))
             runtime_s, limits = self.find_runtime_s(), self.limits
-            self.stop = self.stop or find_stop(limits, runtime_s, memory_mib)
+            self.stop = self.stop or find_stop(limits, Use(runtime_s, memory_mib))
             self.is_warning_due = (find_warning(limits, runtime_s) is not None
                                    and not self.stop and not os.path.exists(self.warned_file))
 
@@ -11078,18 +11090,16 @@ class GpuWatch(Part):
 
     def look_for_idle_jobs(self) -> None:
         """Tell of jobs that have been idle for idle_minutes, and stop those that were for idle_kill_minutes."""
-        kill_s, running = self.config.jobs.idle_kill_minutes * 60, self.service.running_jobs()
-        for job in running:
+        for job in self.service.running_jobs():
             _, idle_s = self.find_idle(job)
             if self.find_idle_since(job) is not None and not job.current.is_idle_told:
                 self.service.record(job, is_idle_told=True)
                 self.service.tell(job, "Job %s is idle: its GPUs did nothing for %s.  Does it wait for an answer? "
                                   "nexus attach %s", job.id, format_duration(idle_s), job.id)
                 self.service.hooks.queue("on_idle", [job])
-            if kill_s and idle_s >= kill_s and not job.current.stop_cause:
-                line = (f"its GPUs did nothing for {format_duration(idle_s)}; "
-                        f"idle_kill_minutes is {self.config.jobs.idle_kill_minutes:g}")
-                self.service.record(job, stop_cause="idle", stop_line=line)
+            stop = find_stop(find_limits(job, self.config.jobs), Use(idle_s=idle_s))
+            if stop and not job.current.stop_cause:
+                self.service.record(job, stop_cause=stop[0], stop_line=stop[1])
 
     def describe_limit(self, before: str = "") -> str:
         """Return `before` and which GPUs the service uses, or "" if it may use all."""

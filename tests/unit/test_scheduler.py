@@ -345,7 +345,7 @@ def test_what_holds_for_many_is_a_reason_too(reason, made, trouble, part):
     assert part in words(made.jobs["aaa"], planned), reason
 
 
-STOPS = [  # reason, fields of a job that has run for 100 s and takes 3 GB of host memory, keys, (cause, part of the line)
+STOPS = [  # reason, fields of a job that has run for 100 s, 65 of them idle, and takes 3 GB, keys, (cause, part of the line)
     ("no limit", {}, {}, None), ("not yet", {"timeout_seconds": 100.5}, {}, None),
     ("its own", {"timeout_seconds": 100}, {}, ("timeout", "stopped after 1m 40s: its time limit is 1m 40s")),
     ("the configuration's", {}, {"timeout_seconds": 90}, ("timeout", "timeout_seconds is 1m 30s")),
@@ -357,13 +357,15 @@ STOPS = [  # reason, fields of a job that has run for 100 s and takes 3 GB of ho
     ("what is expected is before the configuration's", {"expected_time": 600}, {"timeout_seconds": 90}, None),
     ("host memory", {}, {"max_memory_gb": 2.5}, ("host-memory", "took 3GB of host memory; max_memory_gb is 2.5")),
     ("a little more than allowed", {}, {"max_memory_gb": 2.99}, ("host-memory", "took 3GB of host memory; max_memory_gb is 2.99")),
+    ("its GPUs do nothing", {}, {"idle_kill_minutes": 1}, ("idle", "its GPUs did nothing for 1m 5s; idle_kill_minutes is 1")),
+    ("not for so long", {}, {"idle_kill_minutes": 1.1}, None),
 ]
 
 
 @pytest.mark.parametrize("reason, fields, keys, expected", STOPS, ids=[case[0] for case in STOPS])
 def test_find_stop(reason, fields, keys, expected):
     limits = nexus.find_limits(running("rrr", **fields), config(**keys).jobs)
-    cause, line = nexus.find_stop(limits, 100.0, 3 * GB) or ("", "")
+    cause, line = nexus.find_stop(limits, nexus.Use(100.0, 3 * GB, 65.0)) or ("", "")
     assert (cause, expected and expected[1] in line) == (expected[0] if expected else "", expected and True), reason
 
 
@@ -382,7 +384,7 @@ def test_find_warning(reason, fields, runtime_s, keys, expected):
 
 
 def test_a_job_of_which_nothing_is_known_yet_is_not_stopped():
-    assert nexus.find_stop(nexus.Limits(1, max_memory_gb=1), None, None) is None
+    assert nexus.find_stop(nexus.Limits(1, max_memory_gb=1, idle_kill_seconds=1), nexus.Use()) is None
 
 
 # What holds for every plan
