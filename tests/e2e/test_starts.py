@@ -130,8 +130,8 @@ def test_a_new_nexus_that_does_not_work_leaves_the_old_one(reason, text, other, 
         box.wait_started(runs)
         pid, before, usual, choice = box.pid(), box.info(), dict(box.settings), box.home / "config.toml"
         assert source.count(text) == 1
-        program.write_text(source.replace(text, other).replace("START_TIMEOUT_S = 30.0", "START_TIMEOUT_S = 4.0")
-                           .replace("RETRY_TIMEOUT_S = 30.0", "RETRY_TIMEOUT_S = 4.0"))
+        program.write_text(source.replace(text, other).replace("START_TIMEOUT_S = 30.0", "START_TIMEOUT_S = 12.0")
+                           .replace("RETRY_TIMEOUT_S = 30.0", "RETRY_TIMEOUT_S = 12.0"))
         path = other_config(box, port=live.free_port())     # a choice that is to be forgotten
         box.settings = usual
         box.write_config(cpu_slots=1)
