@@ -227,14 +227,19 @@ class Verdict:
         self.check_rest()
 
     def check_job(self, job: dict[str, Any], asked: dict[str, Any]) -> None:
-        job_id, runs = job["id"], {run["pid"]: run for run in self.runs.get(job["id"], {}).values()}
-        if len(runs) != len(self.runs.get(job_id, {})):
+        job_id, all_runs = job["id"], self.runs.get(job["id"], {}).values()
+        orphans = [run for run in all_runs if run["pid"] == 1]      # its runner was killed before the command could see its pid
+        runs = {run["pid"]: run for run in all_runs if run["pid"] != 1}
+        if len(runs) + len(orphans) != len(all_runs):
             self.blame(job_id, "two attempts had one runner")
         attempts = [each for each in job["attempts"] if each["started_at"] is not None]
         for attempt in attempts:
-            self.check_attempt(job_id, attempt, runs.pop(attempt["pid"], None))
-        for pid, run in runs.items():
-            self.blame(job_id, f"an attempt ran that is not among its attempts: pid {pid}, {run}")
+            run = runs.pop(attempt["pid"], None)
+            if run is None and orphans and (job_id, attempt["pid"]) in self.killer.runners:
+                run = orphans.pop(0)
+            self.check_attempt(job_id, attempt, run)
+        for run in [*runs.values(), *orphans]:
+            self.blame(job_id, f"an attempt ran that is not among its attempts: {run}")
         tried = [each for each in attempts if each["cause"] != "requeued"]
         parents = [self.found.get(parent, {}) for parent in asked.get("after", [])]
         if job["status"] == "cancelled":
