@@ -1240,9 +1240,11 @@ class Put(Value):
 
 if TYPE_CHECKING:
     Changes = Generator[Put, None, Any]         # Store.update() makes each change as it is yielded
+    QueuePlace = tuple[Any, ...]                # (preemptible, *queue_key, id, GPUs it will use) of a pending job
 
 
 QueueItem = tuple[tuple[float, ...], str]           # (queue_key, id) of a pending job
+EndedItem = tuple[float, int, str]                  # (when it ended, number, id) of a finished job
 JobClass = tuple[object, ...]                       # of find_class()
 
 
@@ -1275,6 +1277,11 @@ class State:
         self.dependents: dict[str, list[str]] = {}          # {id: the pending jobs that depend on that job}
         self.named: dict[tuple[str | None, str], list[tuple[int, str]]] = {}    # {(user or None for all, name): jobs}
         self.members: dict[str, list[tuple[str, str]]] = {}                     # {group: (user, id) of its jobs}
+        self.queued: dict[str, list[QueuePlace]] = {}       # {user: their pending jobs}
+        self.queued_in: dict[tuple[str, str], list[QueuePlace]] = {}            # {(user, group or ""): pending jobs}
+        self.prioritized: dict[str, list[str]] = {}         # {name of a priority: pending jobs}
+        self.ended: dict[str, list[EndedItem]] = {}         # {status: finished jobs}
+        self.ended_in: dict[tuple[str, str], list[EndedItem]] = {}              # {(user, group or ""): finished jobs}
         self.unshared: set[tuple[str, Any]] = set()         # (index, key) of the lists that no other State has
         self.last_starts: dict[str, float] = {}             # {user: when a job of theirs was last started}
 
@@ -1342,6 +1349,12 @@ INDEXES: Mapping[str, Callable[[Job], list[tuple[Any, Any]]]] = {       # {field
     "dependents": lambda job: [(one, job.id) for one in job.pending_dependencies] if job.status == PENDING else [],
     "named": lambda job: [((user, job.name), (job.number, job.id)) for user in (None, job.user)] if job.name else [],
     "members": lambda job: [(job.group, (job.user, job.id))] if job.group else [],
+    "queued": lambda job: [(job.user, find_queue_place(job))] if job.status == PENDING else [],
+    "queued_in": lambda job: (
+        [((job.user, job.group or ""), find_queue_place(job))] if job.status == PENDING else []),
+    "prioritized": lambda job: [(name_priority(job.priority), job.id)] if job.status == PENDING else [],
+    "ended": lambda job: [(job.status, find_end_item(job))] if job.status in FINAL else [],
+    "ended_in": lambda job: [((job.user, job.group or ""), find_end_item(job))] if job.status in FINAL else [],
 }
 
 
@@ -1371,6 +1384,24 @@ def find_class(job: Job) -> JobClass | None:
     if job.status != PENDING or job.is_held or job.pending_dependencies or job.after_process or is_in_slurm(job):
         return None
     return job.user, job.group, job.preemptible, request_class(job)
+
+
+def find_use(job: Job) -> float:
+    """What a job counts among its user's GPUs in use: users take turns on CPU slots too."""
+    return job.gpus or 0.01
+
+
+def find_queue_place(job: Job) -> QueuePlace:
+    return job.preemptible, *job.queue_key, job.id, find_use(job)
+
+
+def find_end_item(job: Job) -> EndedItem:
+    return job.status_history[-1][1] if job.status_history else 0.0, job.number, job.id
+
+
+def name_priority(priority: int) -> str:
+    normal = PRIORITIES["normal"]
+    return "high" if priority < normal else "low" if priority > normal else "normal"
 
 
 def list_shares(job: Job) -> list[int]:
@@ -1497,8 +1528,7 @@ def requeue(state: State, job: Job, why: str, now: float, has_run: bool = False,
 
 def list_finished(state: State) -> list[Job]:
     """All finished jobs, in the order of their ends."""
-    return sorted((job for job in state.jobs.values() if job.status in FINAL),
-                  key=lambda job: job.status_history[-1][1] if job.status_history else 0.0)
+    return [state.jobs[job_id] for _, _, job_id in sorted(item for items in state.ended.values() for item in items)]
 
 
 def list_jobs(state: State, statuses: Container[str]) -> list[Job]:
@@ -1664,7 +1694,7 @@ def count_use(state: State) -> dict[str, float]:
 
 
 def add_use(used: dict[str, float], job: Job) -> None:
-    used[job.user] = used.get(job.user, 0.0) + (job.gpus or 0.01)       # users take turns on CPU slots too
+    used[job.user] = used.get(job.user, 0.0) + find_use(job)
 
 
 def walk_queue(state: State, classes: dict[Any, list[QueueItem]],
@@ -1698,14 +1728,55 @@ def walk_queue(state: State, classes: dict[Any, list[QueueItem]],
 
 def list_pending(state: State) -> list[Job]:
     """The pending jobs in the order in which they would start if all of them fit."""
-    used, ordered, classes = count_use(state), list[Job](), dict[tuple[str, bool], list[QueueItem]]()
-    for item in sorted((job.queue_key, job.id) for job in state.pending.values()):
-        job = state.jobs[item[1]]
-        classes.setdefault((job.user, job.preemptible), []).append(item)
-    for _, job in walk_queue(state, classes, used):
-        ordered.append(job)
-        add_use(used, job)
-    return ordered
+    return list(PendingQueue(state).walk(state.queued))
+
+
+class PendingQueue:
+    """The order of list_pending(), of which a part is taken without the rest.
+
+    The places of each user are kept in order.  Between users a place's turn decides: its band (preemptible, rank,
+    priority), the GPUs that its user will have in use before it, and the user's last start.  Among the places of one
+    user turns ascend, so that the queue is their lists merged.
+    """
+
+    def __init__(self, state: State) -> None:
+        import itertools
+        self.state, in_use = state, count_use(state)
+        self.used: dict[str, list[float]] = {}              # {user: GPUs in use before each place of theirs}
+        for user, places in state.queued.items() if len(state.queued) > 1 else ():
+            self.used[user] = list(itertools.accumulate([place[-1] for place in places],
+                                                        initial=in_use.get(user, 0.0)))
+
+    def find_turn(self, user: str, place: QueuePlace) -> tuple[Any, ...]:
+        at = bisect.bisect_left(self.state.queued[user], place)
+        return place[:3], self.used[user][at], self.state.last_starts.get(user, 0.0), place
+
+    def walk(self, places_of: Mapping[str, Iterable[QueuePlace]]) -> Iterator[Job]:
+        """The jobs at these places, {user: ascending}, in the queue's order."""
+        import heapq
+        jobs = self.state.jobs
+        if len(self.state.queued) <= 1:                     # there are no turns to take
+            return (jobs[place[4]] for places in places_of.values() for place in places)
+
+        def list_turns(user: str, places: Iterable[QueuePlace]) -> Iterator[tuple[Any, ...]]:
+            return (self.find_turn(user, place) for place in places)
+
+        return (jobs[place[4]] for *_, place in heapq.merge(*(list_turns(*pair) for pair in places_of.items())))
+
+    def find_position(self, job: Job) -> int:
+        """How many pending jobs are before a pending job."""
+        place, position = find_queue_place(job), 0
+        for user, places in self.state.queued.items():
+            at = bisect.bisect_left(places, place)
+            if user != job.user:
+                band, in_use, *rest = self.find_turn(job.user, place)
+                first, end = bisect.bisect_left(places, band), bisect.bisect_left(places, (*band, float("inf")))
+                used = self.used[user]
+                at = bisect.bisect_left(used, in_use, first, end)
+                is_tie = at < end and used[at] == in_use
+                at += is_tie and [self.state.last_starts.get(user, 0.0), places[at]] < rest
+            position += at
+        return position
 
 
 def move_job(state: State, job: Job, is_first: bool) -> Put:
@@ -4254,16 +4325,20 @@ SHOWN_FIELDS = {cls: {name: row for name, row in cls.FIELDS.items() if not row.h
                 for cls in (Job, Attempt, Gpu, GpuProcess)}
 
 
+# Most fields of a value are not given, and have their defaults.
+DEFAULT_FIELDS = {cls: {name: None if row.default is ... else row.default for name, row in rows.items()}
+                  for cls, rows in SHOWN_FIELDS.items()}
+FORMATTED_FIELDS = {cls: {name: format_time if row.schema is TIME else round_known for name, row in rows.items()
+                          if row.schema is TIME or row.schema is FLOAT} for cls, rows in SHOWN_FIELDS.items()}
+
+
 def fields_json(shown: Job | Attempt | Gpu | GpuProcess) -> dict[str, Any]:
     """The fields of a value that its JSON has: times as text, measurements rounded."""
-    found = {}
-    for name, row in SHOWN_FIELDS[type(shown)].items():
-        content = getattr(shown, name)
-        if content is not None and row.schema is TIME:
-            content = format_time(content)
-        elif content is not None and row.schema is FLOAT:
-            content = round(content, 1)
-        found[name] = content
+    defaults, formats, given = DEFAULT_FIELDS[type(shown)], FORMATTED_FIELDS[type(shown)], vars(shown)
+    found = {**defaults, **{name: given[name] for name in given if name in defaults}}
+    for name in formats:
+        if found[name] is not None:
+            found[name] = formats[name](found[name])
     return found
 
 
@@ -4317,6 +4392,9 @@ JOB: dict[str, Field] = {
     "unrecorded": Field(or_null(STRING), "how it has ended, while it counts as running: the disk takes no record"),
 }
 PUBLIC_JOB_KEYS = frozenset(name for name, row in JOB.items() if row.public)
+# Of a job that does not run, these depend on the queue, the plan and the machines; all else on the job alone.
+QUEUE_KEYS = ("position", "waiting_for", "reason", "estimated_start")
+PLANNED_JOB_KEYS = (*QUEUE_KEYS, "only_node", "node")
 OVERVIEW_JOB_KEYS = (                           # what GET /status?after= has of a job
     "status", "id", "command", "user", "gpus", "name", "group", "only_node", "node", "gpu_places", "started_at",
     "finished_at", "runtime_seconds", "processes_left", "stopping", "unknown_since", "idle_since", "outcome",
@@ -4359,20 +4437,70 @@ def attempt_json(attempt: Attempt, now: float) -> dict[str, Any]:
             "outcome": get_outcome(attempt)}
 
 
+NO_ATTEMPT_JSON = attempt_json(NO_ATTEMPT, 0.0)
+
+
+def place_json(job: Job, node: str | None) -> dict[str, Any]:
+    """`node`: its machine, by that machine's own name."""
+    return {"only_node": node if job.only_node == "" else job.only_node, "node": node}
+
+
 def job_json(job: Job, now: float, node: str | None, **known: Any) -> dict[str, Any]:
     """A job as the API shows it, never with its environment.  `known`: keys that the job does not hold itself."""
-    current = {**attempt_json(job.current, now), **{key: known[key] for key in known if key in ATTEMPT}}
+    last = job.current
+    current = {**(NO_ATTEMPT_JSON if last is NO_ATTEMPT else attempt_json(last, now)),
+               **{key: known[key] for key in known if key in ATTEMPT}}
     return {
         "status": job.status, "position": None, "waiting_for": None, "reason": None, "estimated_start": None,
-        **fields_json(job), "labels": dict(job.labels), "only_node": node if job.only_node == "" else job.only_node,
-        **current, "attempt": job.attempt, "node": node,
-        "gpu_index": job.current.gpu_indices[0] if job.current.gpu_indices else None,
-        "stopping": None if job.status in FINAL else job.current.stop_cause,
-        "attempts": [current if one is job.current else attempt_json(one, now)
+        **fields_json(job), "labels": dict(job.labels), **current, "attempt": job.attempt, **place_json(job, node),
+        "gpu_index": last.gpu_indices[0] if last.gpu_indices else None,
+        "stopping": None if job.status in FINAL else last.stop_cause,
+        "attempts": [current if one is last else attempt_json(one, now)
                      for one in job.attempts if one.started_at is not None],
         "status_history": [[status, format_time(at)] for status, at in job.status_history],
         "unknown_since": None, "idle_since": None, "rss_mib": None, "cpu_percent": None, "unrecorded": None,
         **known}
+
+
+class JobTexts:
+    """Texts of the JSON of jobs that do not run, for who may see all of them, or for everybody else.
+
+    What depends on the job alone is made once for each version of the job, and kept.  Most of it is alike for many jobs
+    and is kept once.
+    """
+
+    def __init__(self, is_public: bool) -> None:
+        self.is_public = is_public
+        self.forget()
+
+    def forget(self) -> None:
+        self.kept: dict[str, tuple[Job, str, str]] = {}     # {id: (job, its own keys and contents, the others')}
+        self.usual: dict[str, Any] = {}                     # the first job's
+        self.others: dict[tuple[str, ...], str] = {}        # {keys that a job has for itself: text of the others}
+
+    def format(self, job: Job, planned: Mapping[str, Any], most: int) -> str:
+        """`planned`: its PLANNED_JOB_KEYS.  `most`: how many texts are kept."""
+        known = self.kept.get(job.id)
+        if known is None or known[0] is not job:
+            if len(self.kept) >= most:                      # also of jobs that are forgotten
+                self.forget()
+            known = self.kept[job.id] = job, *self.format_lasting(job)
+        _, own, others = known
+        shown = hide_private(planned, PUBLIC_JOB_KEYS) if self.is_public else planned
+        return f"{{{encode_json(shown)[1:-1]},{own}{others}}}"
+
+    def format_lasting(self, job: Job) -> tuple[str, str]:
+        whole = job_json(job, 0.0, None)
+        shown = hide_private(whole, PUBLIC_JOB_KEYS) if self.is_public else whole
+        for key in PLANNED_JOB_KEYS:
+            del shown[key]
+        usual = self.usual = self.usual or shown
+        own = {key: content for key, content in shown.items() if content != usual[key]} or {"id": job.id}
+        keys = tuple(own)
+        if keys not in self.others:
+            rest = {key: content for key, content in self.usual.items() if key not in own}
+            self.others[keys] = f",{encode_json(rest)[1:-1]}" if rest else ""
+        return encode_json(own)[1:-1], self.others[keys]
 
 
 def make_patch(old: Any, new: Any) -> Any:
@@ -10344,6 +10472,7 @@ def is_elsewhere_now(known: NodeConfig, config: NodeConfig) -> bool:
 LOADS_S = 3600.0                # how long GPUs' utilization is kept
 DISK_INTERVAL_S = 5.0           # between two disk checks
 ESTIMATE_INTERVAL_S = 3.0       # estimates are made anew after this
+JOBS_A_PIECE = 200              # of a list that is streamed
 HEALTH_INTERVAL_S = 5.0         # between two checks for on_unhealthy
 HOOK_TIMEOUT_S = 60.0           # of one [hooks] command
 MAX_HOOK_TEXT = 32000           # characters of a variable
@@ -11471,19 +11600,18 @@ class Views(Part):
         self.estimates: Mapping[str, float] = {}            # {pending job: when it will start}
         self.estimates_until = float("-inf")                # monotonic: after that they are too old
         self.estimates_lock = threading.Lock()
+        self.texts = {is_public: JobTexts(is_public) for is_public in (False, True)}
+        self.texts_lock = threading.Lock()
 
     def status(self) -> dict[str, Any]:
         """GET /status."""
         version, state = self.store.version, self.store.state       # in this order: a version is never too new
         watch, cluster = self.service.gpu_watch, self.service.cluster
-        statuses = [job.status for job in state.jobs.values()]
-        bands = dict.fromkeys(PRIORITIES, 0)
-        for job in state.pending.values():
-            bands["high" if job.priority < 1 else "normal" if job.priority == 1 else "low"] += 1
         return {
             "state_version": version, "gpu_status": self.list_gpus(state), "is_paused": state.paused,
-            "queued_jobs": len(state.pending), "queued_by_priority": bands,
-            **{f"{word}_jobs": statuses.count(word) for word in FINAL},
+            "queued_jobs": len(state.pending),
+            "queued_by_priority": {name: len(state.prioritized.get(name, ())) for name in PRIORITIES},
+            **{f"{word}_jobs": len(state.ended.get(word, ())) for word in FINAL},
             "running_jobs": self.describe_jobs(list(state.running.values())), **self.info(),
             "no_screen": self.machine.no_screen_reason,     # why jobs here have no terminal to attach to
             "gpu_trouble": self.service.observer.find_gpu_error(), "slurm": cluster.describe() if cluster else None,
@@ -11522,28 +11650,66 @@ class Views(Part):
         name = job.current.node if has_begun or not self.service.pool.nodes else job.only_node
         return None if name is None else name or self.service.node
 
-    def describe_jobs(self, jobs: Sequence[Job], fields: Sequence[str] = ()) -> list[dict[str, Any]]:
-        """Return jobs for the API, with these fields; none named: with all."""
-        now, state, positions = self.clock.now(), self.store.state, dict[str, int]()
-        estimates: Mapping[str, float] = {}
-        if any(job.status == PENDING for job in jobs):
-            positions = {job.id: position for position, job in enumerate(list_pending(state))}
-            if not fields or "estimated_start" in fields:
-                estimates = self.find_estimates()
+    def describe_jobs(self, jobs: Sequence[Job], fields: Sequence[str] = (),
+                      describe: Callable[[Job], dict[str, Any]] | None = None) -> list[dict[str, Any]]:
+        """Return jobs for the API, with these fields; none named: with all.  `describe`: of make_describe()."""
+        now = self.clock.now()
+        describe = describe or self.make_describe(jobs, fields)
         shown = []
         for job in jobs:
-            known: dict[str, Any] = {}
-            if job.status == PENDING:
-                reasons, start = self.list_reasons(job, state), estimates.get(job.id)
-                if start is None and reasons[0].code == "begin-time":
-                    start = now + find_delay_s(job, now)
-                known = {"position": positions.get(job.id), "waiting_for": format_reasons(reasons),
-                         "reason": reason_json(reasons[0]), "estimated_start": format_time(start)}
-            elif job.status == RUNNING:
-                known = self.measure_running(job, now)
+            known = self.measure_running(job, now) if job.status == RUNNING else describe(job)
             whole = job_json(job, now, self.find_place(job), **known)
             shown.append(pick(whole, fields) if fields else whole)
         return shown
+
+    def encode_jobs(self, caller: Caller, jobs: Sequence[Job], fields: Sequence[str],
+                    rename: Callable[[dict[str, Any]], dict[str, Any]]) -> Iterator[bytes]:
+        """Yield the JSON of a list of jobs, as the caller may see it."""
+        describe, most = self.make_describe(jobs, fields), 2 * len(self.store.state.jobs)
+        for at in range(0, len(jobs), JOBS_A_PIECE):
+            texts, part = [], jobs[at:at + JOBS_A_PIECE]
+            if fields:
+                texts = [encode_json(rename(caller.show(job.user, row)))
+                         for job, row in zip(part, self.describe_jobs(part, fields, describe))]
+            for job in part if not fields else ():
+                if job.status == RUNNING or is_in_slurm(job):       # it changes all the time
+                    texts.append(encode_json(caller.show(job.user, self.describe_jobs([job])[0])))
+                    continue
+                planned = {**describe(job), **place_json(job, self.find_place(job))}
+                with self.texts_lock:
+                    texts.append(self.texts[not caller.may_see(job.user)].format(job, planned, most))
+            yield (("," if at else "[") + ",".join(texts)).encode()
+        yield b"]\n" if jobs else b"[]\n"
+
+    def make_describe(self, jobs: Sequence[Job], fields: Sequence[str] = ()) -> Callable[[Job], dict[str, Any]]:
+        """Make what returns what of these jobs depends on the queue and the plan, as far as it is asked for."""
+        now, state = self.clock.now(), self.store.state
+        pending = [job for job in jobs if job.status == PENDING]
+        wanted = {*(fields or QUEUE_KEYS)}
+        estimates = self.find_estimates() if pending and "estimated_start" in wanted else {}
+        positions = self.find_positions(state, pending) if "position" in wanted else {}
+        has_reasons, planned = not wanted.isdisjoint(QUEUE_KEYS[1:]), self.find_plan(state)
+
+        def describe(job: Job) -> dict[str, Any]:
+            known: dict[str, Any] = dict.fromkeys(QUEUE_KEYS)
+            if job.status == PENDING:
+                known["position"] = positions.get(job.id)
+            if job.status == PENDING and has_reasons:
+                reasons, start = self.list_reasons(job, state, planned), estimates.get(job.id)
+                if start is None and reasons[0].code == "begin-time":
+                    start = now + find_delay_s(job, now)
+                known.update(waiting_for=format_reasons(reasons), reason=reason_json(reasons[0]),
+                             estimated_start=format_time(start))
+            return known
+
+        return describe
+
+    def find_positions(self, state: State, jobs: Sequence[Job]) -> Mapping[str, int]:
+        """{id: how many are before it} of pending jobs."""
+        queue = PendingQueue(state)
+        if len(jobs) * len(state.queued) > len(state.pending) / 4:      # all of them together are quicker
+            return {job.id: position for position, job in enumerate(queue.walk(state.queued))}
+        return {job.id: queue.find_position(state.pending[job.id]) for job in jobs if job.id in state.pending}
 
     def measure_running(self, job: Job, now: float) -> dict[str, Any]:
         """Return what a running job uses, and its run time, by their keys in its JSON."""
@@ -11571,42 +11737,54 @@ class Views(Part):
     def list_groups(self, caller: Caller) -> list[dict[str, Any]]:
         """GET /groups: the groups that the caller may see, in the order in which they start."""
         state = self.store.state
-        jobs = list_jobs(state, STATUSES)
-        groups: dict[str, dict[str, Any]] = {}
-        run_times: dict[str, list[float]] = {}              # {group: of its completed jobs}
-        positions = {job.id: position for position, job in enumerate(job for job in jobs if job.status == PENDING)}
-        for job in jobs:
-            if not job.group or not caller.may_see(job.user):
-                continue
-            rules = state.groups.get(job.group) or Group(job.group)
-            group = groups.setdefault(job.group, {
-                "name": job.group, "user": job.user, **dict.fromkeys(STATUSES, 0), "limit": rules.limit,
-                "hold": rules.hold, "position": None, "waiting_for": None, "failed_id": None, "failed_line": None,
-                "estimated_end": None})
-            group[job.status] += 1
-            if job.status == COMPLETED:
-                run_times.setdefault(job.group, []).append(job.current.runtime_seconds or 0.0)
-            if job.status == PENDING and group["position"] is None:
-                group.update(position=positions[job.id], waiting_for=format_reasons(self.list_reasons(job, state)))
-            if job.status == FAILED and not job.retried_as:
-                group.update(failed_id=job.id, failed_line=job.current.cause_line)
-        for name, times in run_times.items():           # as many go on to run at once as now
-            group = groups[name]
-            if group[RUNNING]:
-                left_s = sum(times) / len(times) * (group[PENDING] / group[RUNNING] + 0.5)
-                group["estimated_end"] = format_time((self.clock.now() + left_s) // 60 * 60)
-        return sorted(groups.values(), key=lambda group: (group["position"] is None, group["position"] or 0))
+        groups = list(self.describe_groups(state, list_visible_groups(state, caller)).values())
+        return sorted(groups, key=lambda group: (group["position"] is None, group["position"] or 0))
 
-    def list_reasons(self, job: Job, state: State) -> list[Reason]:
+    def describe_groups(self, state: State, users_of: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any]]:
+        """{name: row of GET /groups} of these groups, {name: whose jobs there count}."""
+        queue, planned = PendingQueue(state), self.find_plan(state)
+        groups: dict[str, dict[str, Any]] = {}
+        running: dict[str, list[Job]] = {}
+        for job in state.running.values():
+            running.setdefault(job.group or "", []).append(job)
+        for name, users in users_of.items():
+            here = [job for job in running.get(name, ()) if job.user in users]
+            ended = [state.jobs[job_id] for *_, job_id in sorted(
+                item for user in users for item in state.ended_in.get((user, name), ()))]
+            places = {user: state.queued_in[user, name] for user in users if (user, name) in state.queued_in}
+            first, rules = next(queue.walk(places), None), state.groups.get(name) or Group(name)
+            statuses, failed = [job.status for job in ended], None
+            for job in reversed(ended if FAILED in statuses else ()):
+                if job.status == FAILED and not job.retried_as:
+                    failed = job
+                    break
+            times = [job.current.runtime_seconds or 0.0 for job in ended if here and job.status == COMPLETED]
+            counts = {PENDING: sum(map(len, places.values())), RUNNING: len(here),
+                      **{status: statuses.count(status) for status in FINAL}}
+            # As many go on to run at once as now
+            left_s = sum(times) / len(times) * (counts[PENDING] / len(here) + 0.5) if times else None
+            groups[name] = {
+                "name": name, "user": find_group_user(queue, name, users), **counts, "limit": rules.limit,
+                "hold": rules.hold, "position": first and queue.find_position(first),
+                "waiting_for": first and format_reasons(self.list_reasons(first, state, planned)),
+                "failed_id": failed and failed.id, "failed_line": failed and failed.current.cause_line,
+                "estimated_end": format_time(None if left_s is None else (self.clock.now() + left_s) // 60 * 60)}
+        return groups
+
+    def find_plan(self, state: State) -> Plan:
+        """Return the latest plan."""
+        plan, pause = self.service.plan, find_pause(state)
+        if pause or (plan.hold and plan.hold.code == "paused"):         # it may be out of date
+            plan = replace(plan, hold=pause)
+        return plan
+
+    def list_reasons(self, job: Job, state: State, plan: Plan) -> list[Reason]:
         """Return why a pending job does not run now, the first that holds it first."""
-        error, plan = self.store.last_error, self.service.plan
+        error = self.store.last_error
         if error:
             return [Reason("node-down", "", error.message)]
         if self.service.cluster and job.current.slurm_key is not None:
             return [Reason("resources", "slurm", self.service.cluster.find_wait(job))]
-        pause = find_pause(state)
-        if pause or (plan.hold and plan.hold.code == "paused"):         # the plan may be out of date
-            plan = replace(plan, hold=pause)
         return list_reasons(job, state.groups.get(job.group or ""), plan, self.config, self.clock.now(),
                             self.service.user)
 
@@ -11625,7 +11803,7 @@ class Views(Part):
             why = last.cause_line or last.cause or ran
             outcome = f"{get_outcome(last)}: " if last.cause == "signal" and last.cause_line != LACK_OF_MEMORY else ""
             return {**answer, "why": outcome + why}
-        position = [other.id for other in list_pending(state)].index(job.id)
+        position = PendingQueue(state).find_position(job)
         facts = describe_place(job, position, estimates.get(job.id), capacities, self.config.jobs, now)
         for other in state.running.values() if job.gpus and not job.preemptible else ():
             left_s = PREEMPT_AFTER_S - find_age(other, now)
@@ -11634,7 +11812,7 @@ class Views(Part):
         verdicts = list_verdicts(job, capacities, self.config.gpu, now) if job.gpus else []
         gpus = [{"node": one.gpu.node or self.service.node, "place": one.gpu.place, "index": one.gpu.index,
                  "verdict": why and why.detail} for one, why in verdicts]
-        reasons = self.list_reasons(job, state)
+        reasons = self.list_reasons(job, state, self.find_plan(state))
         return {**answer, "why": format_reasons(reasons), "reason": reason_json(reasons[0]), "facts": facts,
                 "gpus": gpus, "verdicts": format_verdicts(gpus, Paint(""))}
 
@@ -11647,14 +11825,52 @@ class Views(Part):
             return self.estimates
 
     def estimate(self) -> Mapping[str, float]:
+        import itertools
         state = self.store.state
-        jobs = [*state.running.values(), *list_pending(state)[:MAX_ESTIMATED_JOBS]]
+        first = itertools.islice(PendingQueue(state).walk(state.queued), MAX_ESTIMATED_JOBS)
+        jobs = [*state.running.values(), *first]
         is_unknown = self.service.is_slurm or state.paused or self.service.plan.hold        # Slurm decides then
         if not jobs or is_unknown or self.service.gpu_watch.find_gpu_error():
             return {}
         return estimate_starts(
             jobs, list(state.groups.values()), know_run_times(jobs, list_finished(state)),
             self.service.gpu_watch.see_gpus(state), self.config, self.clock.now(), self.service.pool.view_nodes())
+
+def choose_pending(queue: PendingQueue, caller: Caller, choice: Choice) -> tuple[Iterable[Job], int]:
+    """(the pending jobs that match, in the queue's order; how many).  Only names and texts are looked for in each."""
+    state = queue.state
+    if choice.name is not None or choice.text is not None:
+        jobs = choice.select_for(caller, queue.walk(state.queued))
+        return jobs, len(jobs)
+    if choice.group is None:
+        places = state.queued
+    else:
+        places = {user: here for (user, group), here in state.queued_in.items()
+                  if group == choice.group and caller.may_see(user)}
+    places = {user: here for user, here in places.items() if choice.user in (None, user)}
+    return queue.walk(places), sum(map(len, places.values()))
+
+
+def list_visible_groups(state: State, caller: Caller) -> dict[str, list[str]]:
+    """{group: the users of its jobs that the caller may see}; the groups with ended jobs come first."""
+    found: dict[str, list[str]] = {}
+    for user, group in (*sorted(state.ended_in, key=lambda key: state.ended_in[key][0]),
+                        *((job.user, job.group or "") for job in state.running.values()), *state.queued_in):
+        if group and caller.may_see(user) and user not in found.setdefault(group, []):
+            found[group].append(user)
+    return found
+
+
+def find_group_user(queue: PendingQueue, group: str, users: Sequence[str]) -> str:
+    """Whose a group is for those who may see these users' jobs in it: of its first job to end, to run, or to start."""
+    state = queue.state
+    if len(users) == 1:
+        return users[0]
+    ended = [state.ended_in[user, group][0] for user in users if (user, group) in state.ended_in]
+    running = (job for job in state.running.values() if job.group == group and job.user in users)
+    waiting = {user: state.queued_in[user, group] for user in users if (user, group) in state.queued_in}
+    return (state.jobs[min(ended)[2]] if ended else next(running, None) or next(queue.walk(waiting))).user
+
 
 class Overview(Part):
     """GET /status?after=: what has changed of the jobs and GPUs that one looks at all day.
@@ -11686,19 +11902,16 @@ class Overview(Part):
 
     def describe(self, caller: Caller, choice: Choice, limit: int) -> dict[str, Any]:
         """The document.  Its rows are without what is null."""
-        views = self.service.views
-        status = views.status_for(caller)
-        jobs = list_jobs(self.store.state, STATUSES)
-        is_chosen = choice != Choice()
-        known = {} if is_chosen and not choice.group else {each["name"]: each for each in views.list_groups(caller)}
-        groups = {} if is_chosen else known
-        chosen = choice.select_for(caller, [job for job in jobs if job.status in (choice.status or STATUSES)])
-        waiting = list_entries([job for job in chosen if job.status == PENDING], groups, True)
-        ended = list_entries([job for job in reversed(chosen) if job.status in FINAL], groups, False)
-        failures = [job for job in reversed(jobs) if job.status == FAILED and not job.retried_as
-                    and caller.may_see(job.user)][:MAX_FAILURES]
-        shown = {*waiting[:limit], *ended[:limit]}
-        rows = [job for job in jobs if job.status == RUNNING or job.id in shown] + failures
+        import itertools
+        views, state = self.service.views, self.store.state
+        status, is_chosen = views.status_for(caller), choice != Choice()
+        visible = list_visible_groups(state, caller) if not is_chosen or choice.group else {}
+        lists = Lists(state, caller, choice, {} if is_chosen else visible)
+        waiting, ended = (list(itertools.islice(jobs, limit)) for jobs in (lists.waiting, lists.ended))
+        failures = list(itertools.islice(lists.list_failures(), MAX_FAILURES))
+        entries = [[lists.name_entry(job) for job in jobs] for jobs in (waiting, ended)]
+        shown = {name for name in visible if f"group:{name}" in {*entries[0], *entries[1]} or name == choice.group}
+        rows = [*state.running.values(), *(job for job in (*waiting, *ended) if not lists.is_folded(job)), *failures]
         described = views.describe_jobs(rows, OVERVIEW_JOB_KEYS)
         return {
             **pick(status, (
@@ -11706,16 +11919,85 @@ class Overview(Part):
             # A group's row tells that it is held.
             "hints": self.service.health.list_hints() if caller.is_owner else [],
             "defaults": self.service.drafts.defaults,
-            "counts": {word: sum(job.status == word for job in jobs) for word in STATUSES},
+            "counts": {PENDING: len(state.pending), RUNNING: len(state.running),
+                       **{word: len(state.ended.get(word, ())) for word in FINAL}},
             "readings": {gpu["place"]: drop_nulls(pick(gpu, GPU_READINGS)) for gpu in status["gpu_status"]},
             "gpus": {gpu["place"]: drop_nulls(pick(gpu, OVERVIEW_GPU_KEYS)) for gpu in status["gpu_status"]},
             "nodes": {node["name"]: drop_nulls(node) for node in status["nodes"]},
             "jobs": {job.id: settle(caller.show(job.user, row)) for job, row in zip(rows, described)},
-            "groups": {name: drop_nulls(row) for name, row in known.items()
-                       if f"group:{name}" in shown or name == choice.group},
-            "waiting": waiting[:limit], "ended": ended[:limit], "failures": [job.id for job in failures],
-            "found": {"running": [job.id for job in chosen if job.status == RUNNING] if is_chosen else None,
-                      "waiting": len(waiting), "ended": len(ended)}}
+            "groups": {name: drop_nulls(row) for name, row in views.describe_groups(
+                state, {name: users for name, users in visible.items() if name in shown}).items()},
+            "waiting": entries[0], "ended": entries[1], "failures": [job.id for job in failures],
+            "found": {"running": [job.id for job in lists.running] if is_chosen else None,
+                      "waiting": lists.waiting_count, "ended": lists.ended_count}}
+
+
+class Lists:
+    """The lists of jobs that a document has the first of: what waits in the queue's order, what has ended last first.
+
+    A group stands in them as its first job that the list has; one that is not over, in the waiting list alone.
+    """
+
+    def __init__(self, state: State, caller: Caller, choice: Choice, groups: Mapping[str, Sequence[str]]) -> None:
+        """`groups`: those that stand for their jobs, as list_visible_groups() has them."""
+        self.state, self.caller = state, caller
+        self.queue = PendingQueue(state)
+        self.user_of = {group: find_group_user(self.queue, group, users) for group, users in groups.items()}
+        statuses = choice.status or STATUSES
+        self.running = choice.select_for(caller, state.running.values() if RUNNING in statuses else ())
+        self.waiting: Iterable[Job] = ()
+        self.ended: Iterable[Job] = ()
+        self.waiting_count = self.ended_count = 0
+        if choice != Choice():
+            if PENDING in statuses:
+                self.waiting, self.waiting_count = choose_pending(self.queue, caller, choice)
+            self.ended = choice.select_for(caller, [
+                job for job in reversed(list_finished(state)) if job.status in statuses])
+            self.ended_count = len(self.ended)
+        else:
+            self.fold_waiting()
+            self.fold_ended({*groups}.difference(job.group or "" for job in self.running if caller.may_see(job.user)))
+
+    def is_folded(self, job: Job) -> bool:
+        return self.user_of.get(job.group or "") == job.user
+
+    def name_entry(self, job: Job) -> str:
+        return f"group:{job.group}" if self.is_folded(job) else job.id
+
+    def fold_waiting(self) -> None:
+        import heapq
+        heads: dict[str, list[QueuePlace]] = {}             # {user: of the first jobs of their groups}
+        others: dict[str, list[list[QueuePlace]]] = {}
+        for (user, group), places in self.state.queued_in.items():
+            if self.user_of.get(group) == user:
+                heads.setdefault(user, []).append(places[0])
+            else:
+                others.setdefault(user, []).append(places)
+        self.waiting = self.queue.walk({user: heapq.merge(sorted(heads.get(user, ())), *others.get(user, ()))
+                                        for user in self.state.queued})
+        self.waiting_count = sum(map(len, (*heads.values(), *(each for here in others.values() for each in here))))
+
+    def fold_ended(self, quiet: Container[str]) -> None:
+        """`quiet`: the groups of which nothing runs."""
+        import heapq
+        heads: list[EndedItem] = []
+        others: list[list[EndedItem]] = []
+        waiting = {group for user, group in self.state.queued_in if self.caller.may_see(user)}
+        for (user, group), items in self.state.ended_in.items():
+            if self.user_of.get(group) != user:
+                others.append(items)
+            elif group in quiet and group not in waiting:
+                heads.append(items[-1])
+        lists = [sorted(heads, reverse=True), *map(reversed, others)]
+        self.ended = (self.state.jobs[job_id] for *_, job_id in heapq.merge(*lists, reverse=True))
+        self.ended_count = sum(map(len, (heads, *others)))
+
+    def list_failures(self) -> Iterator[Job]:
+        """The failed jobs that were not queued again, the last first."""
+        for *_, job_id in reversed(self.state.ended.get(FAILED, ())):
+            job = self.state.jobs[job_id]
+            if not job.retried_as and self.caller.may_see(job.user):
+                yield job
 
 
 MAX_DOCUMENTS = 20              # kept of all callers
@@ -11736,18 +12018,6 @@ def settle(row: Mapping[str, Any]) -> dict[str, Any]:
         **row, "runtime_seconds": row["runtime_seconds"] if row["status"] in FINAL else None,
         "is_held": row["is_held"] or None,
         "estimated_start": start and f"{start[:17]}00Z"})
-
-
-def list_entries(jobs: Iterable[Job], groups: Mapping[str, Mapping[str, Any]], is_waiting: bool) -> list[str]:
-    """Ids of jobs, with `group:NAME` in place of a group's first job; a group that is not over waits."""
-    entries: dict[str, None] = {}
-    for job in jobs:
-        group = groups.get(job.group or "")
-        if not group or group["user"] != job.user:
-            entries[job.id] = None
-        elif is_waiting == bool(group[PENDING] or group[RUNNING]):
-            entries[f"group:{job.group}"] = None
-    return list(entries)
 
 
 class Service:
@@ -12552,25 +12822,29 @@ class Calls(Gate):
         choice = Choice(status=tuple(status), user=user, group=group, text=text)
         looked: tuple[int | None, float] = None, 0.0                # the version, and when to look again
 
-        def is_time() -> bool:
+        def find_news() -> dict[str, Any] | None:
             nonlocal looked
             if store.version == looked[0] and clock.monotonic() < looked[1]:
-                return False
+                return None
             changes = overview.find_changes(after, caller, choice, limit)
             looked = store.version, clock.monotonic() + NEWS_LOOK_S
-            return changes["is_whole"] or not changes.keys() <= UNIMPORTANT
+            return changes if changes["is_whole"] or not changes.keys() <= UNIMPORTANT else None
 
-        return self.reply_when(is_time, NEWS_TIMEOUT_S, lambda: overview.find_changes(after, caller, choice, limit))
+        return self.reply_when(find_news, NEWS_TIMEOUT_S, lambda: overview.find_changes(after, caller, choice, limit))
 
-    def reply_when(self, is_time: Callable[[], bool], timeout_s: float, describe: Callable[[], object]) -> Response:
-        """Reply when it is time, when that takes too long, or when the service ends."""
+    def reply_when(self, find_reply: Callable[[], object], timeout_s: float,
+                   describe: Callable[[], object]) -> Response:
+        """Reply when there is a reply; with another when that takes too long, or when the service ends."""
         def wait() -> Iterator[bytes]:
             clock = self.service.clock
             give_up_at = clock.monotonic() + timeout_s
-            while not is_time() and clock.monotonic() < give_up_at and not self.service.is_stopping:
+            while (reply := find_reply()) is None:
+                if clock.monotonic() >= give_up_at or self.service.is_stopping:
+                    reply = describe()
+                    break
                 yield b""                           # checks whether the caller is still connected
                 clock.sleep(LOG_LOOK_S)
-            yield json_response(describe()).body
+            yield json_response(reply).body
 
         return Response(200, stream=wait())
 
@@ -12629,14 +12903,18 @@ class Calls(Gate):
                   sort: str = "",
                   rename: Callable[[dict[str, Any]], dict[str, Any]] = lambda job: job) -> Response:
         """The first jobs of a list, with Total-Count, the length of all of it."""
-        listed = list_jobs(self.service.store.state, choice.status or STATUSES)
-        jobs = choice.select_for(caller, listed)
-        if sort:
-            jobs = sort_jobs(jobs, sort)
-        total, jobs = len(jobs), jobs[:limit]
-        shown = [rename(caller.show(job.user, described))
-                 for job, described in zip(jobs, self.service.views.describe_jobs(jobs, fields))]
-        return replace(json_response(shown), headers={"Total-Count": str(total)})
+        import itertools
+        state = self.service.store.state
+        if {*choice.status} == {PENDING} and not sort:
+            waiting, total = choose_pending(PendingQueue(state), caller, choice)
+            jobs = list(itertools.islice(waiting, limit))
+        else:
+            jobs = choice.select_for(caller, list_jobs(state, choice.status or STATUSES))
+            jobs, total = (sort_jobs(jobs, sort) if sort else jobs)[:limit], len(jobs)
+        pieces, headers = self.service.views.encode_jobs(caller, jobs, fields, rename), {"Total-Count": str(total)}
+        if len(jobs) <= JOBS_A_PIECE:
+            return Response(200, b"".join(pieces), headers=headers)
+        return Response(200, headers=headers, stream=pieces)
 
     @route("GET /jobs/{id}", "user", "one job", "Job")
     def get_job(self, caller: Caller, id: str, wait: int = 0) -> Response | dict[str, Any]:
@@ -12647,11 +12925,11 @@ class Calls(Gate):
 
     def reply_when_over(self, job: Job, timeout_s: float, describe: Callable[[Job | None], object]) -> Response:
         """Reply when a job is over, or when that takes too long."""
-        def is_over() -> bool:
+        def find_end() -> object:
             now = self.find_now(job)
-            return now is None or now.status in FINAL
+            return describe(now) if now is None or now.status in FINAL else None
 
-        return self.reply_when(is_over, timeout_s, lambda: describe(self.find_now(job)))
+        return self.reply_when(find_end, timeout_s, lambda: describe(self.find_now(job)))
 
     def describe(self, job: Job) -> dict[str, Any]:
         return self.service.views.describe_jobs([job])[0]
