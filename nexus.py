@@ -1314,7 +1314,7 @@ class State:
             elif old:
                 index.pop(old.id, None)
         for name, list_entries in INDEXES.items():
-            before, after = (list_entries(job) if job else [] for job in (old, new))
+            before, after = list_entries(old) if old else [], list_entries(new) if new else []
             if before != after:
                 both = {*before}.intersection(after) if before and after else ()
                 for key, item in before:
@@ -3864,12 +3864,12 @@ def find_shortage(job: Job, planned: Plan, config: Config, now: float, reader: s
     if quota:
         return quota
     request, blocked = request_class(job), planned.blocked or {}
+    alike = job.user, job.preemptible, request          # for these it is the same
+    if alike in blocked:
+        return blocked[alike]
     reason = blocked.get(request) or Reason("resources", "", "it is about to start")
     if reason == SHORTAGE:
-        alike = job.user, job.preemptible, request      # for these it is the same
-        if alike not in blocked:
-            blocked[alike] = explain_shortage(job, planned, config.gpu, now, reader)
-        reason = blocked[alike]
+        reason = blocked[alike] = explain_shortage(job, planned, config.gpu, now, reader)
     return reason
 
 
@@ -4395,6 +4395,7 @@ PUBLIC_JOB_KEYS = frozenset(name for name, row in JOB.items() if row.public)
 # Of a job that does not run, these depend on the queue, the plan and the machines; all else on the job alone.
 QUEUE_KEYS = ("position", "waiting_for", "reason", "estimated_start")
 PLANNED_JOB_KEYS = (*QUEUE_KEYS, "only_node", "node")
+PLAIN_JOB_KEYS = {"status", *PLANNED_JOB_KEYS, *SHOWN_FIELDS[Job]} - ATTEMPT.keys() - {"labels"} | {"node"}
 OVERVIEW_JOB_KEYS = (                           # what GET /status?after= has of a job
     "status", "id", "command", "user", "gpus", "name", "group", "only_node", "node", "gpu_places", "started_at",
     "finished_at", "runtime_seconds", "processes_left", "stopping", "unknown_since", "idle_since", "outcome",
@@ -4460,6 +4461,18 @@ def job_json(job: Job, now: float, node: str | None, **known: Any) -> dict[str, 
         "status_history": [[status, format_time(at)] for status, at in job.status_history],
         "unknown_since": None, "idle_since": None, "rss_mib": None, "cpu_percent": None, "unrecorded": None,
         **known}
+
+
+def pick_json(job: Job, now: float, node: str | None, fields: Sequence[str], **known: Any) -> dict[str, Any]:
+    """These fields of job_json().  The others are not made, unless one of these is computed from more than the job."""
+    if not PLAIN_JOB_KEYS.issuperset(fields):
+        return pick(job_json(job, now, node, **known), fields)
+    found = {"status": job.status, **place_json(job, node), **dict.fromkeys(QUEUE_KEYS), **known}
+    for name in fields:
+        if name not in found:
+            fact, make = getattr(job, name), FORMATTED_FIELDS[Job].get(name)
+            found[name] = make(fact) if make and fact is not None else fact
+    return pick(found, fields)
 
 
 class JobTexts:
@@ -4834,6 +4847,8 @@ QUEUE_COLUMNS = (
     Column("NODE", lambda job: job["only_node"] or "any", shown_if=lambda jobs: any(job["only_node"] for job in jobs)),
     Column("GPUS", lambda job: format_known(job["gpus"], "", 2)),
     time_column("ADDED", "created_at", 5), time_column("STARTS", "estimated_start", 1), *LAST_COLUMNS)
+QUEUE_FIELDS = ("id", "priority", "only_node", "gpus", "created_at", "estimated_start", "user", "group", "name",
+                "command", "waiting_for")               # what the columns of format_queue() show
 JOB_COLUMNS = (
     ID_COLUMN,
     Column("STATUS", lambda job: job["status"]),
@@ -10471,7 +10486,8 @@ def is_elsewhere_now(known: NodeConfig, config: NodeConfig) -> bool:
 
 LOADS_S = 3600.0                # how long GPUs' utilization is kept
 DISK_INTERVAL_S = 5.0           # between two disk checks
-ESTIMATE_INTERVAL_S = 3.0       # estimates are made anew after this
+ESTIMATE_INTERVAL_S = 3.0       # estimates are made anew at the earliest after this
+ESTIMATE_BACKOFF_FACTOR = 100   # and after so many times what it took: it may be 0.5 s
 JOBS_A_PIECE = 200              # of a list that is streamed
 HEALTH_INTERVAL_S = 5.0         # between two checks for on_unhealthy
 HOOK_TIMEOUT_S = 60.0           # of one [hooks] command
@@ -11598,7 +11614,8 @@ class Views(Part):
         import threading
         super().__init__(service)
         self.estimates: Mapping[str, float] = {}            # {pending job: when it will start}
-        self.estimates_until = float("-inf")                # monotonic: after that they are too old
+        self.estimated: tuple[Any, ...] = ()                # what they were made of, as find_estimated() has it
+        self.estimates_until = float("-inf")                # monotonic: before that they are not made again
         self.estimates_lock = threading.Lock()
         self.texts = {is_public: JobTexts(is_public) for is_public in (False, True)}
         self.texts_lock = threading.Lock()
@@ -11658,8 +11675,8 @@ class Views(Part):
         shown = []
         for job in jobs:
             known = self.measure_running(job, now) if job.status == RUNNING else describe(job)
-            whole = job_json(job, now, self.find_place(job), **known)
-            shown.append(pick(whole, fields) if fields else whole)
+            node = self.find_place(job)
+            shown.append(pick_json(job, now, node, fields, **known) if fields else job_json(job, now, node, **known))
         return shown
 
     def encode_jobs(self, caller: Caller, jobs: Sequence[Job], fields: Sequence[str],
@@ -11817,12 +11834,20 @@ class Views(Part):
                 "gpus": gpus, "verdicts": format_verdicts(gpus, Paint(""))}
 
     def find_estimates(self) -> Mapping[str, float]:
-        """Return {pending job: estimated start}, at most a few seconds old: it may take 0.5 s."""
+        """Return {pending job: estimated start}.  They are made once for a plan, and take a small part of the time."""
         with self.estimates_lock:
-            if self.clock.monotonic() >= self.estimates_until:
-                self.estimates = self.estimate()
-                self.estimates_until = self.clock.monotonic() + ESTIMATE_INTERVAL_S
+            began, estimated = self.clock.monotonic(), self.find_estimated()
+            if estimated != self.estimated and began >= self.estimates_until:
+                self.estimates, self.estimated = self.estimate(), estimated
+                now = self.clock.monotonic()
+                self.estimates_until = now + max(ESTIMATE_INTERVAL_S, ESTIMATE_BACKOFF_FACTOR * (now - began))
             return self.estimates
+
+    def find_estimated(self) -> tuple[Any, ...]:
+        """Return what tells a plan from another: the state, what is closed, and the minute, as an end may be late."""
+        plan = self.service.plan
+        closed = [(one.gpu.uuid, one.reason and one.reason.code) for one in plan.gpus]
+        return self.store.state.seq, plan.hold, dict(plan.machines), closed, self.clock.now() // 60
 
     def estimate(self) -> Mapping[str, float]:
         import itertools
@@ -15401,7 +15426,7 @@ def describe_choice(call: Call) -> str:
 
 
 def cmd_queue(call: Call) -> None:
-    jobs, total = list_part(call, "/queue")
+    jobs, total = list_part(call, "/queue", fields=None if call.options.json else ",".join(QUEUE_FIELDS))
     call.show(jobs, format_queue, f"no job{describe_choice(call)} is pending")
     if len(jobs) < total:
         call.say(f"… {total - len(jobs)} more wait behind them; nexus queue -n 0 shows all")
