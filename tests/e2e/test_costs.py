@@ -1,10 +1,11 @@
 """What one request may cost: it grows no faster than what it names and what waits, and it is bounded."""
 
 import gc
+import json
 import time
 
 import pytest
-from test_server import Bench
+from test_server import OWNER, Bench
 
 import nexus
 
@@ -123,6 +124,133 @@ def test_a_request_is_linear(reason, prepare, make_request):
         if many_s < 2 * GROWTH * few_s + 0.02:
             return
     raise AssertionError(f"{reason}: {many_s:.2f} s instead of {few_s:.3f} s for {GROWTH} times as many")
+
+
+# What is shown of a queue costs as much whatever waits behind it
+
+
+def add_of_two(bench, count, **fields):
+    """Waiting jobs of two users, by turns, behind one that has ended."""
+    bench.ask("POST", "/jobs/cancel", {"ids": add_all(bench, [fields])})
+    jobs = [{"command": "true", "name": f"job-{number}", **fields} for number in range(count // 2)]
+    for headers in (None, bench.make_bearer("bob")):
+        status, answer = bench.ask("POST", "/queue", jobs, headers)
+        assert status == 200, answer
+    bench.decide()
+    return answer["ids"]
+
+
+def add_groups(bench, count):
+    """Waiting jobs of ten groups, behind others of none."""
+    ids = add_of_two(bench, count // 2)
+    add_all(bench, [{"gpus": 1, "group": f"g{number % 10}"} for number in range(count // 2)])
+    bench.decide()
+    return ids
+
+
+VIEWS = [  # reason, what waits, path, query
+    ("the page", add_of_two, "/status", {"after": "0"}), ("the page, with groups", add_groups, "/status", {"after": "0"}),
+    ("the page of a status", add_of_two, "/status", {"after": "0", "status": "pending"}),
+    ("nexus", add_of_two, "/status", {}), ("groups", add_groups, "/groups", {}),
+    ("the first jobs", add_of_two, "/queue", {"limit": "50"}),
+    ("the first jobs of no group", add_groups, "/queue", {"limit": "50", "group": ""}),
+    ("one's first jobs, in some fields", add_of_two, "/queue", {"limit": "50", "user": "bob", "fields": "id,position"}),
+    ("the last job", add_of_two, "/jobs/{}", {}), ("why the last job waits", add_of_two, "/jobs/{}/why", {}),
+]
+
+
+def measure_view(prepare, path, query, count):
+    """The least CPU time of some: estimates of starts are made once for all of them."""
+    with Bench(queue_limit=10**6) as bench:
+        path = path.format(prepare(bench, count)[-1])
+        gc.collect()
+        times = []
+        for _ in range(6):
+            began = time.thread_time()
+            assert bench.ask("GET", path, query=query)[0] == 200
+            times.append(time.thread_time() - began)
+        return min(times)
+
+
+@pytest.mark.parametrize("reason, prepare, path, query", VIEWS, ids=[case[0] for case in VIEWS])
+def test_a_view_costs_what_it_shows(reason, prepare, path, query):
+    for _ in range(3):
+        few_s, many_s = (measure_view(prepare, path, query, count) for count in (FEW, FEW * GROWTH))
+        if many_s < 1.5 * few_s + 0.002:
+            return
+    raise AssertionError(f"{reason}: {many_s * 1000:.1f} ms instead of {few_s * 1000:.1f} ms for {GROWTH} times as many")
+
+
+def test_starts_are_estimated_once_a_plan(monkeypatch):
+    """Whoever looks, and how often; after long ones, rarely: a page that is open must not cost a tenth of a core."""
+    made, at, takes_s = [], [1000.0], [0.0]
+
+    def estimate(*_):
+        made.append(at[0])
+        at[0] += takes_s[0]
+        return {}
+
+    monkeypatch.setattr(nexus, "estimate_starts", estimate)
+    with Bench() as bench:
+        bench.service.clock.monotonic = lambda: at[0]
+        bench.service.clock.now = lambda: 1.8e9
+
+        def look():
+            for path, query in (("/queue", {}), ("/status", {"after": "0"}), ("/queue", {"limit": "1"})):
+                bench.ask("GET", path, query=query)
+                at[0] += 10
+
+        add_all(bench, [{"gpus": 1}] * 3)
+        bench.decide()
+        for _ in range(3):
+            look()
+            bench.decide()                          # as at each look for processes: nothing has changed
+        assert len(made) == 1
+        takes_s[0] = 1.0
+        add_all(bench, [{"gpus": 1}])
+        look()
+        assert len(made) == 2
+        add_all(bench, [{"gpus": 1}])
+        look()
+        assert len(made) == 2, "not within a hundred times what the last took"
+        at[0] += 100
+        look()
+        assert len(made) == 3
+
+
+def test_no_private_key_crosses_between_users(bench_of_10000):
+    """In whatever order they look: what is kept of a row for one of them is not shown to another."""
+    bench, tokens = bench_of_10000
+    private = set(nexus.JOB) - nexus.PUBLIC_JOB_KEYS
+    for user in (None, "bob", "ann", "bob", None, "ann"):
+        response = bench.respond("GET", "/queue", headers=tokens[user], uid=OWNER if user is None else None)
+        pieces = list(response.stream)
+        jobs = json.loads(b"".join(pieces))
+        assert len(jobs) == 10000 and response.headers["Total-Count"] == "10000" and len(pieces) > 10, "all, in pieces"
+        assert [job["position"] for job in jobs] == list(range(10000))
+        for job in jobs:
+            if user in (None, job["user"]):
+                assert f"of-{job['user']}" in job["command"] and job["waiting_for"]
+            else:
+                assert not any(job[key] for key in private)
+        if user:
+            others = {"bob", "ann", bench.service.user} - {user}
+            assert not any(f"of-{other}".encode() in piece for other in others for piece in pieces)
+        bench.ask("PATCH", f"/queue/{jobs[7]['id']}", {"name": f"changed-of-{jobs[7]['user']}"})
+        assert bench.service.views.texts[False].kept.keys() <= bench.store.state.jobs.keys()
+
+
+@pytest.fixture
+def bench_of_10000():
+    with Bench(queue_limit=10**6) as bench:
+        tokens = {None: None, "bob": bench.make_bearer("bob"), "ann": bench.make_bearer("ann")}
+        for user, count in ((None, 4000), ("bob", 3000), ("ann", 3000)):
+            jobs = [{"command": f"true {number} of-{user or bench.service.user}", "name": f"n-of-{user}", "group": f"g-of-{user}"}
+                    for number in range(count)]
+            status, answer = bench.ask("POST", "/queue", jobs, tokens[user])
+            assert status == 200, answer
+        bench.decide()
+        yield bench, tokens
 
 
 def test_a_name_that_is_like_thousands_is_compared_with_some(monkeypatch):

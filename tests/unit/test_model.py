@@ -1,7 +1,8 @@
 """Section 4: jobs, what may become of them, and State with its indexes."""
 
-
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from makers import NOW, finished, job, put, running, state
 
 import nexus
@@ -48,18 +49,30 @@ def check_indexes(made):
     ordered = nexus.list_pending(made)
     assert {one.id: one for one in ordered} == pending and len(ordered) == len(pending)
     assert made.pending == pending
-    by_class, dependents, named, members = {}, {}, {}, {}
+    queue = nexus.PendingQueue(made)
+    assert [queue.find_position(one) for one in ordered] == list(range(len(ordered)))
+    by_class, dependents, named, members, queued, queued_in, prioritized, ended_by, ended_in = ({} for _ in range(9))
     for one in made.jobs.values():
+        if one.status in nexus.FINAL:
+            item = one.status_history[-1][1] if one.status_history else 0.0, one.number, one.id
+            ended_by.setdefault(one.status, []).append(item)
+            ended_in.setdefault((one.user, one.group or ""), []).append(item)
         for user in (None, one.user) if one.name else ():
             named.setdefault((user, one.name), []).append((one.number, one.id))
         if one.group:
             members.setdefault(one.group, []).append((one.user, one.id))
     for one in pending.values():
+        place = one.preemptible, *one.queue_key, one.id, one.gpus or 0.01
+        queued.setdefault(one.user, []).append(place)
+        queued_in.setdefault((one.user, one.group or ""), []).append(place)
+        prioritized.setdefault("high" if one.priority < 1 else "low" if one.priority > 1 else "normal", []).append(one.id)
         if not one.is_held and not one.pending_dependencies and not (one.attempts and one.current.slurm_key):
             by_class.setdefault(nexus.find_class(one), []).append((one.queue_key, one.id))
         for parent in one.pending_dependencies:
             dependents.setdefault(parent, []).append(one.id)
-    for index, wanted in ((made.ready, by_class), (made.dependents, dependents), (made.named, named), (made.members, members)):
+    for index, wanted in ((made.ready, by_class), (made.dependents, dependents), (made.named, named), (made.members, members),
+                          (made.queued, queued), (made.queued_in, queued_in), (made.prioritized, prioritized),
+                          (made.ended, ended_by), (made.ended_in, ended_in)):
         assert index == {key: sorted(items) for key, items in wanted.items()}
     assert made.running == {id: one for id, one in made.jobs.items() if one.status == nexus.RUNNING}
     ended = {id: one for id, one in made.jobs.items() if one.status in nexus.FINAL}
@@ -229,6 +242,30 @@ def test_users_share_the_gpus(reason, busy, waiting, expected):
                  *[job(f"w{n}", n, user=user, gpus=gpus, priority=priority) for n, (user, gpus, priority) in enumerate(waiting)])
     assert " ".join(one.user for one in nexus.list_pending(made)) == expected, reason
     check_indexes(made)
+
+
+queued_jobs = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([0, 0, 0.5, 1, 2]), st.sampled_from([0, 1, 1]),
+                                 st.booleans(), st.sampled_from([None, "g", "h"])), max_size=30)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([0, 0.5, 1, 2])), max_size=4), queued_jobs)
+def test_a_part_of_the_queue_has_the_order_of_the_whole(busy, waiting):
+    """The positions, too, are those of the list in which all pending jobs start one after the other."""
+    made = state(*[running(f"r{n}", (90 + n,), user=user, gpus=gpus) for n, (user, gpus) in enumerate(busy)],
+                 *[job(f"w{n}", n, user=user, gpus=gpus, priority=priority, preemptible=preemptible, group=group)
+                   for n, (user, gpus, priority, preemptible, group) in enumerate(waiting)])
+    check_indexes(made)
+    classes, used, whole = {}, nexus.count_use(made), []
+    for key, one in sorted((one.queue_key, one.id) for one in made.pending.values()):
+        classes.setdefault((made.jobs[one].user, made.jobs[one].preemptible), []).append((key, one))
+    for _, one in nexus.walk_queue(made, classes, used):
+        whole.append(one)
+        nexus.add_use(used, one)
+    queue = nexus.PendingQueue(made)
+    assert list(queue.walk(made.queued)) == whole
+    for group in ("", "g", "h"):
+        places = {user: items for (user, name), items in made.queued_in.items() if name == group}
+        assert list(queue.walk(places)) == [one for one in whole if (one.group or "") == group]
 
 
 # What a submission may say

@@ -5,6 +5,7 @@ import re
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 from makers import GB, NOW, config, finished, foreign, gpu, job, jobs, mig_slice, running, state
 
 import nexus
@@ -75,6 +76,32 @@ def test_a_job_shows_as_json_without_its_environment(one):
     marked = nexus.begin_attempt(nexus.replace(one, environment="digest-of-secrets"), nonce="nonce-of-this-attempt", started_at=NOW)
     text = json.dumps(nexus.job_json(marked, NOW, "here"))
     assert "digest-of-secrets" not in text and "nonce-of-this-attempt" not in text
+
+
+PLANNED = {"position": 3, "waiting_for": "GPU 0 runs job xyz", "reason": {"code": "resources"}, "estimated_start": None}
+
+
+def as_json(content):
+    return json.loads(nexus.encode_json(content))
+
+
+@given(st.lists(jobs, max_size=5), st.booleans(), st.data())
+def test_the_text_of_a_job_says_what_its_json_says(some, is_public, data):
+    """Also when it is asked for again, of another version, among jobs that have more or less in common with it."""
+    texts = nexus.JobTexts(is_public)
+    versions = [nexus.replace(one, id=f"j{number % 3}", attempts=()) for number, one in enumerate(some)]
+    for one in data.draw(st.permutations(versions * 2)):
+        whole = nexus.job_json(one, NOW, "n1", **PLANNED)
+        shown = nexus.hide_private(whole, nexus.PUBLIC_JOB_KEYS) if is_public else whole
+        text = texts.format(one, {**PLANNED, **nexus.place_json(one, "n1")}, 2)
+        assert json.loads(text) == as_json(shown)
+    assert len(texts.kept) <= 2
+
+
+@given(jobs, st.lists(st.sampled_from(sorted(nexus.JOB)), min_size=1, unique=True))
+def test_some_fields_of_a_job_are_those_of_all_its_json(one, fields):
+    whole = nexus.job_json(one, NOW, "n1", **PLANNED)
+    assert as_json(nexus.pick_json(one, NOW, "n1", fields, **PLANNED)) == as_json(nexus.pick(whole, fields))
 
 
 GPUS = [  # reason, GPU, jobs, trouble, is available, why not, used by, line of the snapshot
