@@ -10487,7 +10487,8 @@ def is_elsewhere_now(known: NodeConfig, config: NodeConfig) -> bool:
 LOADS_S = 3600.0                # how long GPUs' utilization is kept
 DISK_INTERVAL_S = 5.0           # between two disk checks
 ESTIMATE_INTERVAL_S = 3.0       # estimates are made anew at the earliest after this
-ESTIMATE_BACKOFF_FACTOR = 100   # and after so many times what it took: it may be 0.5 s
+ESTIMATE_BACKOFF_FACTOR = 100   # and after so many times what it took, which may be 0.5 s
+MAX_ESTIMATE_PAUSE_S = 60.0     # but after this
 JOBS_A_PIECE = 200              # of a list that is streamed
 HEALTH_INTERVAL_S = 5.0         # between two checks for on_unhealthy
 HOOK_TIMEOUT_S = 60.0           # of one [hooks] command
@@ -11840,7 +11841,8 @@ class Views(Part):
             if estimated != self.estimated and began >= self.estimates_until:
                 self.estimates, self.estimated = self.estimate(), estimated
                 now = self.clock.monotonic()
-                self.estimates_until = now + max(ESTIMATE_INTERVAL_S, ESTIMATE_BACKOFF_FACTOR * (now - began))
+                pause_s = min(MAX_ESTIMATE_PAUSE_S, ESTIMATE_BACKOFF_FACTOR * (now - began))
+                self.estimates_until = now + max(ESTIMATE_INTERVAL_S, pause_s)
             return self.estimates
 
     def find_estimated(self) -> tuple[Any, ...]:
@@ -11934,9 +11936,9 @@ class Overview(Part):
         lists = Lists(state, caller, choice, {} if is_chosen else visible)
         waiting, ended = (list(itertools.islice(jobs, limit)) for jobs in (lists.waiting, lists.ended))
         failures = list(itertools.islice(lists.list_failures(), MAX_FAILURES))
-        entries = [[lists.name_entry(job) for job in jobs] for jobs in (waiting, ended)]
-        shown = {name for name in visible if f"group:{name}" in {*entries[0], *entries[1]} or name == choice.group}
-        rows = [*state.running.values(), *(job for job in (*waiting, *ended) if not lists.is_folded(job)), *failures]
+        listed = [*waiting, *ended]
+        groups = {job.group for job in listed if lists.is_folded(job)} | {choice.group}
+        rows = [*state.running.values(), *(job for job in listed if not lists.is_folded(job)), *failures]
         described = views.describe_jobs(rows, OVERVIEW_JOB_KEYS)
         return {
             **pick(status, (
@@ -11951,8 +11953,9 @@ class Overview(Part):
             "nodes": {node["name"]: drop_nulls(node) for node in status["nodes"]},
             "jobs": {job.id: settle(caller.show(job.user, row)) for job, row in zip(rows, described)},
             "groups": {name: drop_nulls(row) for name, row in views.describe_groups(
-                state, {name: users for name, users in visible.items() if name in shown}).items()},
-            "waiting": entries[0], "ended": entries[1], "failures": [job.id for job in failures],
+                state, {name: users for name, users in visible.items() if name in groups}).items()},
+            "waiting": [lists.name_entry(job) for job in waiting], "ended": [lists.name_entry(job) for job in ended],
+            "failures": [job.id for job in failures],
             "found": {"running": [job.id for job in lists.running] if is_chosen else None,
                       "waiting": lists.waiting_count, "ended": lists.ended_count}}
 
@@ -13136,7 +13139,7 @@ class Api(Calls):
         now = service.clock.now()
         gpus = service.views.list_gpus(service.store.state)
         running = service.running_jobs()
-        waiting = list_pending(service.store.state)
+        waiting = service.store.state.pending.values()
         bad = [check for check in service.health.check()["checks"]
                if not check["is_ok"] and not check["name"].startswith("node ")]
 

@@ -31,7 +31,7 @@ import nexus  # noqa: E402
 SMI = """#!/bin/sh
 case $* in *compute-apps*) exit;; esac
 i=0
-while [ $i -lt {gpus} ]; do echo "$i, GPU-bench-$i, NVIDIA H100, 81559, 0, 0, 30, 70.00, 700.00, [N/A]"; i=$((i + 1)); done
+while [ $i -lt {gpus} ]; do echo "$i, GPU-bench-$i, NVIDIA H100, 81559, 0, 0, 30, 70.00, 700.00, [N/A], Default"; i=$((i + 1)); done
 """
 ROWS: list[tuple[str, str, str]] = []
 
@@ -462,8 +462,72 @@ def measure_starts(it: Bench, count: int) -> float:
     return statistics.median((times[at + 1] - times[at]) * 1000 for at in range(1, 2 * count, 2))
 
 
+class Page:
+    """What a tab asks for, without a browser: what has changed, 1.5 s after each answer with news."""
+
+    def __init__(self, it: Bench) -> None:
+        self.port, self.is_over, self.version, self.count = it.port, False, 0, 0
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+
+    def run(self) -> None:
+        while not self.is_over:
+            self.version = json.loads(get(self.port, f"/status?after={self.version}&limit=50"))["state_version"]
+            self.count += 1
+            time.sleep(1.5)
+
+    def end(self) -> None:
+        self.is_over = True
+        self.thread.join(60)
+
+
+def get(port: int, path: str) -> bytes:
+    line = http.client.HTTPConnection("127.0.0.1", port)
+    line.request("GET", path)
+    return line.getresponse().read()
+
+
+def measure_views() -> None:
+    """What is shown of a queue, with 10,000 waiting and with none; and what a page costs while jobs end."""
+    found: dict[int, dict[str, float]] = {}
+    for waiting in (0, 2000, 10000):
+        with bench(gpus=8) as it:
+            for number in range(8):
+                it.client.add(f"sleep {1000 + number}")
+            it.post(waiting)
+            it.await_rest()
+            queue = [sys.executable, str(TOP / "nexus.py"), "queue", "-n", "0"]
+            call = lambda argv: subprocess.run(argv, env=it.environ, check=True, capture_output=True)       # noqa: E731
+            memory_mb = it.rss_mb()
+            found[waiting] = {
+                "GET /status?after=0": median_ms(lambda: get(it.port, "/status?after=0")),
+                "nexus": median_ms(lambda: call(queue[:2])),                                        # noqa: B023
+                "GET /queue?limit=50": median_ms(lambda: get(it.port, "/queue?limit=50"), 5),
+                "GET /queue, the first time": median_ms(lambda: get(it.port, "/queue"), 1),
+                "GET /queue": median_ms(lambda: get(it.port, "/queue"), 5),
+                "nexus queue": median_ms(lambda: call(queue), 5)}                                   # noqa: B023
+            report(f"service memory, {waiting} waiting: before all are listed, and after", f"{memory_mb:.0f}, {it.rss_mb():.0f} MB")
+            shares = []
+            for has_page in (False, True):
+                page = Page(it) if has_page else None
+                time.sleep(3)
+                began, used = time.monotonic(), it.cpu_s()
+                while time.monotonic() < began + 40:
+                    it.client.add("true", gpus=0, priority="high")
+                    time.sleep(2)
+                shares.append((it.cpu_s() - used) / (time.monotonic() - began) * 100)
+                if page:
+                    page.end()
+            report(f"a page, {waiting} waiting, a job ends every 2 s: CPU of the service",
+                   f"{shares[1]:.1f} %, without it {shares[0]:.1f} %", "<= 2 % more")
+    for name in found[0]:
+        none, many = found[0][name], found[10000][name]
+        limit = "<= 1000 ms" if "queue" in name and "limit" not in name else "<= 20 ms more"
+        report(f"{name}: 10,000 waiting / none", f"{many:.1f} / {none:.1f} ms", limit)
+
+
 MEASURES = {"plan": measure_plan, "gap": measure_gap, "crowd": measure_crowd, "add": measure_add, "bulk": measure_bulk,
-            "idle": measure_idle, "load": measure_load, "page": measure_page}
+            "idle": measure_idle, "load": measure_load, "page": measure_page, "views": measure_views}
 
 
 def main() -> None:
