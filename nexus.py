@@ -1727,16 +1727,16 @@ def walk_queue(state: State, classes: dict[Any, list[QueueItem]],
 
 
 def list_pending(state: State) -> list[Job]:
-    """The pending jobs in the order in which they would start if all of them fit."""
+    """All pending jobs in the order of PendingQueue."""
     return list(PendingQueue(state).walk(state.queued))
 
 
 class PendingQueue:
-    """The order of list_pending(), of which a part is taken without the rest.
+    """The order in which the pending jobs would start if all of them fit: a part of it is had without the rest.
 
-    The places of each user are kept in order.  Between users a place's turn decides: its band (preemptible, rank,
-    priority), the GPUs that its user will have in use before it, and the user's last start.  Among the places of one
-    user turns ascend, so that the queue is their lists merged.
+    It is that of walk_queue().  The places of each user are an index.  Between users a place's turn decides: its band
+    (preemptible, rank, priority), the GPUs that its user will have in use before it, and the user's last start.  The
+    turns of one user ascend, so that the queue is the users' places merged.
     """
 
     def __init__(self, state: State) -> None:
@@ -11691,7 +11691,7 @@ class Views(Part):
                          for job, row in zip(part, self.describe_jobs(part, fields, describe))]
             for job in part if not fields else ():
                 if job.status == RUNNING or is_in_slurm(job):       # it changes all the time
-                    texts.append(encode_json(caller.show(job.user, self.describe_jobs([job])[0])))
+                    texts.append(encode_json(caller.show(job.user, self.describe_jobs([job], (), describe)[0])))
                     continue
                 planned = {**describe(job), **place_json(job, self.find_place(job))}
                 with self.texts_lock:
@@ -11705,7 +11705,7 @@ class Views(Part):
         pending = [job for job in jobs if job.status == PENDING]
         wanted = {*(fields or QUEUE_KEYS)}
         estimates = self.find_estimates() if pending and "estimated_start" in wanted else {}
-        positions = self.find_positions(state, pending) if "position" in wanted else {}
+        positions = self.find_positions(state, pending) if pending and "position" in wanted else {}
         has_reasons, planned = not wanted.isdisjoint(QUEUE_KEYS[1:]), self.find_plan(state)
 
         def describe(job: Job) -> dict[str, Any]:
