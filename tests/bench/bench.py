@@ -12,6 +12,7 @@ import http.client
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import socket
@@ -195,7 +196,6 @@ def kill_one(it: Bench) -> float:
 
 def measure_crowd() -> None:
     """What the start, the end and the kill of a job cost beside 2,000 processes and 3,000 leases of others."""
-    import resource
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
     found: dict[bool, tuple[float, float]] = {}
@@ -487,25 +487,42 @@ def get(port: int, path: str) -> bytes:
     return line.getresponse().read()
 
 
+def measure_view(it: Bench, act: Callable[[], object], count: int = 20) -> tuple[float, float]:
+    """(the median of its time, the CPU time of the service and of the command), in ms."""
+    def cpu_s() -> float:
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return it.cpu_s() + children.ru_utime + children.ru_stime
+
+    before = cpu_s()
+    median = median_ms(act, count)
+    return median, (cpu_s() - before) / count * 1000
+
+
+def list_views(it: Bench) -> dict[str, tuple[float, float]]:
+    it.command("install")
+    installed = str(it.folder / ".local/bin/nexus")
+
+    def call(*words: str) -> None:
+        subprocess.run([installed, *words], env=it.environ, check=True, capture_output=True)
+
+    return {what: measure_view(it, act, count) for what, count, act in (
+        ("GET /status?after=0", 20, lambda: get(it.port, "/status?after=0")), ("nexus", 20, call),
+        ("GET /queue?limit=50", 20, lambda: get(it.port, "/queue?limit=50")),
+        ("GET /queue, the first time", 1, lambda: get(it.port, "/queue")),
+        ("GET /queue", 5, lambda: get(it.port, "/queue")), ("nexus queue", 5, lambda: call("queue", "-n", "0")))}
+
+
 def measure_views() -> None:
     """What is shown of a queue, with 10,000 waiting and with none; and what a page costs while jobs end."""
-    found: dict[int, dict[str, float]] = {}
+    found: dict[int, dict[str, tuple[float, float]]] = {}
     for waiting in (0, 2000, 10000):
         with bench(gpus=8) as it:
             for number in range(8):
                 it.client.add(f"sleep {1000 + number}")
             it.post(waiting)
             it.await_rest()
-            queue = [sys.executable, str(TOP / "nexus.py"), "queue", "-n", "0"]
-            call = lambda argv: subprocess.run(argv, env=it.environ, check=True, capture_output=True)       # noqa: E731
             memory_mb = it.rss_mb()
-            found[waiting] = {
-                "GET /status?after=0": median_ms(lambda: get(it.port, "/status?after=0")),
-                "nexus": median_ms(lambda: call(queue[:2])),                                        # noqa: B023
-                "GET /queue?limit=50": median_ms(lambda: get(it.port, "/queue?limit=50"), 5),
-                "GET /queue, the first time": median_ms(lambda: get(it.port, "/queue"), 1),
-                "GET /queue": median_ms(lambda: get(it.port, "/queue"), 5),
-                "nexus queue": median_ms(lambda: call(queue), 5)}                                   # noqa: B023
+            found[waiting] = list_views(it)
             report(f"service memory, {waiting} waiting: before all are listed, and after", f"{memory_mb:.0f}, {it.rss_mb():.0f} MB")
             shares = []
             for has_page in (False, True):
@@ -521,9 +538,9 @@ def measure_views() -> None:
             report(f"a page, {waiting} waiting, a job ends every 2 s: CPU of the service",
                    f"{shares[1]:.1f} %, without it {shares[0]:.1f} %", "<= 2 % more")
     for name in found[0]:
-        none, many = found[0][name], found[10000][name]
+        (none, none_cpu), (many, many_cpu) = found[0][name], found[10000][name]
         limit = "<= 1000 ms" if "queue" in name and "limit" not in name else "<= 20 ms more"
-        report(f"{name}: 10,000 waiting / none", f"{many:.1f} / {none:.1f} ms", limit)
+        report(f"{name}: 10,000 waiting / none", f"{many:.0f} / {none:.0f} ms, CPU {many_cpu:.0f} / {none_cpu:.0f} ms", limit)
 
 
 MEASURES = {"plan": measure_plan, "gap": measure_gap, "crowd": measure_crowd, "add": measure_add, "bulk": measure_bulk,
