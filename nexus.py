@@ -98,7 +98,8 @@ class Value:
     An instance holds what was given; the default of any other field is an attribute of the class.
     """
     NAMES: tuple[str, ...] = ()                 # of the fields, in their order
-    REQUIRED: frozenset[str] = frozenset()
+    KNOWN: frozenset[str] = frozenset()         # these names
+    REQUIRED: frozenset[str] = frozenset()      # those without a default
     FIELDS: Mapping[str, Field] = {}            # the rows of the table
     WRITTEN: tuple[str, ...] = ()               # the fields that JSON has even if they are at their defaults
 
@@ -110,14 +111,16 @@ class Value:
                 delattr(cls, name)
             else:
                 setattr(cls, name, row.default)
+        cls.KNOWN = frozenset(cls.NAMES)
         cls.REQUIRED = frozenset(name for name in cls.NAMES if name not in vars(cls))
 
     def __init__(self, *given: Any, **named: Any) -> None:
-        facts = {**dict(zip(self.NAMES, given)), **named}
-        wrong = [*self.REQUIRED.difference(facts), *set(facts).difference(self.NAMES)]
-        if wrong or len(given) > len(self.NAMES):
+        # The service makes thousands of these each second: so this is as short as it can be.
+        facts = {**dict(zip(self.NAMES, given)), **named} if given else named
+        if not (self.REQUIRED.issubset(facts) and self.KNOWN.issuperset(facts) and len(given) <= len(self.NAMES)):
+            wrong = [*self.REQUIRED.difference(facts), *set(facts).difference(self.NAMES)]
             raise TypeError(f"{type(self).__name__}: missing or unknown: {', '.join(wrong) or 'too many'}")
-        vars(self).update(facts)
+        self.__dict__.update(facts)
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise AttributeError(f"{type(self).__name__} is a value: use replace() to make another {name}")
@@ -5412,13 +5415,18 @@ def describe_disk_error(error: OSError, action: str, path: str) -> NexusError:
     return NexusError("unavailable", f"cannot {action} {path or error.filename}: {error.strerror or error}", hint)
 
 
-@contextlib.contextmanager
-def disk(action: str, path: str) -> Iterator[None]:
+class disk:
     """`with disk("write", path):` turns an OSError into NexusError; path "": the error's own."""
-    try:
-        yield
-    except OSError as error:
-        raise describe_disk_error(error, action, path) from error
+
+    def __init__(self, action: str, path: str) -> None:
+        self.action, self.path = action, path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, OSError):
+            raise describe_disk_error(error, self.action, self.path) from error
 
 
 def make_folder(path: str) -> None:
@@ -5576,14 +5584,17 @@ def stamp_of(path: str) -> tuple[int, ...] | None:
     return None
 
 
-@contextlib.contextmanager
-def opened(path: str, flags: int) -> Iterator[int]:
-    """A file's descriptor, which children do not inherit.  Raises: OSError."""
-    handle = os.open(path, flags, 0o600)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
+class opened:
+    """`with opened(path, flags) as handle:` a file's descriptor, which children do not inherit.  Raises: OSError."""
+
+    def __init__(self, path: str, flags: int) -> None:
+        self.handle = os.open(path, flags, 0o600)
+
+    def __enter__(self) -> int:
+        return self.handle
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.handle)
 
 
 @contextlib.contextmanager
@@ -5952,6 +5963,7 @@ EXEC_LOOKS = 500                # half a millisecond apart: the longest wait for
 FORMER_COUNT = 10000            # ended processes whose jobs are remembered
 SETTLED_S = 2.0                 # the age at which a process that is nobody's will be nobody's
 PROC = "/proc"
+MARKS = rb"(?:^|\0)NEXUS_(ROLE|JOB_ID|JOB_NONCE)=([^\0]*)"     # in a process's environment: whose it is
 HOST_PIDS = "pid:[4026531836]"  # the namespace outside containers: PROC_PID_INIT_INO of linux/proc_ns.h
 TCP_ESTABLISHED, TCP_LISTEN = 1, 10     # source: include/net/tcp_states.h
 
@@ -6055,6 +6067,44 @@ def read_scratch(file: IO[bytes], undecodable: str = "replace") -> str:
 def find_program(name: str, path: str | None = None) -> str | None:
     import shutil
     return shutil.which(name, path=path)
+
+
+class Spawned(Value):
+    """A child of this process."""
+    pid: int
+
+    def poll(self) -> int | None:
+        """How it has ended, as waitpid() tells it; None: it has not."""
+        try:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+        except ChildProcessError:                       # whoever started this process has SIGCHLD ignored
+            return 0
+        return status if ended else None
+
+
+def spawn(argv: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes] | Spawned:
+    """Start a program of PATH that goes on by itself: in a session of its own, in /, on /dev/null.  Raises: OSError.
+
+    posix_spawn() takes a third of subprocess's time, and of that before Python 3.10, which forks, a thirtieth.  It
+    cannot change the directory, and some builds of Python cannot have it make a session.
+    """
+    import signal
+    import subprocess
+    if os.getcwd() == "/":
+        files = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0), *(
+            (os.POSIX_SPAWN_DUP2, 0, number) for number in (1, 2))]
+        with contextlib.suppress(NotImplementedError):
+            return Spawned(os.posix_spawn(find_program(argv[0], environ["PATH"]) or argv[0], argv, environ,
+                                          file_actions=files, setsid=True, setsigdef=[signal.SIGPIPE, signal.SIGXFSZ]))
+    return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                            cwd="/", env=environ, start_new_session=True)
+
+
+def withhold_descriptors() -> None:
+    """Have no program inherit what this process was given, as none inherits what it opens itself."""
+    for number in map(int, os.listdir(f"{PROC}/self/fd")):
+        with contextlib.suppress(OSError):              # the one of this look
+            os.set_inheritable(number, number <= 2)
 
 
 # A service that `ssh box nexus add` has started, or systemd, or cron, has a bare PATH.
@@ -6230,13 +6280,16 @@ class Processes:
         self.boot_id = read_boot_id()
         self.marks: dict[tuple[int, int, int], str | None] = {}         # {(pid, started, env_start): mark}
         self.owners: dict[int, tuple[int, str]] = {}        # {pid: (started, its job's mark)}, of ended ones too
-        self.strangers: set[int] = set()                    # pids that were nobody's at the last refresh
-        self.latest_pid = 0                                 # the last one then: below it none is new, until pids wrap
+        # {pid as in /proc: its job's mark; "": nobody's} since the last refresh.  Until pids wrap, none has another owner
+        self.settled: dict[str, str] = {}
+        self.latest_pid = 0                                 # the last one at the last refresh
 
     def find(self, pid: int) -> Process | None:
-        with contextlib.suppress(OSError, ValueError, IndexError), opened(f"{PROC}/{pid}/stat", os.O_RDONLY) as handle:
-            return parse_proc_stat(os.read(handle, 4096).decode("utf-8", "replace"))
-        return None
+        try:
+            with opened(f"{PROC}/{pid}/stat", os.O_RDONLY) as handle:
+                return parse_proc_stat(os.read(handle, 4096).decode("utf-8", "replace"))
+        except (OSError, ValueError, IndexError):
+            return None
 
     def is_alive(self, pid: int | None, started: int | None) -> bool:
         process = self.find(pid) if pid else None
@@ -6244,8 +6297,10 @@ class Processes:
 
     def is_gone(self, process: Process) -> bool:
         """Whether it has ended and waits to be reaped.  When only its main thread has ended, the state is the same."""
+        if process.state not in "ZX":
+            return False
         with contextlib.suppress(OSError):
-            return process.state in "ZX" and len(os.listdir(f"{PROC}/{process.pid}/task")) < 2
+            return len(os.listdir(f"{PROC}/{process.pid}/task")) < 2
         return True
 
     def find_age_s(self, started: int) -> float:
@@ -6260,7 +6315,7 @@ class Processes:
         found = []
         for pid in pids:
             with contextlib.suppress(OSError):
-                if self.uid in (0, os.stat(f"{PROC}/{pid}").st_uid):
+                if self.uid == 0 or self.uid == os.stat(f"{PROC}/{pid}").st_uid:
                     process = self.find(pid)
                     if process and not process.is_kernel and not self.is_gone(process):
                         found.append(process)
@@ -6273,7 +6328,7 @@ class Processes:
             return self.marks[key]
         for _ in range(EXEC_LOOKS):
             try:
-                with open(f"{PROC}/{process.pid}/environ", "rb") as file:
+                with open(f"{PROC}/{process.pid}/environ", "rb", 0) as file:
                     content = file.read()
             except OSError:
                 return None
@@ -6281,51 +6336,58 @@ class Processes:
             if now is None or now.started != process.started:
                 return None
             if now.env_start == process.env_start and (content or now.env_start or now.state in "ZX"):
-                marks = dict(entry.partition("=")[::2] for entry in content.decode("utf-8", "replace").split("\0"))
-                job_id, nonce = marks.get("NEXUS_JOB_ID"), marks.get("NEXUS_JOB_NONCE")
-                mark = self.marks[key] = marks.get("NEXUS_ROLE") or (f"{job_id} {nonce}" if job_id and nonce else None)
+                marks = {name: text.decode("utf-8", "replace") for name, text in re.findall(MARKS, content)}
+                job_id, nonce = marks.get(b"JOB_ID"), marks.get(b"JOB_NONCE")
+                mark = self.marks[key] = marks.get(b"ROLE") or (f"{job_id} {nonce}" if job_id and nonce else None)
                 return mark
             process = now
             time.sleep(0.0005)
         return None
 
-    def find_members(self, jobs: Sequence[Job], over: Iterable[str] = (), *,
+    def find_members(self, jobs: Sequence[Job], over: Iterable[str] = (), *, others: Sequence[Job] = (),
                      is_refresh: bool = False) -> dict[str, list[Process]]:
         """{job id: its processes}, without job.sh, the viewer of the logs, and what job.sh of an ended job still runs.
 
-        `over`: ids of jobs whose command has ended.  `is_refresh`: look at all of the machine; `jobs` are all that run.
+        `over`: ids of jobs whose command has ended.  `others`: the other jobs that run here; what is known to be theirs
+        is not read again.  `is_refresh`: look at all of the machine; `jobs` are all that run.
         """
         latest_pid = int((read_text(f"{PROC}/loadavg") or "0").split()[-1])
-        pids, has_wrapped = self.list_pids(), latest_pid < self.latest_pid
-        processes = self.read(pids if is_refresh or has_wrapped else pids - self.strangers)
-        by_mark = {f"{job.id} {job.current.nonce}": job for job in jobs}
-        runners: dict[int, Job] = {}
-        for job in jobs:
-            # Another process may have got the pid of an ended job.sh; one of an earlier boot means nothing.
-            leader = self.find(job.current.pid) if job.current.pid else None
-            is_job_sh = leader is None or leader.started == job.current.pid_started
-            if job.current.pid and is_job_sh and job.current.boot_id == self.boot_id:
-                runners[job.current.pid] = job
+        if is_refresh or latest_pid < self.latest_pid:          # the pids have wrapped
+            self.settled = {}
+        by_mark = {f"{job.id} {job.current.nonce}": job for job in (*others, *jobs)}
+        runners = self.locate_runners(by_mark)
         members: dict[str, list[Process]] = {job.id: [] for job in jobs}
+        asked, settled = {None, *(mark for mark, job in by_mark.items() if job.id in members)}, self.settled
+        pids = [int(name) for name in os.listdir(PROC) if settled.get(name) in asked and name.isdigit()]
+        processes = self.read(pids)
         tidying = {pid for pid, job in runners.items() if job.id in over}
-        found: dict[int, Job] = {}
+        found = dict(runners)
         for process in processes:
-            mark, (started, former) = self.read_mark(process) or "", self.owners.get(process.pid, (0, ""))
-            if process.parent in tidying and (mark not in by_mark or process.parent in runners):
-                tidying.add(process.pid)
+            pid, parent = process.pid, process.parent
+            if parent in tidying and parent in runners:
+                tidying.add(pid)
                 continue
+            mark = "" if pid in runners else self.read_mark(process) or ""
+            if parent in tidying and mark not in by_mark:
+                tidying.add(pid)
+                continue
+            started, former = self.owners.get(pid, (0, ""))
             owner = by_mark.get(former) if started == process.started else None
-            owner = (runners.get(process.pid) or owner or by_mark.get(mark) or runners.get(process.session)
-                     or found.get(process.parent))
+            owner = (runners.get(pid) or owner or by_mark.get(mark) or runners.get(process.session)
+                     or found.get(parent))
             if owner and mark not in ("service", "viewer"):
-                found[process.pid] = owner
-                self.owners[process.pid] = process.started, f"{owner.id} {owner.current.nonce}"
-                if process.pid not in runners:
+                found[pid] = owner
+                owner_mark = settled[str(pid)] = f"{owner.id} {owner.current.nonce}"
+                self.owners[pid] = process.started, owner_mark
+                if pid not in runners and owner.id in members:
                     members[owner.id].append(process)
+            elif mark == "viewer":
+                self.set_aside(pid)
         if is_refresh:
             # What is nobody's stays so; but one that has just begun may be job.sh, on its way to the command.
             young = {process.pid for process in processes if self.find_age_s(process.started) < SETTLED_S}
-            self.strangers, self.latest_pid = pids - found.keys() - young, latest_pid
+            settled.update((str(pid), "") for pid in pids if pid not in found and pid not in young)
+            self.latest_pid = latest_pid
             self.forget(processes)
         return members
 
@@ -6333,6 +6395,24 @@ class Processes:
         """Those that are, or will be, an attempt's job.sh: it is in their arguments, with the attempt's number."""
         return [process for process in self.read(self.list_pids())
                 if read_proc_words(process.pid, "cmdline")[-2:] == [script, str(attempt)]]
+
+    def set_aside(self, pid: int) -> None:
+        """Note that a process is nobody's, whatever it does."""
+        self.settled[str(pid)] = ""
+
+    def locate_runners(self, jobs: Mapping[str, Job]) -> dict[int, Job]:
+        """{pid of its job.sh, also when that has ended: job}.  `jobs`: {mark: job}.
+
+        Another process may have got the pid of an ended job.sh; one of an earlier boot means nothing.
+        """
+        runners: dict[int, Job] = {}
+        for mark, job in jobs.items():
+            pid = job.current.pid
+            if pid and job.current.boot_id == self.boot_id:
+                leader = None if self.settled.get(str(pid)) == mark else self.find(pid)
+                if leader is None or leader.started == job.current.pid_started:
+                    runners[pid] = job
+        return runners
 
     def find_catchers(self, processes: Iterable[Process], number: int) -> set[int]:
         """The pids of those that handle this signal."""
@@ -6775,21 +6855,22 @@ class Machine:
         self.no_screen_reason: str | None = f'launcher is "{config.jobs.launcher}"'
         if config.jobs.launcher == "screen":
             self.no_screen_reason = self.screen.prepare()
-        self.children: dict[str, subprocess.Popen[bytes]] = {}          # {job id: its screen or job.sh}, to be reaped
+        self.children: dict[str, subprocess.Popen[bytes] | Spawned] = {}        # {job id: its screen or job.sh}
         self.boot_id = read_boot_id()
+        withhold_descriptors()
 
     def launch(self, job: Job, script: str) -> str | None:
         """Start a job's script, directly or in a screen session; return that one's PID.NAME.  Raises: OSError."""
-        import subprocess
         command, name, environ = ["bash", script, str(job.attempt)], f"nexus_job_{job.id}", self.screen.environ()
         if self.no_screen_reason:
             environ["LC_ALL"] = "C"                     # bash starts sooner without a locale; no job gets this
         else:
             command = self.screen.argv(name, command, is_daemon=False)
-        child = self.children[job.id] = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
-            env=environ, start_new_session=True)
-        return None if self.no_screen_reason else f"{child.pid}.{name}"
+        child = self.children[job.id] = spawn(command, environ)
+        if self.no_screen_reason:
+            return None
+        self.processes.set_aside(child.pid)
+        return f"{child.pid}.{name}"
 
     def has_bash(self) -> bool:
         """Whether job.sh can be run."""
@@ -8852,6 +8933,12 @@ class HostedJob:
         self.notes += (f"{name} before its time limit: {outcome}",)
         self.host.log.info("Job %s: %s", self.job.id, self.notes[-1])
 
+    def see_runner(self) -> Job:
+        """The job with the pid of its job.sh, which may not be recorded yet."""
+        if self.job.current.pid == self.pid:
+            return self.job
+        return with_facts(self.job, pid=self.pid, pid_started=self.pid_started)
+
     def find_runtime_s(self) -> float | None:
         """Seconds since its begin, whatever the wall clock was set to."""
         began = self.began or self.pid_started
@@ -9150,10 +9237,11 @@ class JobHost:
         warned = [one for one in self.hosted.values() if one.is_warning_due and not one.result]
         if not due and not warned:
             return
-        # No process outlives a boot.  The pid of a short job is not recorded yet.
-        here = [with_facts(one.job, pid=one.pid, pid_started=one.pid_started) for one in (*due, *warned) if one.is_here]
+        asked = dict.fromkeys((*due, *warned))
+        here, others = ([one.see_runner() for one in several if one.is_here] for several in (
+            asked, [one for one in self.hosted.values() if one not in asked]))          # no process outlives a boot
         over = [job_id for job_id, one in self.hosted.items() if one.result]
-        members = self.machine.processes.find_members(here, over)
+        members = self.machine.processes.find_members(here, over, others=others)
         for one in warned:
             one.is_warning_due = False
             self.run_guarded(f"warning job {one.job.id}", one.warn, members.get(one.job.id, []))

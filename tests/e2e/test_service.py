@@ -68,7 +68,7 @@ class FakeProcesses:
     def find_age_s(self, started):
         return self.machine.clock.ticks - started / 100
 
-    def find_members(self, jobs, over=(), *, is_refresh=False):
+    def find_members(self, jobs, over=(), *, others=(), is_refresh=False):
         jobs = list(jobs)
         return {job.id: [process for process, owner in self.alive.values() if owner == job.id and process.pid != job.current.pid]
                 for job in jobs}
