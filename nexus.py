@@ -4239,14 +4239,16 @@ def find_bad_gpu(ended: Sequence[Ended], uuid: str, config: GpuConfig) -> str | 
     import itertools
     def program(end: Ended) -> list[str]:       # all jobs of a sweep have the same
         return end.command.split()[:2]
-    there = [end for end in reversed(ended) if uuid in end.gpu_uuids and (end.is_success or end.gpu_uuids == (uuid,))]
+    there = (end for end in reversed(ended) if uuid in end.gpu_uuids and (end.is_success or end.gpu_uuids == (uuid,)))
     latest = list(itertools.takewhile(operator.attrgetter("is_soon"), there))       # since the last other end
+    if not config.guard_failures or len(latest) < config.guard_failures:
+        return None
     since = min((end.started_at for end in latest), default=0.0)
     elsewhere = [end for end in ended if uuid not in end.gpu_uuids and end.started_at >= since]
     faulty = [program(end) for end in elsewhere if end.is_soon]
     good = [program(end) for end in elsewhere if end.is_success]
     counted = [end for end in latest if program(end) in good and program(end) not in faulty]
-    if not config.guard_failures or len(counted) < config.guard_failures or len({end.command for end in counted}) < 2:
+    if len(counted) < config.guard_failures or len({end.command for end in counted}) < 2:
         return None
     return (f"{len(counted)} jobs in a row failed there within {config.guard_seconds:g} s of their start, "
             "and run elsewhere")
@@ -5600,9 +5602,13 @@ class opened:
 @contextlib.contextmanager
 def written(aside: str, pieces: Iterable[str], mode: int = 0o600, is_synced: bool = True) -> Iterator[str]:
     """Write a new file; it is removed unless it is renamed in the block.  Raises: OSError, unavailable."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
-        remove_file(aside)          # a crash may have left it; and in a shared folder it may be somebody's link
-        handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        try:
+            handle = os.open(aside, flags, mode)
+        except FileExistsError:     # a crash may have left it; and in a shared folder it may be somebody's link
+            remove_file(aside)
+            handle = os.open(aside, flags, mode)
         # Write 1 MiB at a time: smaller writes release the GIL for too short a time for other threads.
         with open(handle, "w", 2**20, encoding="utf-8", errors="surrogateescape") as file:
             file.writelines(pieces)
@@ -5623,6 +5629,23 @@ def write_atomic(path: str, pieces: Iterable[str], mode: int = 0o600, is_synced:
             os.replace(aside, path)
         if is_synced:
             sync_folder(os.path.dirname(path))
+
+
+def write_new(path: str, text: str, mode: int) -> bool:
+    """Write a file, unless something is there.  Raises: unavailable; then it is not there."""
+    with disk("write", path):
+        try:
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        except FileExistsError:
+            return False
+        try:
+            append_whole(handle, text.encode("utf-8", "surrogateescape"))
+        except BaseException:
+            os.unlink(path)
+            raise
+        finally:
+            os.close(handle)
+    return True
 
 
 def is_own_file(path: str) -> bool:
@@ -5714,8 +5737,11 @@ def append_whole(handle: int, record: bytes, is_synced: bool = False) -> None:
 # Parts of logs.  A missing or unreadable file, or a FIFO in its place, counts as empty.
 
 def measure(path: str) -> int:
+    import stat
     with contextlib.suppress(OSError):
-        return os.stat(path).st_size if os.path.isfile(path) and os.access(path, os.R_OK) else 0
+        status = os.stat(path)
+        if status.st_size and stat.S_ISREG(status.st_mode) and os.access(path, os.R_OK):
+            return status.st_size
     return 0
 
 
@@ -6093,9 +6119,11 @@ def spawn(argv: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[b
     if os.getcwd() == "/":
         files = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0), *(
             (os.POSIX_SPAWN_DUP2, 0, number) for number in (1, 2))]
+        paths = (f"{folder}/{argv[0]}" for folder in environ["PATH"].split(":"))
+        program = next((path for path in paths if os.access(path, os.X_OK) and os.path.isfile(path)), argv[0])
         with contextlib.suppress(NotImplementedError):
-            return Spawned(os.posix_spawn(find_program(argv[0], environ["PATH"]) or argv[0], argv, environ,
-                                          file_actions=files, setsid=True, setsigdef=[signal.SIGPIPE, signal.SIGXFSZ]))
+            return Spawned(os.posix_spawn(program, list(argv), environ, file_actions=files, setsid=True,
+                                          setsigdef=[signal.SIGPIPE, signal.SIGXFSZ]))
     return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                             cwd="/", env=environ, start_new_session=True)
 
@@ -6280,9 +6308,10 @@ class Processes:
         self.boot_id = read_boot_id()
         self.marks: dict[tuple[int, int, int], str | None] = {}         # {(pid, started, env_start): mark}
         self.owners: dict[int, tuple[int, str]] = {}        # {pid: (started, its job's mark)}, of ended ones too
-        # {pid as in /proc: its job's mark; "": nobody's} since the last refresh.  Until pids wrap, none has another owner
-        self.settled: dict[str, str] = {}
-        self.latest_pid = 0                                 # the last one at the last refresh
+        # What is known of processes, by their pids as in /proc: until pids wrap, none is another one
+        self.settled: dict[str, str] = {}           # since the last refresh: {pid: its job's mark; "": nobody's}
+        self.unowned: dict[str, int] = {}                   # {pid of one that was nobody's when it was read: its start}
+        self.latest_pid = 0                                 # the last one at the last look
 
     def find(self, pid: int) -> Process | None:
         try:
@@ -6332,13 +6361,14 @@ class Processes:
                     content = file.read()
             except OSError:
                 return None
-            now = self.find(process.pid)
+            marks = {name: text.decode("utf-8", "replace") for name, text in re.findall(MARKS, content)}
+            job_id, nonce = marks.get(b"JOB_ID"), marks.get(b"JOB_NONCE")
+            mark = marks.get(b"ROLE") or (f"{job_id} {nonce}" if job_id and nonce else None)
+            now = process if mark else self.find(process.pid)
             if now is None or now.started != process.started:
                 return None
             if now.env_start == process.env_start and (content or now.env_start or now.state in "ZX"):
-                marks = {name: text.decode("utf-8", "replace") for name, text in re.findall(MARKS, content)}
-                job_id, nonce = marks.get(b"JOB_ID"), marks.get(b"JOB_NONCE")
-                mark = self.marks[key] = marks.get(b"ROLE") or (f"{job_id} {nonce}" if job_id and nonce else None)
+                self.marks[key] = mark
                 return mark
             process = now
             time.sleep(0.0005)
@@ -6352,13 +6382,18 @@ class Processes:
         is not read again.  `is_refresh`: look at all of the machine; `jobs` are all that run.
         """
         latest_pid = int((read_text(f"{PROC}/loadavg") or "0").split()[-1])
-        if is_refresh or latest_pid < self.latest_pid:          # the pids have wrapped
-            self.settled = {}
+        has_wrapped, self.latest_pid = latest_pid < self.latest_pid, latest_pid
+        names, unowned = os.listdir(PROC), {} if has_wrapped else self.unowned
+        if is_refresh or has_wrapped:
+            self.settled, self.unowned = {}, {name: unowned[name] for name in names if name in unowned}
         by_mark = {f"{job.id} {job.current.nonce}": job for job in (*others, *jobs)}
         runners = self.locate_runners(by_mark)
         members: dict[str, list[Process]] = {job.id: [] for job in jobs}
         asked, settled = {None, *(mark for mark, job in by_mark.items() if job.id in members)}, self.settled
-        pids = [int(name) for name in os.listdir(PROC) if settled.get(name) in asked and name.isdigit()]
+        # What began before a job did is not the job's, and will not be.
+        since, unowned = min((job.current.pid_started or 0 for job in jobs), default=sys.maxsize), self.unowned
+        pids = [int(name) for name in names
+                if settled.get(name) in asked and unowned.get(name, since) >= since and name.isdigit()]
         processes = self.read(pids)
         tidying = {pid for pid, job in runners.items() if job.id in over}
         found = dict(runners)
@@ -6367,14 +6402,15 @@ class Processes:
             if parent in tidying and parent in runners:
                 tidying.add(pid)
                 continue
-            mark = "" if pid in runners else self.read_mark(process) or ""
+            leader = runners.get(process.session)
+            is_others = leader is not None and leader.id not in members
+            mark = "" if pid in runners or is_others else self.read_mark(process) or ""
             if parent in tidying and mark not in by_mark:
                 tidying.add(pid)
                 continue
             started, former = self.owners.get(pid, (0, ""))
             owner = by_mark.get(former) if started == process.started else None
-            owner = (runners.get(pid) or owner or by_mark.get(mark) or runners.get(process.session)
-                     or found.get(parent))
+            owner = runners.get(pid) or owner or by_mark.get(mark) or leader or found.get(parent)
             if owner and mark not in ("service", "viewer"):
                 found[pid] = owner
                 owner_mark = settled[str(pid)] = f"{owner.id} {owner.current.nonce}"
@@ -6383,11 +6419,12 @@ class Processes:
                     members[owner.id].append(process)
             elif mark == "viewer":
                 self.set_aside(pid)
+            else:
+                unowned[str(pid)] = process.started
         if is_refresh:
             # What is nobody's stays so; but one that has just begun may be job.sh, on its way to the command.
             young = {process.pid for process in processes if self.find_age_s(process.started) < SETTLED_S}
             settled.update((str(pid), "") for pid in pids if pid not in found and pid not in young)
-            self.latest_pid = latest_pid
             self.forget(processes)
         return members
 
@@ -6583,7 +6620,7 @@ class Leases:
     """
 
     def __init__(self, folder: str, service_id: str) -> None:
-        self.folder, self.service_id = folder, service_id
+        self.folder, self.service_id, self.user = folder, service_id, find_user(os.geteuid())
         self.held: dict[str, list[tuple[str, int]]] = {}    # {job id: files and descriptors}, until its runner has them
 
     def find_holders(self, uuids: Iterable[str]) -> dict[str, str]:
@@ -6630,7 +6667,8 @@ class Leases:
         """The folder's descriptor.  Raises: unavailable, when it is not safe."""
         import stat
         with disk("make", self.folder), contextlib.suppress(FileExistsError):
-            os.mkdir(self.folder, 0o1700)
+            if not os.path.lexists(self.folder):
+                os.mkdir(self.folder, 0o1700)
         with disk("use", self.folder), opened(self.folder, os.O_DIRECTORY | os.O_NOFOLLOW) as folder:
             status = os.fstat(folder)
             if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == 0o1700:
@@ -6645,9 +6683,13 @@ class Leases:
         """(a GPU's file, locked for this service, ""), or (None, who has the GPU).  Raises: OSError."""
         import stat
         name = name_lease(uuid)
-        with contextlib.suppress(FileExistsError):  # fs.protected_regular refuses O_CREAT on another user's file
-            os.close(os.open(name, LEASE_FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder))
-        status, blocked = os.lstat(name, dir_fd=folder), f"(who put something else at {self.folder}/{name})"
+        try:
+            status = os.lstat(name, dir_fd=folder)
+        except FileNotFoundError:
+            with contextlib.suppress(FileExistsError):      # fs.protected_regular refuses O_CREAT on another's file
+                os.close(os.open(name, LEASE_FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder))
+            status = os.lstat(name, dir_fd=folder)
+        blocked = f"(who put something else at {self.folder}/{name})"
         try:
             handle = os.open(name, LEASE_FLAGS, dir_fd=folder)
         except OSError:                             # no file, or its owner keeps others out
@@ -6669,8 +6711,8 @@ class Leases:
 
     def sign(self, handle: int) -> bool:
         """Lock a GPU's file for this service, unless another service has.  Raises: OSError."""
-        if try_lock(handle):                        # nobody has the GPU
-            os.pwrite(handle, f"{self.service_id} {find_user(os.geteuid())}\n".encode(), 0)
+        if try_lock(handle) and self.read(handle) != (self.service_id, self.user):       # nobody has the GPU
+            os.pwrite(handle, f"{self.service_id} {self.user}\n".encode(), 0)
         # Between both locks another service may come first: then the text is that one's.
         return try_lock(handle, is_shared=True) and self.read(handle)[0] == self.service_id
 
@@ -6857,16 +6899,17 @@ class Machine:
             self.no_screen_reason = self.screen.prepare()
         self.children: dict[str, subprocess.Popen[bytes] | Spawned] = {}        # {job id: its screen or job.sh}
         self.boot_id = read_boot_id()
+        self.environ = self.screen.environ()            # of screen and of runners; no job gets it
+        if self.no_screen_reason:
+            self.environ["LC_ALL"] = "C"                # bash starts sooner without a locale
         withhold_descriptors()
 
     def launch(self, job: Job, script: str) -> str | None:
         """Start a job's script, directly or in a screen session; return that one's PID.NAME.  Raises: OSError."""
-        command, name, environ = ["bash", script, str(job.attempt)], f"nexus_job_{job.id}", self.screen.environ()
-        if self.no_screen_reason:
-            environ["LC_ALL"] = "C"                     # bash starts sooner without a locale; no job gets this
-        else:
+        command, name = ["bash", script, str(job.attempt)], f"nexus_job_{job.id}"
+        if not self.no_screen_reason:
             command = self.screen.argv(name, command, is_daemon=False)
-        child = self.children[job.id] = spawn(command, environ)
+        child = self.children[job.id] = spawn(command, self.environ)
         if self.no_screen_reason:
             return None
         self.processes.set_aside(child.pid)
@@ -7418,6 +7461,7 @@ SLURM_NAMES = "SLURM[A-Z0-9_]*|[A-Z]+_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ZE_AFFI
 # none for bash, like those of exported functions, and those that only bash itself sets.
 BASH_NAMES = (r"BASH(_VERSINFO|_ARG[CV]|_SOURCE|_LINENO|OPTS|PID)|SHELLOPTS|E?UID|PPID|GROUPS|FUNCNAME"
               r"|(?![A-Za-z_][A-Za-z0-9_]*$)(.|\n)*")
+MAX_CACHED = 1000               # characters of a text that quote_variable() keeps
 UNPACK_PROGRAM = (              # one line: sh has no $'\n'.  Python may have changed os.environ
     'import os, sys; mark = b"NEXUS_JOB_VARIABLE_"; '
     'found = open("/proc/self/environ", "rb").read().split(bytes(1))[:-1]; '
@@ -7433,6 +7477,12 @@ UNPACK_SCRIPT = r"""
 """
 
 
+@functools.lru_cache(1024)
+def quote_variable(name: str, text: str) -> str | None:
+    """A variable as an assignment before a command; None: bash cannot pass it on so.  Jobs share most of theirs."""
+    return None if re.fullmatch(BASH_NAMES, name) else f"{name}={quote(text)}"
+
+
 def build_assignments(environment: Mapping[str, str], is_slurm: bool) -> tuple[list[str], list[str]]:
     """(assignments that give a command its variables; the names that come as NEXUS_JOB_VARIABLE_n)"""
     # Without the nonce, a job.sh that is run by hand is not this job, which the service would end.
@@ -7445,13 +7495,15 @@ def build_assignments(environment: Mapping[str, str], is_slurm: bool) -> tuple[l
     for name, text in environment.items():
         if name in ("NEXUS_JOB_NONCE", "_"):
             continue
-        if re.fullmatch(BASH_NAMES, name):
+        build = quote_variable if len(text) < MAX_CACHED else quote_variable.__wrapped__
+        pair = build(name, text)
+        if pair is None:
             carried.append(name)
             pairs.append(f"NEXUS_JOB_VARIABLE_{len(carried)}={quote(f'{name}={text}')}")
         elif is_slurm and re.fullmatch(SLURM_NAMES, name):      # Slurm's own counts more
             pairs.append(f"{name}=${{{name}-{quote(text)}}}")
         else:
-            pairs.append(f"{name}={quote(text)}")
+            pairs.append(pair)
     return pairs, carried
 
 
@@ -7571,6 +7623,7 @@ def fill_cuda_numbers(job: Job, gpus: Sequence[Gpu]) -> Job:
     return replace(job, command=fill_cuda_option(job.command, list_cuda_numbers(job, gpus))) if job.cuda_arg else job
 
 
+@functools.lru_cache(1024)
 def is_job_variable(name: str) -> bool:
     """Whether a variable is one job's alone: jobs and services that a job starts do not get it."""
     return name.startswith(("NEXUS_JOB_", "NEXUS_SWEEP_")) or name in (
@@ -7653,7 +7706,8 @@ def read_result(folder: str, attempt: int) -> Result | None:
 def read_tail(path: str, start: int, most: int) -> str:
     """The end of a log from byte `start` on, at most `most` bytes."""
     size = measure(path)
-    return read_part(path, max(0, min(start, size), size - most), most).decode("utf-8", "replace")
+    begin = max(0, min(start, size), size - most)
+    return read_part(path, begin, most).decode("utf-8", "replace") if begin < size else ""
 
 
 SUPERVISOR_SCRIPT = r'''
@@ -8646,6 +8700,9 @@ FAST_POLL_S = 0.2               # between two calls of squeue when something is 
 HURRY_S = 3.0                   # how long squeue runs so often
 
 
+STARTS_WAIT_S = 0.02            # how long a start waits for the next event: that of a short job is its end
+
+
 class RunnerEvents:
     """The FIFO into which runners say that they start and end.  It is also what wakes a loop that waits."""
 
@@ -8666,15 +8723,25 @@ class RunnerEvents:
             os.write(self.target, b"\n")
 
     def wait(self, timeout_s: float) -> list[RunnerEvent]:
-        """Wait for events or wake(); return the events."""
+        """Wait for events or wake(); return the events.  Starts, on which nothing waits, wait a little for others."""
+        give_up_at, events, is_over = time.monotonic() + timeout_s, list[RunnerEvent](), False
+        while not is_over:
+            lines = self.read(max(0.0, give_up_at - time.monotonic()))
+            parsed = [parse_runner_event(line.decode("utf-8", "replace")) for line in lines if line]
+            events += [event for event in parsed if event]
+            is_over = not lines or b"" in lines or any(event.verb != "start" for event in events)
+            give_up_at = min(give_up_at, time.monotonic() + STARTS_WAIT_S)
+        return events
+
+    def read(self, timeout_s: float) -> list[bytes]:
+        """The lines that come next; b"" is a wake()."""
         import select
         select.select([self.source], [], [], timeout_s)
         with contextlib.suppress(BlockingIOError):          # it is empty
             self.received += os.read(self.source, 65536)
         *lines, self.received = self.received.split(b"\n")
         self.received = self.received[-4096:]
-        parsed = [parse_runner_event(line.decode("utf-8", "replace")) for line in lines if line]
-        return [event for event in parsed if event]
+        return lines
 
 
 class Observation(Value):
@@ -9195,7 +9262,8 @@ class JobHost:
         """Write a job's folder and its job.sh; return the path of that.  Raises: OSError."""
         job, gpus = order.job, self.observer.observation.gpus
         folder = self.layout.folder_of(job)
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        if not os.path.isdir(folder):
+            os.makedirs(folder, mode=0o700, exist_ok=True)
         if order.code is not None:                      # an earlier attempt may have changed the file
             os.makedirs(job.cwd, mode=0o700, exist_ok=True)
             write_atomic(os.path.join(job.cwd, "main.py"), [order.code], is_synced=False)
@@ -9203,7 +9271,8 @@ class JobHost:
         environ = build_environment(job, order.variables, gpus, find_free_port(job.number))
         text = build_script(job, environ, self.layout, leases, self.recorder)
         script = os.path.join(folder, "job.sh")
-        write_atomic(script, [text], 0o700, is_synced=False)
+        if not write_new(script, text, 0o700):          # a shell may be reading that of an earlier attempt
+            write_atomic(script, [text], 0o700, is_synced=False)
         return script
 
     def tick(self, jobs: Sequence[Job], events: Sequence[RunnerEvent] = ()) -> list[tuple[Job, Progress]]:
@@ -10174,6 +10243,7 @@ class Outcomes(Part):
     def __init__(self, service: Service) -> None:
         super().__init__(service)
         self.unrecorded: dict[str, Result] = {}             # {job id: how its attempt has ended}
+        self.learned: dict[str, dict[str, Any]] = {}        # {job id: what else is new of it}
 
     def take_news(self, job: Job, news: News) -> None:
         """Record what is new of an attempt; an end is left to record_ends_and_start().  Raises: unavailable."""
@@ -10182,12 +10252,7 @@ class Outcomes(Part):
             self.record_start(job, **news)
             self.service.starter.tell_start(self.store.state.jobs[job.id])
         elif isinstance(news, dict):
-            learned = news
-            self.store.update(lambda state: [change_attempt(state.jobs[job.id], **learned)],
-                              job.current.slurm_key is not None)
-            if "stop_line" in news:
-                self.log.info("Job %s is stopped: %s", job.id, news["stop_line"])
-                self.service.wake()
+            self.learn({job.id: news}, is_synced=True)
         elif isinstance(news, Requeue):
             why, log_sizes = news.why, measure_logs(self.layout.folder_of(job))
             facts: dict[str, Any] = {"pid": None, "pid_started": None, "log_base": log_sizes}
@@ -10214,6 +10279,18 @@ class Outcomes(Part):
                 with contextlib.suppress(OSError):      # a late runner must find the attempt claimed
                     take_claim(self.layout.folder_of(job), job.attempt)
             self.unrecorded[job.id] = news
+
+    def learn(self, learned: Mapping[str, dict[str, Any]], is_synced: bool = False) -> None:
+        """Record what is new of running jobs' attempts: {job id: facts}.  A job's files say it too, but not Slurm's id.
+
+        Raises: unavailable.
+        """
+        self.store.update(
+            lambda state: [change_attempt(state.jobs[job_id], **facts) for job_id, facts in learned.items()], is_synced)
+        for job_id, facts in learned.items():
+            if "stop_line" in facts:
+                self.log.info("Job %s is stopped: %s", job_id, facts["stop_line"])
+                self.service.wake()
 
     def record_start(self, job: Job, **facts: Any) -> None:
         """Record that a job of Slurm's queue runs.  Raises: unavailable."""
@@ -10248,16 +10325,18 @@ class Outcomes(Part):
     def gather_evidence(self, job: Job, result: Result) -> Evidence:
         """What tells why an attempt failed, and what its processes used."""
         folder, trouble = self.layout.folder_of(job), None
-        most = TAIL_BYTES if result.exit_code else 0
-        stdout, stderr = [read_tail(os.path.join(folder, name), start, most)
+        sizes = measure_logs(folder)
+        has_output = sizes[0] > job.log_base[0] or sizes[1] > job.log_base[1]
+        most = TAIL_BYTES if result.exit_code and has_output else 0
+        stdout, stderr = [read_tail(os.path.join(folder, name), start, most) if most else ""
                           for name, start in zip(STREAM_FILES, job.log_base)]
         if result.is_cut:
             trouble = f"No space left on device: {job.current.node or folder} (the job's logs may be cut)"
         elif result.exit_code and not job.current.node and not os.path.isdir(folder):
             trouble = f"its log folder is gone: {folder}"
-        last_line = self.service.log_watch.find_last_line(folder, job.log_base)
+        last_line = self.service.log_watch.find_last_line(folder, job.log_base) if has_output else None
         samples = self.service.observer.find_usage(job.id).samples
-        return Evidence(stderr, measure_logs(folder), trouble, samples, stdout, last_line)
+        return Evidence(stderr, sizes, trouble, samples, stdout, last_line)
 
     def is_disk_full(self, job: Job) -> bool:
         with contextlib.suppress(OSError):
@@ -10288,7 +10367,7 @@ class Outcomes(Part):
 
     def forget(self, job: Job) -> None:
         """Drop what was kept for a running job."""
-        for table in (self.unrecorded, self.service.observer.usage):
+        for table in (self.unrecorded, self.learned, self.service.observer.usage):
             table.pop(job.id, None)
         self.service.local.host.forget(job)
 
@@ -10381,6 +10460,8 @@ class Starter(Part):
     def make_room(self, job: Job) -> None:
         """Make the folder of a job's logs; what a forgotten job has left there is moved aside.  Raises: OSError."""
         folder = self.layout.folder_of(job)
+        with contextlib.suppress(FileNotFoundError, FileExistsError):
+            return os.mkdir(folder, 0o700)
         if job.attempt == 1 and os.path.lexists(folder):
             aside = f"{folder}.old-{self.clock.new_token()[:8]}"
             os.rename(folder, aside)
@@ -11235,6 +11316,7 @@ class GpuWatch(Part):
         self.loads: Mapping[str, Sequence[tuple[float, float]]] = {}    # {GPU uuid: (monotonic, percent), last hour}
         # {uuid of an idle GPU: since when, UTC; since when and when last seen so, monotonic}
         self.idle: Mapping[str, tuple[float, float, float]] = {}
+        self.looked_at = float("-inf")                      # monotonic: when jobs were looked at for that
 
     def probe(self) -> float:
         """Read the GPUs once; return the seconds until the next time."""
@@ -11324,6 +11406,9 @@ class GpuWatch(Part):
 
     def look_for_idle_jobs(self) -> None:
         """Tell of jobs that have been idle for idle_minutes, and stop those that were for idle_kill_minutes."""
+        if self.clock.monotonic() - self.looked_at < WATCH_INTERVAL_S:
+            return
+        self.looked_at = self.clock.monotonic()
         for job in self.service.running_jobs():
             _, idle_s = self.find_idle(job)
             if self.find_idle_since(job) is not None and not job.current.is_idle_told:
@@ -12273,11 +12358,19 @@ class Service:
         self.turned_at = self.clock.monotonic()
 
     def take_in(self, backend: Backend, runner_events: Sequence[RunnerEvent]) -> None:
-        """Record the news of a backend."""
+        """Record the news of a backend: what is learned of jobs that go on together, of others with their ends."""
+        learned: dict[str, dict[str, Any]] = {}
         for known, news in backend.poll(runner_events):
             job = self.store.state.jobs.get(known.id)
             if job and job.attempt == known.attempt and job.status not in FINAL:
+                if isinstance(news, dict) and job.current.slurm_key is None:
+                    learned[job.id] = news
+                    continue
                 self.run_guarded(f"hearing of job {job.id}", self.outcomes.take_news, job, news)
+                if job.id in learned and job.id in self.outcomes.unrecorded and "stop_cause" not in learned[job.id]:
+                    self.outcomes.learned[job.id] = learned.pop(job.id)
+        if learned:
+            self.run_guarded("hearing of running jobs", self.outcomes.learn, learned)
 
     @property
     def backends(self) -> Sequence[Backend]:
@@ -12331,7 +12424,8 @@ class Service:
                 yield Put("facts", "paused_gpus", state.paused_gpus)
             ended = []
             for job_id, proof in evidence.items():          # only here a running job ends: it still runs
-                job = state.jobs[job_id]
+                job, facts = state.jobs[job_id], self.outcomes.learned.get(job_id)
+                job = with_facts(job, **facts) if facts else job
                 yield from self.outcomes.end_attempt(state, job, over[job_id], proof, now)
                 ended.append((job, state.jobs[job_id]))
             planned = plan(state, self.gpu_watch.see_gpus(state), trouble, self.config, now, nodes, hold)
@@ -13749,14 +13843,33 @@ def make_log(layout: Layout, config: ServiceConfig) -> logging.Logger:
     """service.log, rotated.  A full disk only loses lines of it."""
     import logging
     import logging.handlers
+    import stat
     logging.raiseExceptions = False
-    log = logging.getLogger("nexus")
-    handler = logging.handlers.RotatingFileHandler(
-        layout.service_log, maxBytes=int(config.log_max_mb * 2**20), backupCount=config.log_backups, encoding="utf-8",
-        errors="backslashreplace", delay=True)
+
+    class LogFile(logging.handlers.RotatingFileHandler):
+        """Makes a line once, and writes it at once."""
+
+        def format(self, record: logging.LogRecord) -> str:
+            return format_log_json(record) if config.log_format == "json" else super().format(record)
+
+        def emit(self, record: logging.LogRecord) -> None:
+            try:
+                line = f"{self.format(record)}\n".encode("utf-8", "backslashreplace")
+                self.stream = self.stream or self._open()
+                status = os.fstat(self.stream.fileno())
+                if 0 < self.maxBytes <= status.st_size + len(line) and stat.S_ISREG(status.st_mode):
+                    self.doRollover()
+                    self.stream = self.stream or self._open()
+                os.write(self.stream.fileno(), line)
+            except Exception:
+                self.handleError(record)
+
+    handler = LogFile(layout.service_log, maxBytes=int(config.log_max_mb * 2**20), backupCount=config.log_backups,
+                      encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("[%(asctime)s] %(message)s", "%Y-%m-%d %H:%M:%S"))
-    if config.log_format == "json":
-        handler.format = format_log_json  # type: ignore[method-assign]
+    logging._srcfile = None         # where a line was logged, and by which process,
+    logging.logProcesses = logging.logMultiprocessing = False       # nobody reads
+    log = logging.getLogger("nexus")
     log.handlers = [handler]
     log.setLevel(config.log_level)
     log.propagate = False

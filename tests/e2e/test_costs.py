@@ -2,13 +2,16 @@
 
 import gc
 import json
+import os
 import time
 
 import pytest
 from test_server import OWNER, Bench
+from test_service import World
 
 import nexus
 
+GPUS = 8
 FEW, GROWTH = 400, 8            # a request about GROWTH times as many may cost 2 * GROWTH times as much; squared it is 64
 
 
@@ -322,3 +325,70 @@ def test_links_are_bounded_in_all(monkeypatch):
         bench.ask("POST", "/jobs/cancel", {"ids": children})
         add_all(bench, [{"after": ids}] * 9)
         assert bench.ask("POST", "/jobs/retry", {"ids": children})[0] == 429
+
+
+# What a turn of the service costs, whatever number of jobs start and end in it
+
+
+@pytest.fixture
+def busy(tmp_path, monkeypatch):
+    """A service whose jobs have been launched on all GPUs, with as many that wait; and counts of what it does."""
+    w = World(tmp_path, gpus=GPUS)
+    ids = [w.add(f"python train.py {number}") for number in range(2 * GPUS)]
+    w.turn()
+    w.counts = dict.fromkeys(("lines", "syncs", "looks"), 0)
+
+    def count(owner, name, what):
+        real = getattr(owner, name)
+
+        def counted(*given, **named):
+            w.counts[what] += 1
+            return real(*given, **named)
+        monkeypatch.setattr(owner, name, counted)
+
+    count(w.store.journal, "append", "lines")
+    count(os, "fdatasync", "syncs")
+    count(w.machine.processes, "find_members", "looks")
+    yield w, ids[:GPUS], ids[GPUS:]
+    w.close()
+
+
+def say_started(number, job_id):
+    return f"start {job_id} 1 {100 + number} {1000 + 10 * number} {1000 + 10 * number}"
+
+
+def test_what_is_heard_of_many_starts_is_one_line_of_the_journal(busy):
+    w, ids, _ = busy
+    w.turn(*(say_started(number, job_id) for number, job_id in enumerate(ids)))
+    assert [w.job(job_id).current.pid for job_id in ids] == list(range(100, 100 + GPUS))
+    assert w.counts == {"lines": 1, "syncs": 0, "looks": 0}         # job.sh has written the same into its claim
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["known to run", "starts and ends at once"])
+def test_many_ends_and_the_starts_after_them_share_all_that_waits(busy, is_known):
+    w, ids, waiting = busy
+    starts = [say_started(number, job_id) for number, job_id in enumerate(ids)]
+    if is_known:
+        w.turn(*starts)
+        w.counts.update(lines=0)
+    w.turn(*([] if is_known else starts), *(f"end {job_id} 1 0 250" for job_id in ids))
+    assert w.counts == {"lines": 1, "syncs": 1, "looks": 1}
+    assert {(w.job(job_id).status, w.job(job_id).attempts[-1].pid is None) for job_id in ids} == {("completed", False)}
+    assert {w.job(job_id).status for job_id in waiting} == {"running"} and len(w.machine.launched) == 2 * GPUS
+
+
+def test_what_jobs_share_in_job_sh_is_quoted_once(monkeypatch):
+    quoted, quote = [], nexus.quote
+    monkeypatch.setattr(nexus, "quote", lambda text: quoted.append(text) or quote(text))
+    shared = {f"SHARED_{number}": f"a text {number} of {os.getpid()}" for number in range(100)}
+    first, second = (nexus.build_assignments({**shared, "NEXUS_JOB_ID": job_id}, False) for job_id in ("abc", "abd"))
+    assert len(quoted) == 100 + 2 and first[0][:-1] == second[0][:-1]
+    assert second[0][-1] == "NEXUS_JOB_ID=abd"
+
+
+def test_the_texts_that_are_kept_are_few_and_short():
+    nexus.build_assignments({f"V{number}": "x" * 999999 for number in range(3)}, False)
+    before = nexus.quote_variable.cache_info()
+    nexus.build_assignments({"LONG": "x" * nexus.MAX_CACHED}, False)
+    assert nexus.quote_variable.cache_info() == before
+    assert before.maxsize * nexus.MAX_CACHED <= 2**20

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import resource
 import shutil
 import signal
@@ -388,6 +389,35 @@ def test_an_end_reads_only_what_is_new_or_was_found(tree, monkeypatch):
     mine.pids.append(int(orphan))
     until(lambda: member_pids(processes, mine.job()) == {"abc": {*before, int(orphan)}})
     assert os.getpid() not in looked_at and os.getppid() not in looked_at
+
+
+def test_an_end_reads_what_is_nobodys_and_older_once(tree, monkeypatch):
+    with subprocess.Popen(["sleep", "600"]) as older:
+        mine, processes = tree(), nexus.Processes()
+        until(lambda: processes.find_age_s(processes.find(older.pid).started) > 0.05)
+        members = set(mine.start(f"{mine.mark()} sleep 600 & echo $!"))
+        looked_at, find = [], processes.find
+        monkeypatch.setattr(processes, "find", lambda pid: looked_at.append(pid) or find(pid))
+        for is_refresh, is_read in ((False, True), (False, False), (True, False)):
+            looked_at.clear()
+            assert member_pids(processes, mine.job(), is_refresh=is_refresh) == {"abc": members}
+            assert (older.pid in looked_at) == is_read
+        processes.latest_pid = sys.maxsize              # pids wrap: it may be another process
+        assert member_pids(processes, mine.job()) == {"abc": members} and older.pid in looked_at
+        older.kill()
+
+
+def test_what_is_another_jobs_is_not_read_at_an_end(tree, monkeypatch):
+    mine, other, processes = tree("abc"), tree("abd"), nexus.Processes()
+    theirs = set(other.start(f"{other.mark()} sleep 600 & echo $!"))
+    members = set(mine.start(f"{mine.mark()} sleep 600 & echo $!"))
+    looked_at, find = [], processes.find
+    monkeypatch.setattr(processes, "find", lambda pid: looked_at.append(pid) or find(pid))
+    for is_read in (True, False):
+        looked_at.clear()
+        assert member_pids(processes, mine.job(), others=[other.job()]) == {"abc": members}
+        assert bool(theirs & {*looked_at}) == is_read
+    assert member_pids(processes, other.job(), others=[mine.job()]) == {"abd": theirs}
 
 
 def test_another_attempt_of_the_same_job_is_another(tree):
@@ -834,3 +864,45 @@ def test_a_node_to_which_no_agent_can_be_brought(tmp_path, script, words):
     made = nexus.Ssh(nexus.NodeConfig("n1", "10.0.0.5"), {"PATH": f"{tmp_path}:{os.environ['PATH']}"})
     error = in_time(lambda: nexus.AgentLine(made, "0-12345678", "12345678"))
     assert isinstance(error, nexus.NexusError) and error.kind == "unavailable" and words in error.message, repr(error)
+
+
+# Programs that go on by themselves
+
+@pytest.mark.parametrize("folder", ["/", "/tmp"], ids=["by posix_spawn", "by subprocess"])
+def test_a_spawned_program_inherits_nothing(tmp_path, monkeypatch, folder):
+    monkeypatch.chdir(folder)
+    with open(tmp_path / "given", "w") as given:
+        os.set_inheritable(given.fileno(), True)
+        nexus.withhold_descriptors()
+        (tmp_path / "look").write_text("#!/bin/sh\nexec > \"$1\"; ls -l /proc/self/fd; pwd; grep SigIgn /proc/self/status; "
+                                       "ps -o sid= -p $$; echo $$; echo \"$TEXT\"\n")
+        (tmp_path / "look").chmod(0o755)
+        child = nexus.spawn(["look", str(tmp_path / "said")], {"PATH": f"{tmp_path}/none:{tmp_path}:{os.environ['PATH']}", "TEXT": "a b"})
+        until(lambda: child.poll() is not None)
+    listing, _, rest = (tmp_path / "said").read_text().partition("\n/\n")
+    assert rest, listing
+    ignored, session, pid, text = rest.splitlines()
+    assert session.strip() == pid == str(child.pid) and text == "a b"
+    assert int(ignored.split()[1], 16) & (1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1) == 0
+    assert "given" not in listing and re.search(r" 0 -> /dev/null\n", listing) and re.search(r" 2 -> /dev/null\n", listing)
+
+
+@pytest.mark.parametrize("folder", ["/", "/tmp"], ids=["by posix_spawn", "by subprocess"])
+def test_a_program_that_is_not_there_cannot_be_spawned(monkeypatch, folder):
+    monkeypatch.chdir(folder)
+    with pytest.raises(FileNotFoundError):
+        nexus.spawn(["no-such-program"], {"PATH": os.environ["PATH"]})
+
+
+def test_a_start_waits_for_what_comes_next(tmp_path, monkeypatch):
+    """So a short job is heard of once.  An end, or whatever else wakes the service, is not kept waiting."""
+    monkeypatch.setattr(nexus, "STARTS_WAIT_S", 600.0)
+    events = nexus.RunnerEvents(str(tmp_path / "events"), None)
+    said = [b"start abc 1 100 1000 1000\n", b"end abc 1 0 250\n"]
+    for lines, count in (([*said], 2), ([said[1]], 1), ([said[0], b"\n"], 1)):
+        threading.Thread(target=lambda lines=lines: [(time.sleep(0.01), os.write(events.target, line)) for line in lines]).start()
+        assert len(events.wait(600)) == count
+    os.write(events.target, said[0])
+    monkeypatch.setattr(nexus, "STARTS_WAIT_S", 0.01)
+    assert len(events.wait(600)) == 1
+    os.close(events.source)
