@@ -378,6 +378,7 @@ def test_many_ends_and_the_starts_after_them_share_all_that_waits(busy, is_known
 
 
 def test_what_jobs_share_in_job_sh_is_quoted_once(monkeypatch):
+    nexus.quote_variable.cache_clear()
     quoted, quote = [], nexus.quote
     monkeypatch.setattr(nexus, "quote", lambda text: quoted.append(text) or quote(text))
     shared = {f"SHARED_{number}": f"a text {number} of {os.getpid()}" for number in range(100)}
