@@ -885,8 +885,11 @@ def format_sample_config() -> str:
 PENDING, RUNNING, COMPLETED, FAILED, CANCELLED = STATUSES = ("pending", "running", "completed", "failed", "cancelled")
 FINAL = (COMPLETED, FAILED, CANCELLED)
 STATUS = one_of(*STATUSES)
+SUBMITTED = "submitted"             # to Slurm, in whose queue it waits; it never leaves nexus: see Job.shown_status
+LIVE = (SUBMITTED, RUNNING)         # those of a job with a present attempt
 TRANSITIONS = {                     # from: to.  A status absent on the left is final.
-    PENDING: {RUNNING, CANCELLED},
+    PENDING: {RUNNING, SUBMITTED, CANCELLED},
+    SUBMITTED: {RUNNING, CANCELLED, PENDING},              # only a running job can fail
     RUNNING: {COMPLETED, FAILED, CANCELLED, PENDING},      # PENDING: another attempt
 }
 PRIORITIES = {"high": 0, "normal": 1, "low": 2}
@@ -1108,10 +1111,14 @@ class Job(Value):
     WRITTEN = ("status",)                       # a job whose status is lost must not look like a pending one
 
     @property
+    def shown_status(self) -> str:
+        """One of STATUSES, for whoever asks: a job that waits in Slurm's queue is pending like all that wait."""
+        return PENDING if self.status == SUBMITTED else self.status
+
+    @property
     def current(self) -> Attempt:
-        """The running or last attempt; an empty one while it is pending, unless it is in Slurm's queue."""
-        last = self.attempts[-1] if self.attempts else NO_ATTEMPT
-        return NO_ATTEMPT if self.status == PENDING and last.finished_at is not None else last
+        """The present or last attempt; an empty one while it is pending."""
+        return self.attempts[-1] if self.attempts and self.status != PENDING else NO_ATTEMPT
 
     @property
     def attempt(self) -> int:
@@ -1273,8 +1280,8 @@ class State:
         self.usage: dict[str, PastUsage] = {}               # of jobs that are forgotten, by PastUsage.key
         self.seq = 0                                        # of the last transaction that changed it
         self.running: dict[str, Job] = {}
-        self.pending: dict[str, Job] = {}
-        self.in_slurm: dict[str, Job] = {}                  # the pending jobs in Slurm's queue
+        self.pending: dict[str, Job] = {}                   # those that are shown so
+        self.live: dict[str, Job] = {}
         # INDEXES, each {key: its items, ascending}
         self.ready: dict[JobClass, list[QueueItem]] = {}    # pending jobs by find_class()
         self.dependents: dict[str, list[str]] = {}          # {id: the pending jobs that depend on that job}
@@ -1309,8 +1316,8 @@ class State:
 
     def update_indexes(self, old: Job | None, new: Job | None) -> None:
         indexes: Sequence[tuple[dict[str, Job], Callable[[Job], bool]]] = (
-            (self.running, lambda job: job.status == RUNNING), (self.pending, lambda job: job.status == PENDING),
-            (self.in_slurm, is_in_slurm))
+            (self.running, lambda job: job.status == RUNNING), (self.pending, lambda job: job.shown_status == PENDING),
+            (self.live, lambda job: job.status in LIVE))
         for index, belongs in indexes:
             if new and belongs(new):
                 index[new.id] = new
@@ -1352,10 +1359,10 @@ INDEXES: Mapping[str, Callable[[Job], list[tuple[Any, Any]]]] = {       # {field
     "dependents": lambda job: [(one, job.id) for one in job.pending_dependencies] if job.status == PENDING else [],
     "named": lambda job: [((user, job.name), (job.number, job.id)) for user in (None, job.user)] if job.name else [],
     "members": lambda job: [(job.group, (job.user, job.id))] if job.group else [],
-    "queued": lambda job: [(job.user, find_queue_place(job))] if job.status == PENDING else [],
+    "queued": lambda job: [(job.user, find_queue_place(job))] if job.shown_status == PENDING else [],
     "queued_in": lambda job: (
-        [((job.user, job.group or ""), find_queue_place(job))] if job.status == PENDING else []),
-    "prioritized": lambda job: [(name_priority(job.priority), job.id)] if job.status == PENDING else [],
+        [((job.user, job.group or ""), find_queue_place(job))] if job.shown_status == PENDING else []),
+    "prioritized": lambda job: [(name_priority(job.priority), job.id)] if job.shown_status == PENDING else [],
     "ended": lambda job: [(job.status, find_end_item(job))] if job.status in FINAL else [],
     "ended_in": lambda job: [((job.user, job.group or ""), find_end_item(job))] if job.status in FINAL else [],
 }
@@ -1364,10 +1371,6 @@ INDEXES: Mapping[str, Callable[[Job], list[tuple[Any, Any]]]] = {       # {field
 def pause_queue(is_paused: bool) -> tuple[Put, ...]:
     """The changes that pause or resume the whole queue: whoever resumes it knows what was damaged."""
     return Put("facts", "paused", is_paused), *(() if is_paused else [Put("facts", "damage", "")])
-
-
-def is_in_slurm(job: Job) -> bool:
-    return job.status == PENDING and bool(job.attempts) and job.current.slurm_key is not None
 
 
 def needs_folder(job: Job) -> bool:
@@ -1384,7 +1387,7 @@ def request_class(job: Job) -> tuple[Any, ...]:
 
 def find_class(job: Job) -> JobClass | None:
     """Where one job of a class cannot start, those behind it cannot.  None: it waits for something else."""
-    if job.status != PENDING or job.is_held or job.pending_dependencies or job.after_process or is_in_slurm(job):
+    if job.status != PENDING or job.is_held or job.pending_dependencies or job.after_process:
         return None
     return job.user, job.group, job.preemptible, request_class(job)
 
@@ -1451,9 +1454,10 @@ def add_notes(known: tuple[str, ...], told: Sequence[str]) -> tuple[str, ...]:
 def change_status(job: Job, status: str, now: float, **facts: Any) -> Put:
     """The change of a job to `status`, with further fields.  Raises: conflict."""
     if status not in TRANSITIONS.get(job.status, ()):
-        raise NexusError("conflict", f"job {job.id} is {job.status} and cannot become {status}",
+        raise NexusError("conflict", f"job {job.id} is {job.shown_status} and cannot become {status}",
                          hint=f"see what it did: nexus show {job.id}")
-    return change_job(job, status=status, **{"status_history": (*job.status_history, (status, now)), **facts})
+    history = job.status_history if status == SUBMITTED else (*job.status_history, (status, now))
+    return change_job(job, status=status, status_history=history, **facts)
 
 
 def end_job(state: State, job: Job, status: str, now: float, **facts: Any) -> Changes:
@@ -1502,7 +1506,7 @@ def end_one(job: Job, status: str, now: float, **facts: Any) -> Put:
 
 
 def has_pending(state: State, group: str) -> bool:
-    return any(state.jobs[job_id].status == PENDING for _, job_id in state.members.get(group, ()))
+    return any(job_id in state.pending for _, job_id in state.members.get(group, ()))
 
 
 def describe_hold(group: Group) -> str:
@@ -1691,7 +1695,7 @@ def describe_parent(parent: Job) -> str:
 def count_use(state: State) -> dict[str, float]:
     """{user: GPUs in use}"""
     used: dict[str, float] = {}
-    for job in (*state.running.values(), *state.in_slurm.values()):
+    for job in state.live.values():
         add_use(used, job)
     return used
 
@@ -2105,11 +2109,14 @@ def decode_row(table: str, key: str, given: Any) -> Any:
     else:
         row = decode(kind, given, key)
         name = OWN_KEYS[table](row) if table in OWN_KEYS else key
-    if isinstance(row, Job) and not (name == key and is_job_id(key) and row.status in STATUSES
+    if isinstance(row, Job) and not (name == key and is_job_id(key) and row.shown_status in STATUSES
                                      and len(row.queue_key) == 3):
         raise ValueError(f"its id is {row.id}, its status {row.status} and its queue_key {row.queue_key}")
     if name != key:
         raise ValueError(f"its name is {name}")
+    if isinstance(row, Job) and row.status == PENDING and any(
+            one.slurm_key is not None and one.finished_at is None for one in row.attempts[-1:]):
+        return replace(row, status=SUBMITTED)           # older ones had no word for what is in Slurm's queue
     return row
 
 
@@ -3650,7 +3657,7 @@ class Quotas:
             name: Reason("held", name, why) for name, why in list_holds(state).items()}
         self.closed_users: dict[str | None, Reason] = {}        # users at their limit; the key None: all users
         self.counts: dict[tuple[str, str | None], int] = {}
-        for job in (*state.running.values(), *state.in_slurm.values()):
+        for job in state.live.values():
             self.count(job)
 
     def check(self, group: str | None, user: str) -> Reason | None:
@@ -3708,7 +3715,7 @@ class SlurmCapacity(MachineCapacity):
     """Slurm takes any job: jobs wait there for its GPUs.  One is submitted at a time, so that nexus's order holds."""
 
     def __init__(self, state: State, closed: Reason | None, most: int) -> None:
-        there = len(state.in_slurm) + sum(1 for job in state.running.values() if job.current.slurm_key)
+        there = sum(1 for job in state.live.values() if job.current.slurm_key)
         full = f"Slurm has {format_count(most, 'job')} of nexus, as many as [slurm] max_submitted allows"
         super().__init__("", closed or (Reason("quota", "max_submitted", full) if there >= most else None), 0, ())
 
@@ -4457,7 +4464,7 @@ def job_json(job: Job, now: float, node: str | None, **known: Any) -> dict[str, 
     current = {**(NO_ATTEMPT_JSON if last is NO_ATTEMPT else attempt_json(last, now)),
                **{key: known[key] for key in known if key in ATTEMPT}}
     return {
-        "status": job.status, "position": None, "waiting_for": None, "reason": None, "estimated_start": None,
+        "status": job.shown_status, "position": None, "waiting_for": None, "reason": None, "estimated_start": None,
         **fields_json(job), "labels": dict(job.labels), **current, "attempt": job.attempt, **place_json(job, node),
         "gpu_index": last.gpu_indices[0] if last.gpu_indices else None,
         "stopping": None if job.status in FINAL else last.stop_cause,
@@ -4472,7 +4479,7 @@ def pick_json(job: Job, now: float, node: str | None, fields: Sequence[str], **k
     """These fields of job_json().  The others are not made, unless one of these is computed from more than the job."""
     if not PLAIN_JOB_KEYS.issuperset(fields):
         return pick(job_json(job, now, node, **known), fields)
-    found = {"status": job.status, **place_json(job, node), **dict.fromkeys(QUEUE_KEYS), **known}
+    found = {"status": job.shown_status, **place_json(job, node), **dict.fromkeys(QUEUE_KEYS), **known}
     for name in fields:
         if name not in found:
             fact, make = getattr(job, name), FORMATTED_FIELDS[Job].get(name)
@@ -8067,7 +8074,7 @@ class Store:
         self.is_sound = (found.source == state_file and state.host == self.host and not found.damage
                          and not found.has_former_lines)
         is_current = self.is_sound and found.version == STATE_VERSION and not is_one_file and not found.was_resumed
-        if not state.service_id or (is_elsewhere(state.host) and not state.running and not state.in_slurm):
+        if not state.service_id or (is_elsewhere(state.host) and not state.live):
             # A copy of ~/.nexus for another machine is another service for the nodes, which would end the other's jobs.
             state.service_id = f"{os.geteuid()}-{self.clock.new_token()[:8]}"
         state.host, self.service_id = self.host, state.service_id
@@ -8256,7 +8263,7 @@ class Recovery:
 
     def hold_doubtful(self) -> None:
         """Hold the pending jobs that may have started, or may be over, so that none runs twice."""
-        waiting = [job for job in self.state.pending.values() if not job.is_held and not is_in_slurm(job)]
+        waiting = [job for job in self.state.pending.values() if job.status == PENDING and not job.is_held]
         begun = [job for job in waiting if self.has_begun(job)]
         doubtful = [job for job in waiting if job.id in self.doubtful and job not in begun]
         for jobs, why in ((begun, "have begun, though they wait here"), (doubtful, "may have changed since")):
@@ -8485,10 +8492,8 @@ class SlurmBackend(Backend):
             return WATCH_INTERVAL_S
         live = self.live                                    # read before squeue runs
         try:
-            if self.submitting:
-                news = self.submit(self.submitting)
-                self.found = [(self.submitting, one) for one in news]
-                self.submitting = None if news else self.submitting
+            if self.submitting and (news := self.submit(self.submitting)):
+                self.found, self.submitting = [(self.submitting, news)], None
             if not self.found and self.find_pause_s() <= 0:
                 self.run_squeue(live)
         except NexusError as error:
@@ -8508,19 +8513,19 @@ class SlurmBackend(Backend):
             pause_s = min(pause_s, OUTAGE_PAUSE_S)
         return max(0.0, self.looked_at + self.took_s + pause_s - now)
 
-    def submit(self, job: Job) -> list[News]:
-        """Submit a job; return [] while it must wait.  Raises: unavailable; Slurm may have the job all the same."""
+    def submit(self, job: Job) -> News | None:
+        """Submit a job; return None while it must wait.  Raises: unavailable; Slurm may have the job all the same."""
         service, folder, config = self.service, self.service.layout.folder_of(job), self.service.config
         state = service.store.state
         known, variables = state.jobs.get(job.id), state.environments.get(job.environment)
         if known is None or known.current.slurm_key != job.current.slurm_key or known.current.stop_cause:
-            return [Requeue("it was taken back before it was submitted to Slurm")]
+            return Requeue("it was taken back before it was submitted to Slurm")
         if state.paused or self.error or self.refused.find_why(service.clock.monotonic()):
-            return []
+            return None
         try:
             service.local.host.write_script(service.starter.make_order(job, variables))
         except (OSError, NexusError) as error:
-            return [service.local.host.judge_start_error(error, job)]
+            return service.local.host.judge_start_error(error, job)
         try:
             limits = find_limits(job, config.jobs)
             slurm_id, words = self.slurm.submit(build_sbatch(job, self.slurm.service_id, folder, limits, config.slurm))
@@ -8533,12 +8538,12 @@ class SlurmBackend(Backend):
         if slurm_id:
             self.refused = Backoff(*HOLD_S)
             self.hurry()
-            return [{"slurm_id": slurm_id}]
+            return {"slurm_id": slurm_id}
         if fault in ("config", "limit"):                    # Slurm would refuse the others too: this job waits
             self.rest(words, hint, fault == "limit")
-            return []
+            return None
         line = format_line(f"Slurm refuses it: {words}" + (f" ({hint})" if hint else ""), 400)
-        return [Result(None, None, 0.0, "launch", line, may_pass=not fault)]
+        return Result(None, None, 0.0, "launch", line, may_pass=not fault)
 
     def rest(self, words: str, hint: str, is_limit: bool) -> None:
         """Submit nothing for a while, or until one of our jobs has ended there."""
@@ -8583,7 +8588,7 @@ class SlurmBackend(Backend):
             if seen is None or seen.state in SLURM_ENDS or is_requeued:
                 self.over_at[key] = over_at.get(key, now)
                 yield from self.find_end(job, seen, now - self.over_at[key])
-            elif job.status == PENDING and not is_waiting:
+            elif job.status == SUBMITTED and not is_waiting:
                 yield job, self.find_start(job, seen)
             elif not job.current.slurm_id:
                 yield job, {"slurm_id": seen.id}
@@ -8607,9 +8612,9 @@ class SlurmBackend(Backend):
             if take_slurm_claim(job, folder) in (OUR_CLAIM, claim):     # as it was judged
                 yield job, news
         elif news:
-            if job.status == PENDING:
+            if job.status == SUBMITTED:
                 yield job, self.find_start(job, seen)
-            yield job, news
+            yield replace(job, status=RUNNING), news        # once that start is recorded
 
     def cancel(self, unwanted: Iterable[SlurmJob]) -> None:
         """Raises: unavailable."""
@@ -8630,8 +8635,7 @@ class SlurmBackend(Backend):
 
     def list_live(self) -> tuple[Job, ...]:
         state, ended = self.service.store.state, self.service.outcomes.unrecorded
-        return tuple(job for job in (*state.in_slurm.values(), *state.running.values())
-                     if job.current.slurm_key and job.id not in ended)
+        return tuple(job for job in state.live.values() if job.current.slurm_key and job.id not in ended)
 
     def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterator[Finding]:
         """Return what the thread has found, then let it go on."""
@@ -10248,8 +10252,9 @@ class Outcomes(Part):
     def take_news(self, job: Job, news: News) -> None:
         """Record what is new of an attempt; an end is left to record_ends_and_start().  Raises: unavailable."""
         now = self.clock.now()
-        if isinstance(news, dict) and job.status == PENDING and "started_at" in news:       # in Slurm's queue
-            self.record_start(job, **news)
+        if isinstance(news, dict) and job.status == SUBMITTED and "started_at" in news:
+            began = news
+            self.store.update(lambda state: [change_status(state.jobs[job.id], RUNNING, now, **began)])
             self.service.starter.tell_start(self.store.state.jobs[job.id])
         elif isinstance(news, dict):
             self.learn({job.id: news}, is_synced=True)
@@ -10264,17 +10269,10 @@ class Outcomes(Part):
             self.service.gpu_watch.show_gpus()
             after = "" if job.current.stop_cause else " and goes back to the queue"
             self.log.warning("Job %s could not start%s: %s", job.id, after, why)
-        elif job.status == PENDING and news.cause == "killed":          # cancelled in Slurm's queue
-            line = None if job.current.stop_cause else news.cause_line
-            self.store.update(
-                lambda state: end_job(state, state.jobs[job.id], CANCELLED, now, cause="killed", cause_line=line))
-            self.log.info("Job %s cancelled: %s", job.id, line or "killed")
         else:
             former = self.unrecorded.get(job.id)        # as of a tick before, where the disk refused the record
             if (former and former.is_cut) or (not job.current.node and self.is_disk_full(job)):
                 news = replace(news, is_cut=True)
-            if job.status == PENDING:                   # Slurm refused it; only a running job can fail
-                self.record_start(job, started_at=now)
             if news.cause == "launch" and not job.current.node:
                 with contextlib.suppress(OSError):      # a late runner must find the attempt claimed
                     take_claim(self.layout.folder_of(job), job.attempt)
@@ -10292,13 +10290,15 @@ class Outcomes(Part):
                 self.log.info("Job %s is stopped: %s", job_id, facts["stop_line"])
                 self.service.wake()
 
-    def record_start(self, job: Job, **facts: Any) -> None:
-        """Record that a job of Slurm's queue runs.  Raises: unavailable."""
-        now = self.clock.now()
-        self.store.update(lambda state: [change_status(state.jobs[job.id], RUNNING, now, **facts)])
-
     def end_attempt(self, state: State, job: Job, result: Result, evidence: Evidence, now: float) -> Changes:
-        """The changes at a running job's end: of the job, of its dependents, of its group."""
+        """The changes at the end of an attempt: of its job, of its dependents, of its group."""
+        if job.status == SUBMITTED and result.cause == "killed":        # it was cancelled in Slurm's queue
+            line = None if job.current.stop_cause else result.cause_line
+            yield from end_job(state, job, CANCELLED, now, cause="killed", cause_line=line)
+            return
+        if job.status == SUBMITTED:             # Slurm refused it
+            yield change_status(job, RUNNING, now, started_at=now)
+            job = state.jobs[job.id]
         runtime_s = self.find_runtime_s(job, now) if result.runtime_seconds is None else result.runtime_seconds
         is_reboot = (job.current.stop_cause or result.cause) == "reboot"
         if is_reboot and self.config.jobs.on_reboot == "requeue":
@@ -10411,8 +10411,9 @@ class Starter(Part):
         where: dict[str, Any] = {"nonce": self.clock.new_token()[:16]}
         cwd = self.layout.work_folder(job.id) if job.code else job.cwd
         folders = {"log_dir": self.layout.job_folder(job.id), "cwd": cwd}
-        if self.service.is_slurm:                           # it is pending until Slurm starts it
-            return change_job(begin_attempt(job, slurm_key=self.clock.new_token()[-12:], **where), **folders)
+        if self.service.is_slurm:
+            begun = begin_attempt(job, slurm_key=self.clock.new_token()[-12:], **where)
+            return change_status(begun, SUBMITTED, now, **folders)
         node = self.service.pool.nodes.get(start.node)
         hello = node.hello if node else None
         where.update(node=start.node, boot_id=hello.boot_id if hello else self.machine.boot_id)
@@ -11090,7 +11091,7 @@ class Admission(Part):
                 return Added(tuple(job.id for job in sorted(earlier, key=lambda job: job.number)))
             check_link_count(state, [job for job, _, _ in drafts])
             compared = state.jobs.values() if any(asked.unique for asked in submissions) else ()
-            contents = {content_of(job): job.id for job in compared if job.status in (PENDING, RUNNING, COMPLETED)}
+            contents = {content_of(job): job.id for job in compared if job.status not in (FAILED, CANCELLED)}
             for drafted, variables, asked in drafts:
                 job_id = contents.get(content_of(drafted)) if asked.unique else None
                 if job_id:
@@ -11167,15 +11168,15 @@ class Admission(Part):
             return left
 
         # Only when nothing speaks against it: a job whose attempt is claimed here does not run any more.
-        withdrawn = {job.current.slurm_key for job in find(self.store.state) if job.current.slurm_id
-                     and job.status == PENDING
+        withdrawn = {job.current.slurm_key for job in find(self.store.state)
+                     if job.status == SUBMITTED and job.current.slurm_id
                      and take_slurm_claim(job, self.layout.folder_of(job)) == OUR_CLAIM}
 
         def stop(state: State) -> Changes:
             left, over = find(state), list[str]()
             for job_id in [job.id for job in left]:
                 job = state.jobs[job_id]                            # a job before it may have ended it too
-                if job.status == PENDING and (job.current.slurm_key is None or job.current.slurm_key in withdrawn):
+                if job.status == PENDING or job.current.slurm_key in withdrawn:
                     over += yield from end_branch(state, job, CANCELLED, now, cause="killed", stop_by=caller.name)
                 elif job.status not in FINAL and job.current.stop_cause != "killed":    # killed means no retry
                     yield change_job(job, stop_cause="killed", stop_by=caller.name, stop_line=None, stop_signal=signal)
@@ -11863,7 +11864,7 @@ class Views(Part):
                 texts = [encode_json(rename(caller.show(job.user, row)))
                          for job, row in zip(part, self.describe_jobs(part, fields, describe))]
             for job in part if not fields else ():
-                if job.status == RUNNING or is_in_slurm(job):       # it changes all the time
+                if job.status in LIVE:                  # it changes all the time
                     texts.append(encode_json(caller.show(job.user, self.describe_jobs([job], (), describe)[0])))
                     continue
                 planned = {**describe(job), **place_json(job, self.find_place(job))}
@@ -11875,17 +11876,15 @@ class Views(Part):
     def make_describe(self, jobs: Sequence[Job], fields: Sequence[str] = ()) -> Callable[[Job], dict[str, Any]]:
         """Make what returns what of these jobs depends on the queue and the plan, as far as it is asked for."""
         now, state = self.clock.now(), self.store.state
-        pending = [job for job in jobs if job.status == PENDING]
+        pending = [job for job in jobs if job.shown_status == PENDING]
         wanted = {*(fields or QUEUE_KEYS)}
         estimates = self.find_estimates() if pending and "estimated_start" in wanted else {}
         positions = self.find_positions(state, pending) if pending and "position" in wanted else {}
         has_reasons, planned = not wanted.isdisjoint(QUEUE_KEYS[1:]), self.find_plan(state)
 
         def describe(job: Job) -> dict[str, Any]:
-            known: dict[str, Any] = dict.fromkeys(QUEUE_KEYS)
-            if job.status == PENDING:
-                known["position"] = positions.get(job.id)
-            if job.status == PENDING and has_reasons:
+            known: dict[str, Any] = {**dict.fromkeys(QUEUE_KEYS), "position": positions.get(job.id)}
+            if job.shown_status == PENDING and has_reasons:
                 reasons, start = self.list_reasons(job, state, planned), estimates.get(job.id)
                 if start is None and reasons[0].code == "begin-time":
                     start = now + find_delay_s(job, now)
@@ -11974,7 +11973,7 @@ class Views(Part):
         error = self.store.last_error
         if error:
             return [Reason("node-down", "", error.message)]
-        if self.service.cluster and job.current.slurm_key is not None:
+        if self.service.cluster and job.status == SUBMITTED:
             return [Reason("resources", "slurm", self.service.cluster.find_wait(job))]
         return list_reasons(job, state.groups.get(job.group or ""), plan, self.config, self.clock.now(),
                             self.service.user)
@@ -11985,8 +11984,8 @@ class Views(Part):
         capacities = () if self.service.is_slurm else self.service.plan.gpus
         job = find_own_job(state, job_id, caller)
         answer: dict[str, Any] = {
-            "id": job.id, "status": job.status, "reason": None, "facts": [], "gpus": [], "verdicts": []}
-        if job.status != PENDING:
+            "id": job.id, "status": job.shown_status, "reason": None, "facts": [], "gpus": [], "verdicts": []}
+        if job.shown_status != PENDING:
             last = job.current
             place = f" as Slurm's {last.slurm_id}" if last.slurm_id else ""
             place += format_place(last.gpu_places, last.slurm_node or last.node)
@@ -12266,8 +12265,8 @@ class Service:
         self.health = Health(self)
         self.views = Views(self)
         self.overview = Overview(self)
-        slurm_jobs = [job for job in (*store.state.in_slurm.values(), *self.running_jobs()) if job.current.slurm_key]
-        self.cluster = SlurmBackend(self) if self.is_slurm or slurm_jobs else None
+        has_slurm_jobs = any(job.current.slurm_key for job in store.state.live.values())
+        self.cluster = SlurmBackend(self) if self.is_slurm or has_slurm_jobs else None
 
     def wake(self) -> None:
         self.events.wake()
@@ -12362,7 +12361,7 @@ class Service:
         learned: dict[str, dict[str, Any]] = {}
         for known, news in backend.poll(runner_events):
             job = self.store.state.jobs.get(known.id)
-            if job and job.attempt == known.attempt and job.status not in FINAL:
+            if job and (job.attempt, job.status) == (known.attempt, known.status):      # else it will be seen again
                 if isinstance(news, dict) and job.current.slurm_key is None:
                     learned[job.id] = news
                     continue
@@ -12414,7 +12413,7 @@ class Service:
         now, trouble, nodes = self.clock.now(), self.gpu_watch.find_gpu_error(), self.pool.view_nodes()
         over = dict(self.outcomes.unrecorded)
         evidence = {job.id: self.outcomes.gather_evidence(job, over[job.id])
-                    for job in self.running_jobs() if job.id in over}
+                    for job in self.store.state.live.values() if job.id in over}
         hold = "the machine goes down" if self.is_going_down else (
             self.local.host.start_backoff.find_why(self.clock.monotonic()) or "")
         starting: list[tuple[Job, Mapping[str, str] | None]] = []
@@ -12424,10 +12423,10 @@ class Service:
                 yield Put("facts", "paused_gpus", state.paused_gpus)
             ended = []
             for job_id, proof in evidence.items():          # only here a running job ends: it still runs
-                job, facts = state.jobs[job_id], self.outcomes.learned.get(job_id)
-                job = with_facts(job, **facts) if facts else job
-                yield from self.outcomes.end_attempt(state, job, over[job_id], proof, now)
-                ended.append((job, state.jobs[job_id]))
+                if job := state.live.get(job_id):           # in Slurm's queue it may have been cancelled by now
+                    job = with_facts(job, **self.outcomes.learned.get(job_id, {}))
+                    yield from self.outcomes.end_attempt(state, job, over[job_id], proof, now)
+                    ended.append((job, state.jobs[job_id]))
             planned = plan(state, self.gpu_watch.see_gpus(state), trouble, self.config, now, nodes, hold)
             for job_id, waiting_id in planned.preempted:
                 yield change_job(state.jobs[job_id], stop_cause=PREEMPTED, stop_by=None,
@@ -12547,7 +12546,7 @@ def find_own_job(state: State, told: str, caller: Caller, statuses: Container[st
             raise NexusError("not_found", f"no job '{format_line(told, 40)}'", hint=(
                 f"it is a group, see nexus jobs --group {quote(told)}" if told in [each.group for each in seen] else
                 suggest(told, [*state.jobs, *(each.name or "" for each in seen)]) or "nexus jobs lists them"))
-        fitting = [job_id for _, job_id in named if state.jobs[job_id].status in statuses] if statuses else []
+        fitting = [job_id for _, job_id in named if state.jobs[job_id].shown_status in statuses] if statuses else []
         if len(fitting) > 1:
             raise NexusError("conflict", f"{len(fitting)} jobs have the name '{told}': {', '.join(fitting[:10])}",
                              hint="name them by their ids")
@@ -12601,9 +12600,9 @@ def check_links(state: State, job: Job) -> None:
 
 def check_status(job: Job, statuses: Container[str], rule: str, hints: Mapping[str, str] = {}) -> Job:
     """Return the job if its status is one of `statuses`.  `hints`: {its status: what to do}.  Raises: conflict."""
-    if job.status not in statuses:
-        raise NexusError("conflict", f"job {job.id} is {job.status}{rule and '; '}{rule}",
-                         hints.get(job.status, f"nexus show {job.id}"))
+    if job.shown_status not in statuses:
+        raise NexusError("conflict", f"job {job.id} is {job.shown_status}{rule and '; '}{rule}",
+                         hints.get(job.shown_status, f"nexus show {job.id}"))
     return job
 
 
@@ -13302,7 +13301,7 @@ class Api(Calls):
         job = self.find_job(id, caller)
         printed = {name: read_tail(os.path.join(job.log_dir, f"{name}.log"), 0, MAX_RESULT_BYTES) if job.log_dir else ""
                    for name in STREAMS[:2]}
-        return {"job_id": job.id, "status": job.status, **printed, "exit_code": job.current.exit_code,
+        return {"job_id": job.id, "status": job.shown_status, **printed, "exit_code": job.current.exit_code,
                 "cause": job.current.cause, "cause_line": job.current.cause_line}
 
     @route("POST /api/cancel/{id}", "user", "take it out of the queue, or stop it", "Cancelled")
@@ -13311,7 +13310,7 @@ class Api(Calls):
         job = self.find_job(id, caller)
         self.service.admission.cancel(Choice((job.id,), (PENDING, RUNNING)), caller)
         return self.reply_when_over(job, CANCEL_TIMEOUT_S, lambda now: {
-            "job_id": job.id, "status": now.status if now else CANCELLED})
+            "job_id": job.id, "status": now.shown_status if now else CANCELLED})
 
     @route("GET /api/nodes", "user", "machines: their GPUs, what runs there, and what waits", "Node[]")
     def get_api_nodes(self, caller: Caller) -> list[dict[str, Any]]:

@@ -121,6 +121,47 @@ def bench():
         yield made
 
 
+def test_a_job_in_slurms_queue_is_pending_for_all_who_ask():
+    """Each GET, each choice by status, what a change answers and how it is refused: `submitted` never leaves nexus."""
+    with Bench(launcher="slurm") as bench:
+        ids = [bench.add(name=name, group="g") for name in ("one", "two")]
+
+        def submit(state):
+            for number, job in enumerate(list(state.jobs.values())):
+                yield nexus.change_status(nexus.begin_attempt(job, slurm_key=f"k{number}", slurm_id=f"7{number}"), "submitted", time.time())
+
+        bench.store.update(submit)
+        bench.service.take_in(bench.service.cluster, ())
+        answers = {route.pattern: bench.respond("GET", route.pattern.replace("{id}", ids[0])) for route in nexus.ROUTES
+                   if route.method == "GET" and "{" not in route.pattern.replace("{id}", "")}
+        told = {path: (answer.body + b"".join(answer.stream or ())).decode() for path, answer in answers.items()}
+        told["changes"] = json.dumps(bench.ask("GET", "/status", query={"after": "0"})[1])
+        read = {path: json.loads(text) for path, text in told.items() if text.startswith(("{", "["))}
+        assert [job["id"] for job in read["/queue"]] == [job["id"] for job in read["/jobs"]] == ids
+        assert {job["status"] for job in read["/jobs"]} == {read["/jobs/{id}"]["status"], read["/jobs/{id}/why"]["status"]} == {"pending"}
+        assert [status for status, _ in read["/jobs/{id}"]["status_history"]] == ["pending"]
+        assert (read["/jobs/{id}"]["position"], read["/jobs/{id}"]["slurm_id"], read["/jobs/{id}"]["attempt"]) == (0, "70", 1)
+        assert read["/status"]["queued_jobs"] == read["/status"]["slurm"]["handed_jobs"] == 2
+        assert 'nexus_jobs{status="pending"} 2\n' in told["/metrics"]
+        assert read["changes"]["counts"]["pending"] == 2 and read["changes"]["waiting"] == ["group:g"]
+        assert [(group["pending"], group["position"]) for group in read["/groups"]] == [(2, 0)]
+        for status, found in (("pending", ids), ("running", [])):
+            for path in ("/jobs", "/status"):
+                query = {"status": status, **({"after": "0"} if path == "/status" else {})}
+                answer = bench.ask("GET", path, query=query)[1]
+                assert (answer["waiting"] if path == "/status" else [job["id"] for job in answer]) == found
+        refused = [bench.ask("POST", f"/jobs/{what}", {"ids": ids, **choice}) for what, choice in (
+            ("cancel", {"status": ["running"]}), ("clear", {}), ("retry", {}))]
+        assert all(status == 409 and "is pending" in answer["message"] for status, answer in refused)
+        assert bench.ask("GET", "/jobs", query={"status": "submitted"})[0] == 400
+        told["known"] = json.dumps(bench.ask("POST", "/queue", {"command": "true", "unique": True})[1])
+        assert json.loads(told["known"])["known"] == ids[1:]
+        told["changed"] = json.dumps(bench.ask("PATCH", "/queue/one", {"name": "uno"}))
+        told["ended"] = json.dumps(bench.ask("POST", "/jobs/cancel", {"ids": ids, "status": ["pending"]}))
+        told["api"] = json.dumps(bench.ask("GET", f"/api/results/{ids[0]}"))
+        assert not [where for where, text in told.items() if '"submitted"' in text]
+
+
 def is_error(answer):
     return (isinstance(answer, dict) and answer.keys() == {"error", "message", "hint"} and answer["error"] in nexus.KINDS
             and all(isinstance(text, str) for text in answer.values()) and bool(answer["message"]))

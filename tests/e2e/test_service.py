@@ -1564,7 +1564,7 @@ def test_slurm_has_what_nobody_wants_any_more(cluster):
     w.slurm.set("1", "RUNNING")
     (w.folder_of(ids[0]) / "attempt-1").write_text("77 770\n")
     w.service.admission.cancel(nexus.Choice([ids[0]], (nexus.PENDING,)), ANN)         # it has begun, which is not seen yet
-    assert w.job(ids[0]).status == "pending" and w.job(ids[0]).current.stop_cause == "killed"
+    assert w.api(ids[0])["status"] == "pending" and w.api(ids[0])["stopping"] == "killed"
     w.go()
     assert set(w.slurm.cancelled) == {"2", "1"}
     w.slurm.set("1", "CANCELLED")
@@ -1611,7 +1611,7 @@ def test_slurm_job_is_killed_on_its_way(cluster):
     job_id = w.add()
     w.turn()                                                # intended, and with the thread
     w.service.admission.cancel(nexus.Choice([job_id], (nexus.PENDING,)), ANN)
-    assert w.job(job_id).status == "pending" and w.api(job_id)["stopping"] == "killed"
+    assert w.api(job_id)["status"] == "pending" and w.api(job_id)["stopping"] == "killed"
     w.go()
     assert (w.job(job_id).status, w.job(job_id).current.cause, w.slurm.submitted) == ("cancelled", "killed", [])
     job_id = w.add()

@@ -82,7 +82,7 @@ def put(state, *changes):
 def indexes_of(state):
     """All indexes of a State, copied: what may be compared with those of another time."""
     lists = {name: {key: items.copy() for key, items in getattr(state, name).items()} for name in nexus.INDEXES}
-    return {"running": state.running.copy(), "pending": state.pending.copy(), **lists}
+    return {"running": state.running.copy(), "pending": state.pending.copy(), "live": state.live.copy(), **lists}
 
 
 def find_faults(schema, value):
@@ -148,7 +148,8 @@ def make_whole(job):
     if job.status == nexus.RUNNING and job.current.gpu_uuids:
         count = len(nexus.list_shares(job))
         return nexus.change_job(made, gpu_uuids=tuple(f"GPU-{index}" for index in range(count)), gpu_indices=tuple(range(count))).value
-    return made
+    is_there = any(one.slurm_key is not None and one.finished_at is None for one in made.attempts[-1:])     # in Slurm's queue
+    return nexus.replace(made, status=nexus.SUBMITTED) if made.status == nexus.PENDING and is_there else made
 
 
 def of_row(row):

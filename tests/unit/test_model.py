@@ -12,13 +12,16 @@ import nexus
 CHANGES = [  # from, to, allowed
     ("pending", "running", True), ("pending", "cancelled", True), ("pending", "completed", False),
     ("pending", "failed", False),
-    ("pending", "pending", False),
+    ("pending", "pending", False), ("pending", "submitted", True),
+    ("submitted", "running", True), ("submitted", "cancelled", True), ("submitted", "pending", True),
+    ("submitted", "submitted", False), ("submitted", "completed", False), ("submitted", "failed", False),
     ("running", "completed", True), ("running", "failed", True), ("running", "cancelled", True),
     ("running", "pending", True),
-    ("running", "running", False),
+    ("running", "running", False), ("running", "submitted", False),
     *[(final, status, False) for final in ("completed", "failed", "cancelled")
-      for status in ("pending", "running", "completed", "failed", "cancelled")],
+      for status in ("pending", "submitted", "running", "completed", "failed", "cancelled")],
 ]
+SHOWN = {"submitted": "pending"}            # how it is shown; all others as what they are
 
 
 @pytest.mark.parametrize("old, new, allowed", CHANGES, ids=[f"{old}-{new}" for old, new, _ in CHANGES])
@@ -27,16 +30,17 @@ def test_change_status(old, new, allowed):
     if not allowed:
         with pytest.raises(nexus.NexusError) as caught:
             nexus.change_status(before, new, NOW)
-        assert caught.value.kind == "conflict" and "abc" in caught.value.message and old in caught.value.message
+        assert caught.value.kind == "conflict" and "abc" in caught.value.message and f"is {SHOWN.get(old, old)} and" in caught.value.message
         return
     change = nexus.change_status(before, new, NOW, exit_code=3)
     after = change.value
     assert (change.table, change.key, after.status, after.attempts[-1].exit_code) == ("jobs", "abc", new, 3)
-    assert after.status_history == ((old, NOW - 5), (new, NOW))
+    assert after.status_history == ((old, NOW - 5), *([] if new == "submitted" else [(new, NOW)]))
+    assert after.shown_status == SHOWN.get(new, new)
 
 
 def test_the_table_of_changes_is_complete():
-    assert len(CHANGES) == len(nexus.STATUSES) ** 2
+    assert len(CHANGES) == len({*nexus.STATUSES, nexus.SUBMITTED}) ** 2
     assert set(nexus.FINAL) == set(nexus.STATUSES) - set(nexus.TRANSITIONS)
 
 
@@ -45,7 +49,7 @@ def test_the_table_of_changes_is_complete():
 
 def check_indexes(made):
     """That every index of State says what its jobs say."""
-    pending = {one.id: one for one in made.jobs.values() if one.status == nexus.PENDING}
+    pending = {one.id: one for one in made.jobs.values() if one.status in (nexus.PENDING, nexus.SUBMITTED)}
     ordered = nexus.list_pending(made)
     assert {one.id: one for one in ordered} == pending and len(ordered) == len(pending)
     assert made.pending == pending
@@ -66,7 +70,7 @@ def check_indexes(made):
         queued.setdefault(one.user, []).append(place)
         queued_in.setdefault((one.user, one.group or ""), []).append(place)
         prioritized.setdefault("high" if one.priority < 1 else "low" if one.priority > 1 else "normal", []).append(one.id)
-        if not one.is_held and not one.pending_dependencies and not (one.attempts and one.current.slurm_key):
+        if not one.is_held and not one.pending_dependencies and one.status == nexus.PENDING:
             by_class.setdefault(nexus.find_class(one), []).append((one.queue_key, one.id))
         for parent in one.pending_dependencies:
             dependents.setdefault(parent, []).append(one.id)
@@ -75,6 +79,7 @@ def check_indexes(made):
                           (made.ended, ended_by), (made.ended_in, ended_in)):
         assert index == {key: sorted(items) for key, items in wanted.items()}
     assert made.running == {id: one for id, one in made.jobs.items() if one.status == nexus.RUNNING}
+    assert made.live == {id: one for id, one in made.jobs.items() if one.status in (nexus.RUNNING, nexus.SUBMITTED)}
     ended = {id: one for id, one in made.jobs.items() if one.status in nexus.FINAL}
     assert {one.id: one for one in nexus.list_finished(made)} == ended
     assert all(id == one.id for id, one in made.jobs.items())

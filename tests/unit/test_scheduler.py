@@ -192,8 +192,8 @@ SLICED = [  # reason, jobs, GPUs, keys of the configuration, {job id: the places
 @pytest.mark.parametrize("reason, jobs, gpus, keys, expected", SLICED, ids=[case[0] for case in SLICED])
 def test_plan_with_slices(reason, jobs, gpus, keys, expected):
     made = nexus.plan(state(*jobs), gpus, None, config(**keys), NOW)
-    found = {start.job_id: list(nexus.begin_attempt(
-        job(), gpu_indices=start.gpu_indices, gpu_slice=start.gpu_slice).current.gpu_places) for start in made.starts}
+    found = {start.job_id: list(nexus.Attempt(gpu_indices=start.gpu_indices, gpu_slice=start.gpu_slice).gpu_places)
+             for start in made.starts}
     assert found == expected, (reason, made.blocked)
     assert {start.gpu_uuids for start in made.starts} == {
         tuple(gpu.uuid for place in places for gpu in gpus if gpu.place == place) for places in expected.values()}
@@ -964,7 +964,7 @@ def test_know_run_times(reason, fields, done, seconds):
 # Where Slurm places the jobs
 
 def handed(id, number=1, **fields):
-    return job(id, number, **{"slurm_key": "0123456789ab", "slurm_id": "12", "attempt": 1, **fields})
+    return job(id, number, **{"status": "submitted", "slurm_key": "0123456789ab", "slurm_id": "12", "attempt": 1, **fields})
 
 
 SLURM_PLANS = [  # reason, jobs, trouble, keys of the configuration, the jobs that are handed over, (a job, a word of why it waits)
@@ -1002,7 +1002,7 @@ def test_a_group_counts_what_slurm_has():
     ({}, None), ({"timeout_seconds": 0}, None), ({"timeout_seconds": 0.5}, 1), ({"timeout_seconds": 60}, 1), ({"timeout_seconds": 60.1}, 2),
     ({"expected_time": 60}, 2)])
 def test_slurm_is_told_of_minutes(fields, minutes):
-    asked, settings = job(slurm_key="k", **fields), config()
+    asked, settings = handed("abc", **fields), config()
     command = nexus.build_sbatch(asked, "0-0", "/h", nexus.find_limits(asked, settings.jobs), settings.slurm)
     assert [word for word in command if word.startswith("--time=")] == ([f"--time={minutes}"] if minutes else [])
 
@@ -1083,7 +1083,8 @@ def test_decide(reason, seen, claim, result, waited_s, wanted):
 
 def test_match_slurm_jobs():
     """By the key in the comment; by the id only where somebody has rewritten the comment."""
-    live = [job("aaa", slurm_key="k1", slurm_id="1"), job("bbb", slurm_key="k2", slurm_id="2"), job("ccc", slurm_key="k3", slurm_id="3")]
+    live = [handed("aaa", slurm_key="k1", slurm_id="1"), handed("bbb", slurm_key="k2", slurm_id="2"),
+            handed("ccc", slurm_key="k3", slurm_id="3")]
     one, two, three = nexus.SlurmJob("9", "PENDING", key="k1"), nexus.SlurmJob("2", "RUNNING"), nexus.SlurmJob("3", "RUNNING", key="")
     assert nexus.match_slurm_jobs(live, [one, two, three]) == {"k1": one, "k2": two}
 

@@ -616,7 +616,9 @@ def test_what_version_2_wrote_is_all_there(name, tmp_path, monkeypatch):
     assert state.damage == "" and state.paused == wanted["facts"]["paused"]
     for table in nexus.ROWS:
         found = {key: json.loads(nexus.encode_json(row)) for key, row in getattr(state, table).items()}
-        rows = {key: {"status": "pending", **row} for key, row in wanted["jobs"].items()} if table == "jobs" else wanted.get(table, {})
+        rows = wanted.get(table, {})
+        if table == "jobs":
+            rows = {key: {"status": find_status(row), **row} for key, row in rows.items()}
         used = [job["environment"] for job in wanted["jobs"].values()]
         assert found == {key: row for key, row in rows.items() if table != "environments" or key in used}
     assert {key: json.loads(nexus.encode_json(getattr(state, key))) for key in wanted["facts"]} == wanted["facts"]
@@ -630,6 +632,12 @@ def test_what_version_2_wrote_is_all_there(name, tmp_path, monkeypatch):
     other.cut("state.json")
     assert is_same_but_paused(other.open(), box), "and could be gone back to"
     live_on(box, tmp_path)
+
+
+def find_status(row):
+    """The status of a job whose row has none: it is pending, or waits in Slurm's queue, which version 2 did not tell apart."""
+    last = row.get("attempts", [{}])[-1]
+    return "submitted" if "slurm_key" in last and "finished_at" not in last else "pending"
 
 
 def is_same_but_paused(box, other):
@@ -666,6 +674,22 @@ def test_names_that_only_former_versions_knew_are_no_damage(tmp_path, monkeypatc
         b'{"id":"abe"', b'{"id":"abe","content":"c0"'))(box)
     box.open()
     assert not box.said and not box.store.state.damage and len(box.store.state.jobs) == 4
+
+
+@pytest.mark.parametrize("is_saved", [True, False], ids=["in state.json", "in the journal"])
+def test_what_waits_in_slurms_queue_was_pending_once(box, tmp_path, is_saved):
+    """So wrote the first ones of version 3; samples/homes/slurm is of version 2."""
+    there, over = nexus.Attempt(1, slurm_key="k1", slurm_id="7"), nexus.Attempt(1, slurm_key="k2", finished_at=NOW, cause="requeued")
+    box.update(*nexus.add_job(job("abc", status="submitted", attempts=(there,))), *nexus.add_job(job("abd", 2, attempts=(over,))))
+    if is_saved:
+        box.store.save_checkpoint()
+    before, old = box.dump(), box.crash(tmp_path / "old")
+    for name in ("state.json", "journal.jsonl"):
+        path = pathlib.Path(old.path(name))
+        path.write_text(live.seal(path.read_text().replace('"submitted"', '"pending"')))
+    assert "submitted" not in "".join(pathlib.Path(old.path(name)).read_text() for name in ("state.json", "journal.jsonl"))
+    assert old.open().dump() == before and old.said == []
+    assert [one.status for one in old.store.state.jobs.values()] == ["submitted", "pending"]
 
 
 # What was left out
