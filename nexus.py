@@ -8414,7 +8414,7 @@ class Backend(Part):
         raise NotImplementedError
 
     def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterable[Finding]:
-        """Return what is new of attempts.  Runner events may concern any backend's jobs."""
+        """Return what is not recorded yet of attempts.  Runner events may concern any backend's jobs."""
         raise NotImplementedError
 
 
@@ -8475,7 +8475,7 @@ class SlurmBackend(Backend):
         self.worker = Worker(service, "talking to Slurm", self.step)
         self.live = self.list_live()                        # Slurm's jobs as recorded; it cancels all others of ours
         self.submitting: Job | None = None                  # recorded, and not submitted yet
-        self.found: Sequence[Finding] = ()                  # the thread waits until these are recorded
+        self.found: Sequence[Finding] = ()                  # the thread waits until the loop has taken these
         self.seen: Mapping[str | None, SlurmJob] = {}       # {slurm_key: squeue's last row}
         self.name = ""                                      # of the cluster
         self.partitions: Sequence[SlurmPartition] = ()
@@ -8507,7 +8507,7 @@ class SlurmBackend(Backend):
     def find_pause_s(self) -> float:
         """Seconds until squeue runs next."""
         now, refresh_s = self.service.clock.monotonic(), self.service.config.service.refresh_rate_seconds
-        pause_s = FAST_POLL_S if now < self.hasty_until and not self.error else refresh_s
+        pause_s = FAST_POLL_S if now < self.hasty_until and not (self.error or self.store.last_error) else refresh_s
         pause_s = max(pause_s, PROBE_BACKOFF_FACTOR * self.took_s)
         if self.error:
             pause_s = min(pause_s, OUTAGE_PAUSE_S)
@@ -8662,7 +8662,7 @@ class SlurmBackend(Backend):
                   if job.current.stop_cause and job.current.slurm_key in self.seen]
         if any(state != "COMPLETING" for state in states):
             self.hurry()                                    # after squeue, the thread cancels them
-        if found and not self.store.last_error:             # after a disk error, poll() returns them again
+        if found:                                           # what the disk has refused, squeue will show again
             self.found = ()
             self.worker.wanted.set()
 

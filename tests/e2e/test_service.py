@@ -1535,6 +1535,68 @@ def test_slurm_keeps_the_order_of_the_queue(cluster):
     assert w.slurm.submitted == [f"nexus_{job_id}" for job_id in (first, urgent, second)]
 
 
+def find_id(w, job_id):
+    """sbatch's answer, which is lost."""
+    w.slurm.answer = lambda: ""
+    w.go()
+
+
+def begin(w, job_id):
+    w.slurm.set("1", "RUNNING")
+
+
+def begin_and_end(w, job_id):
+    result_of(w, job_id, 3)
+    w.slurm.set("1", "COMPLETED")
+
+
+def be_cancelled(w, job_id):
+    w.slurm.set("1", "CANCELLED", nodes="")
+
+
+def be_forgotten(w, job_id):
+    del w.slurm.jobs["1"]
+
+
+UNRECORDED = [  # reason, what Slurm does while the disk refuses, (status, its history, attempt, Slurm's id) once there is room
+    ("it has it", find_id, ("pending", ["pending"], 1, "1")),
+    ("it began", begin, ("running", ["pending", "running"], 1, "1")),
+    ("it began and ended", begin_and_end, ("failed", ["pending", "running", "failed"], 1, "1")),
+    ("it was cancelled there", be_cancelled, ("cancelled", ["pending", "cancelled"], 1, "1")),
+    ("it was forgotten there", be_forgotten, ("pending", ["pending"], 2, "2")),
+]
+
+
+@pytest.mark.parametrize("reason, act, wanted", UNRECORDED, ids=[case[0] for case in UNRECORDED])
+def test_what_the_disk_refuses_slurm_shows_again(cluster, monkeypatch, reason, act, wanted):
+    """Meanwhile Slurm is asked on, but not in haste."""
+    w, asked = cluster, []
+    job_id = w.add()
+    if act is find_id:
+        w.slurm.answer = lambda: w.service.cluster.rest("later", "", True) or "job queue full"
+    w.go()
+    query, size = w.slurm.query_jobs, w.store.journal.size
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(w.store.journal, "append", full)
+    monkeypatch.setattr(w.slurm, "query_jobs", lambda: asked.append(w.service.cluster.find_pause_s()) or query())
+    act(w, job_id)
+    w.go()
+    assert w.api(job_id)["status"] == "pending" and w.store.journal.size == size
+    assert len(asked) >= 6 and min(asked[2:]) > nexus.FAST_POLL_S
+    w.slurm.is_down = True
+    w.go(2)
+    assert "Slurm does not answer: down" in [check["reading"] for check in w.service.health.check()["checks"] if check["name"] == "Slurm"]
+    w.slurm.is_down = False
+    monkeypatch.undo()
+    w.go(10)
+    job = w.api(job_id)
+    assert (job["status"], [status for status, _ in job["status_history"]], job["attempt"], job["slurm_id"]) == wanted
+    assert job["status"] != "failed" or (job["node"], job["exit_code"], job["started_at"] is not None) == ("n1", 3, True)
+
+
 @pytest.mark.parametrize("reason, has_come, attempts", [("the answer alone was lost", True, 1), ("it never came there", False, 2)])
 def test_slurm_answers_nothing_to_sbatch(cluster, reason, has_come, attempts):
     w = cluster
