@@ -7147,17 +7147,26 @@ def describe_bad_node(name: str, why: object) -> NexusError:
                       hint=f"see what is wrong there, or give it up: nexus node remove {name} --force")
 
 
+# git keeps in memory all refs that the other side tells of: so it hears no more than MAX_REFS_BYTES.  dd passes on at
+# once what it reads.
+SSH_FOR_GIT = '"$@" | dd bs=65536 iflag=count_bytes count="$0" 2> /dev/null'
+MAX_REFS_BYTES = 2**24          # 100,000 snapshots have less
+RECEIVE_PUSH = 'exec git-receive-pack "$0"'     # git adds the URL's path
+
+
 def push_snapshot(ssh: Ssh, repository: str, commit: str, name: str, environ: Mapping[str, str]) -> str:
     """Push a snapshot into a node's repository `name`; return its path there.  Raises: as Ssh.run()."""
     script = (f'd=${{NEXUS_HOME:-$HOME/.nexus}}/agent/snapshots/{name}.git; umask 077; mkdir -p "$d" && cd "$d" && '
               "{ [ -e HEAD ] || git init -q --bare .; } && pwd -P")
     said = ssh.run("cannot keep the snapshot on", f"sh -c {quote(script)}")
     path = said.strip().rpartition("\n")[2]
-    if not fits_alone(FACT_KINDS["FilePath"].schema, path):      # it would name another host
+    if not fits_alone(FACT_KINDS["FilePath"].schema, path):
         raise describe_bad_node(ssh.node.name, f"the snapshot's place is {path}")
-    through = " ".join(map(quote, ssh.list_words()[:-1]))
-    run_git(repository, environ, "push", "-q", f"ssh://{ssh.node.destination}{path}", f"{commit}:refs/nexus/{commit}",
-            most_bytes=MAX_SAID_BYTES, GIT_SSH_COMMAND=through, GIT_SSH_VARIANT="ssh")
+    through = " ".join(map(quote, ["sh", "-c", SSH_FOR_GIT, str(MAX_REFS_BYTES), *ssh.list_words()[:-1]]))
+    # The node's path is no part of the URL: git would take another host, port or user from one like /x@[host:22]/y.
+    receive = f"sh -c {quote(RECEIVE_PUSH)} {quote(path)}"
+    run_git(repository, environ, "push", "-q", f"--receive-pack={receive}", f"ssh://{ssh.node.destination}/{name}.git",
+            f"{commit}:refs/nexus/{commit}", most_bytes=MAX_SAID_BYTES, GIT_SSH_COMMAND=through, GIT_SSH_VARIANT="ssh")
     push_large_files(ssh, repository, commit, path, environ)
     return path
 
