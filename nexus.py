@@ -3884,11 +3884,11 @@ def find_shortage(job: Job, planned: Plan, config: Config, now: float, reader: s
 
 
 def describe_failure(job: Job) -> str:
-    """`attempt 4 failed (timeout)`; where the command did not run, with the reason."""
+    """`attempt 4 failed (timeout)`; where the command did not run, or its machine went down, with the reason."""
     if not job.attempts:
         return "it failed"
     last = job.attempts[-1]
-    words = f": {last.cause_line}" if last.cause == "launch" and last.cause_line else ""
+    words = f": {last.cause_line}" if last.cause in ("launch", REQUEUED) and last.cause_line else ""
     return f"attempt {job.attempt} failed ({last.cause}{words})"
 
 
@@ -4032,9 +4032,22 @@ def judge_end(job: Job, result: Result, evidence: Evidence, runtime_s: float, co
         is_over = not (result.may_pass and again + 1 < config.launch_attempts)
     if is_over:
         return FAILED, facts
-    first_s = config.retry_backoff_seconds          # it doubles each time, up to an hour
-    return PENDING, {**facts, "retry_at": now + min(first_s * 2.0 ** min(again, 20), max(3600.0, first_s)),
+    return PENDING, {**facts, "retry_at": now + find_backoff_s(config.retry_backoff_seconds, again),
                      "exclusive": job.exclusive or cause == "cuda-oom"}
+
+
+def find_backoff_s(first_s: float, count: int) -> float:
+    """The backoff after an attempt, `count` such ones before it: it doubles each time, up to an hour."""
+    return min(first_s * 2.0 ** min(count, 20), max(3600.0, first_s))
+
+
+REBOOT_BACKOFF_S = 60.0         # for a job whose machine goes down with it for the second time
+
+
+def find_reboot_backoff_s(job: Job) -> float:
+    """The backoff of a job whose machine went down while it ran: none at first.  Each attempt is kept with the job."""
+    count = sum(one.cause == REQUEUED and one.pid is not None for one in job.attempts[:-1])
+    return find_backoff_s(REBOOT_BACKOFF_S, count - 1) if count else 0.0
 
 
 def find_cause(job: Job, result: Result, evidence: Evidence, signal: int | None) -> tuple[str | None, str | None]:
@@ -9409,7 +9422,7 @@ LOG_INTERVAL_S = 0.1            # how often logs are looked at
 HEAD_SILENCE_S = 180.0          # an agent without jobs ends when nobody has asked it for so long
 UNKNOWN_S = 0.2                 # a question about a job that an agent does not know is answered after this time
 FOLDERS_INTERVAL_S = 1.0        # how often an agent looks whether directories are there
-START_BACKOFF_S = 5.0           # a node that could not start a job gets none for so long
+START_BACKOFF_S = 5.0           # a node that could not start a job, or went down with one, gets none for so long
 NOTES_INTERVAL_S = 5.0          # notes of a job that runs on a node are recorded no more often
 NODE_ALARM_S = 30.0             # health turns bad when a node has been silent for so long
 
@@ -10200,6 +10213,8 @@ class Node(MachineBackend):
             if isinstance(news, Requeue):
                 self.start_backoff.fail(self.clock.monotonic(), news.why)
                 news = replace(news, why=f"{self.name}: {news.why}")
+            elif isinstance(news, Result) and news.cause == "reboot":
+                self.start_backoff.fail(self.clock.monotonic(), MACHINE_DOWN)
             elif isinstance(news, Result) and news.cause == "launch" and not (news.may_pass or job.current.stop_cause):
                 news = self.exclude(job, news.cause_line or "it could not be started")
             yield job, news
@@ -10313,7 +10328,8 @@ class Outcomes(Part):
         if is_reboot and self.config.jobs.on_reboot == "requeue":
             has_run = job.current.pid is not None
             yield change_job(job, stop_cause=None, log_base=evidence.log_sizes,
-                             runtime_seconds=runtime_s if has_run else None)
+                             runtime_seconds=runtime_s if has_run else None,
+                             retry_at=now + find_reboot_backoff_s(job) if has_run else None)
             why = MACHINE_DOWN if has_run else MACHINE_DOWN_EARLY
             yield from requeue(state, state.jobs[job.id], why, now, has_run)
             return

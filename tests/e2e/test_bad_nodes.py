@@ -421,6 +421,15 @@ def test_a_node_with_slots_without_end_gets_one_snapshot_at_a_time(away, monkeyp
     assert len(done) == 5 and max(most) == 1
 
 
+def test_a_node_that_goes_down_with_its_job_gets_none_for_a_while(away):
+    w, file, job_id = away
+    write(file, ended(cause="reboot", exit_code=None))
+    live.until(lambda: w.turn() or w.job(job_id).status == "failed", lambda: w.api(job_id))
+    next_id = w.add(node="n1", gpus=0)
+    words = "n1: the machine went down while it ran"
+    live.until(lambda: w.turn() or words in w.api(next_id)["waiting_for"], lambda: w.api(next_id))
+
+
 def test_health_names_a_few_faults_of_many(away):
     w, file, _ = away
     write(file, gpus(*[{"index": number, "uuid": f"G{number}", "fault": "f" * 1000} for number in range(1000)]))

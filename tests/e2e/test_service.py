@@ -183,7 +183,7 @@ class World:
         self.machine.children.clear()                   # another process's
         if is_reboot:
             self.machine.processes.alive.clear()
-            self.machine.boot_id = "boot-2"
+            self.machine.boot_id += "-2"
         self.boot()
 
     def close(self):
@@ -531,6 +531,22 @@ def test_what_is_known_of_an_attempt_that_a_reboot_ended(world, pid, statuses, e
     job = w.job(job_id)
     assert (job.status, job.attempt) == ("running", 2) and [status for status, _ in job.status_history] == statuses
     assert [attempt.runtime_seconds for attempt in job.attempts[:-1]] == earlier and f"Job {job_id} {words}" in w.lines
+
+
+def test_a_job_whose_machine_goes_down_again_and_again_begins_ever_more_seldom(world):
+    """Each of its attempts is kept."""
+    w = world(on_reboot="requeue")
+    job_id, waits = w.add(gpus=0), []
+    for pid in range(100, 105):
+        w.turn()
+        w.claim(job_id, pid)
+        w.turn()
+        w.crash(is_reboot=True)
+        w.turn()
+        waits.append(w.job(job_id).retry_at - w.clock.now())
+        assert not waits[-1] or "went down while it ran); it is tried again in" in w.api(job_id)["waiting_for"]
+        w.clock.pass_(waits[-1])
+    assert waits == [0, 60, 120, 240, 480]
 
 
 # History
