@@ -10064,7 +10064,7 @@ class Node(MachineBackend):
         recorded = {(job.id, job.attempt) for job in self.list_jobs()}
         self.orders = {key: order for key, order in self.orders.items() if key in recorded}
         self.noted_at = {key: at for key, at in self.noted_at.items() if key in recorded}
-        self.latest = Question(self.list_wanted(), self.service.pool.folders)
+        self.latest = Question(self.list_wanted(), self.service.pool.list_folders(self))
         if self.questions:
             self.due_at = min(self.due_at, self.clock.monotonic())
         self.questions.append(self.latest)
@@ -10232,10 +10232,10 @@ class Node(MachineBackend):
     def ask_anew(self) -> None:
         """Ask again when the wanted jobs or directories are others than in the last question."""
         with self.guard:
-            latest, wanted = self.latest, self.list_wanted()
-            is_heard = len(self.questions) < MAX_QUESTIONS
-            if self.line and latest and is_heard and (self.service.pool.folders != latest.folders or [
-                    (one.key, one.attempt, one.limits, one.stop_cause) for one in wanted] != [
+            latest, is_heard = self.latest, len(self.questions) < MAX_QUESTIONS
+            if self.line and latest and is_heard and (self.service.pool.list_folders(self) != latest.folders or [
+                    (find_key(job), job.attempt, find_limits(job, self.config.jobs), job.current.stop_cause)
+                    for job, _ in self.list_due()] != [
                     (one.key, one.attempt, one.limits, one.stop_cause) for one in latest.jobs]):
                 self.ask(self.line)
 
@@ -10531,7 +10531,7 @@ class NodePool(Part):
         import threading
         super().__init__(service)
         self.nodes: Mapping[str, Node] = {}                 # replaced as a whole: other threads iterate over it
-        self.folders: tuple[str, ...] = ()                  # directories that pending jobs need
+        self.waiting: Sequence[Job] = ()                    # the first pending jobs that need a directory
         self.lock = threading.RLock()                       # held by those who check a node and then change it
 
     def set_node(self, name: str, known: KnownNode | None) -> None:
@@ -10639,8 +10639,7 @@ class NodePool(Part):
         """Have each node told what is wanted there now; forget a leaving node when nothing runs there."""
         home = os.path.expanduser("~")
         pending = sorted(self.store.state.pending.values(), key=lambda job: job.queue_key) if self.nodes else []
-        self.folders = tuple(dict.fromkeys(
-            job.cwd for job in pending[:MAX_FOLDERS] if needs_folder(job) and job.cwd != home))
+        self.waiting = [job for job in pending[:MAX_FOLDERS] if needs_folder(job) and job.cwd != home]
         for node in list(self.nodes.values()):
             self.service.run_guarded(f"asking node {node.name}", node.ask_anew)
             is_told = node.trouble is not None or node.has_none
@@ -10649,6 +10648,10 @@ class NodePool(Part):
                     if node.is_leaving and self.nodes.get(node.name) is node:   # it was not added again
                         self.set_node(node.name, None)
                         self.log.info("Node %s is removed", node.name)
+
+    def list_folders(self, node: Node) -> tuple[str, ...]:
+        """The directories of the pending jobs that may run on a node: it is told of no others."""
+        return tuple(dict.fromkeys(job.cwd for job in self.waiting if may_run_on(job, node.name)))
 
     def number_nodes(self) -> dict[str | None, int]:
         """{machine: its number in /api}; this one is 0."""

@@ -421,6 +421,15 @@ def test_a_node_with_slots_without_end_gets_one_snapshot_at_a_time(away, monkeyp
     assert len(done) == 5 and max(most) == 1
 
 
+def test_a_node_is_told_of_no_directory_that_is_not_for_its_jobs(bad):
+    w, _ = bad
+    for node, cwd in (("n1", "/usr"), (w.service.node, "/etc"), (None, "/tmp")):
+        w.add(node=node, cwd=cwd, begin="+1h")
+    w.turn()
+    live.until(lambda: w.node.latest.folders, "a question")
+    assert w.node.latest.folders == ("/usr", "/tmp")
+
+
 def test_a_node_that_goes_down_with_its_job_gets_none_for_a_while(away):
     w, file, job_id = away
     write(file, ended(cause="reboot", exit_code=None))
