@@ -10194,9 +10194,11 @@ class Node(MachineBackend):
     def translate(self, job: Job, report: JobReport) -> Progress:
         """What is known of a job there, with this machine's times.  It is over when all its output has arrived."""
         self.service.observer.usage[job.id] = JobUsage(report.samples, report.rss_mib)
-        result, progress = report.progress.result, report.progress
+        result, progress, age_s = report.progress.result, report.progress, find_age(job, self.clock.now())
         if result and result.finished_at:
             result = replace(result, finished_at=result.finished_at - self.clock_offset_s)
+        if result and result.runtime_seconds and age_s > 0:
+            result = replace(result, runtime_seconds=min(result.runtime_seconds, age_s))
         is_over = progress.is_over and report.log_sizes in (None, measure_output(job))
         files = progress.files and f"files that it wrote are kept: {self.name}:{progress.files}"
         notes, left = (*progress.notes, *filter(None, [files])), progress.processes_left

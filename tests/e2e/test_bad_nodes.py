@@ -213,10 +213,11 @@ def test_what_is_said_twice_counts_once(away):
 
 def test_times_of_a_node_are_within_those_of_the_job(away):
     w, file, job_id = away
-    write(file, {**ended(finished_at=4e9), "now": 0.0})
+    write(file, {**ended(finished_at=4e9, runtime_seconds=1e11), "now": 0.0})
+    w.clock.pass_(10)
     live.until(lambda: w.turn() or w.job(job_id).status == "completed", lambda: w.api(job_id))
     ran = w.job(job_id).current
-    assert ran.started_at <= ran.finished_at <= w.clock.now()
+    assert ran.started_at <= ran.finished_at <= w.clock.now() and ran.runtime_seconds <= w.clock.now() - ran.started_at
 
 
 def test_a_flood_of_notes_is_cut(away):
