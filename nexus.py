@@ -9976,6 +9976,34 @@ def append_output(question: Question, found: Iterable[tuple[Job, JobReport]]) ->
     return why
 
 
+class Unpushed:
+    """The attempts whose snapshot must be pushed to a node before they begin.
+
+    One thread does that for all: the node may claim to have slots without end.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.waiting: dict[tuple[str, int], tuple[Job, Mapping[str, str] | None]] = {}      # (job, its variables)
+        self.worker = Worker(node.service, f"pushing snapshots to node {node.name}", self.send)
+        self.worker.thread.start()
+
+    def add(self, job: Job, variables: Mapping[str, str] | None) -> None:
+        self.waiting[job.id, job.attempt] = job, variables
+        self.worker.wanted.set()
+
+    def withdraw(self, job: Job) -> bool:
+        """Whether this attempt was there, and is not any more."""
+        return self.waiting.pop((job.id, job.attempt), None) is not None
+
+    def send(self) -> float | None:
+        """Have those that wait started; return the pause."""
+        for job, variables in list(self.waiting.values()):
+            if self.withdraw(job) and not self.node.is_ended:
+                self.node.send(job, variables)
+        return 0.0 if self.waiting else None
+
+
 class Node(MachineBackend):
     """Another machine, whose agent runs jobs for this nexus.
 
@@ -10011,10 +10039,10 @@ class Node(MachineBackend):
         self.has_none = False                               # the agent knows that no job is wanted
         self.log_error = ""                                 # why output could not be written
         self.trees: dict[str, str] = {}                     # {commit: its path on the node}
-        self.pushing = threading.Lock()                     # held to push a commit
         self.start_backoff = Backoff(START_BACKOFF_S, START_BACKOFF_S)
         self.given_up_by = ""                               # the user who removed it with --force
         self.is_ended, self.reconnect_backoff = False, Backoff(*RECONNECT_S)
+        self.unpushed = Unpushed(self)
         self.follower = Worker(service, f"following node {self.name}", self.follow)
         self.follower.thread.start()
 
@@ -10129,9 +10157,8 @@ class Node(MachineBackend):
             self.service.wake()
 
     def start(self, job: Job, variables: Mapping[str, str] | None) -> None:
-        import threading
-        if job.snapshot:                                    # to push it may take long
-            threading.Thread(target=self.send, args=(job, variables), name="snapshot", daemon=True).start()
+        if job.snapshot and job.snapshot not in self.trees:     # to push it may take long
+            self.unpushed.add(job, variables)
         else:
             self.send(job, variables)
 
@@ -10162,6 +10189,8 @@ class Node(MachineBackend):
                 yield job, Progress(result=lost, is_over=True)
             elif key in self.unsent:
                 yield job, self.unsent[key]
+            elif job.current.stop_cause and self.unpushed.withdraw(job):
+                yield job, Progress(requeue="it was killed before it began")
             elif key in self.reports:
                 yield job, self.translate(job, self.reports[key])
 
@@ -10244,6 +10273,7 @@ class Node(MachineBackend):
     def end(self) -> None:
         self.is_ended = True
         self.follower.end()
+        self.unpushed.worker.end()
         with self.guard:
             line, self.line = self.line, None
         if line:
@@ -10512,11 +10542,9 @@ class Starter(Part):
         cwd = "" if job.cwd == os.path.expanduser("~") else job.cwd
         if job.snapshot and job.snapshot_repo:
             if job.snapshot not in node.trees:
-                with node.pushing:                      # one at a time, however many slots a node claims to have
-                    if job.snapshot not in node.trees:
-                        name = hash_text(f"{self.store.service_id} {job.snapshot_repo}")[:16]
-                        node.trees[job.snapshot] = push_snapshot(
-                            node.ssh, job.snapshot_repo, job.snapshot, name, self.environ)
+                name = hash_text(f"{self.store.service_id} {job.snapshot_repo}")[:16]
+                node.trees[job.snapshot] = push_snapshot(
+                    node.ssh, job.snapshot_repo, job.snapshot, name, self.environ)
             tree = node.trees[job.snapshot]
             cwd = os.path.normpath(os.path.join(tree, os.path.relpath(job.cwd, job.snapshot_repo)))
             job = replace(job, snapshot_repo=tree)

@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
 
 import live
@@ -405,7 +406,7 @@ def test_a_node_sends_git_to_no_other_place(push, tmp_path, monkeypatch, place):
 
 def test_a_node_with_slots_without_end_gets_one_snapshot_at_a_time(away, monkeypatch):
     w, _, job_id = away
-    at_once, most, done = [], [], []
+    at_once, most, done, threads = [], [], [], threading.active_count()
 
     def push(*_):
         at_once.append(1)
@@ -416,10 +417,28 @@ def test_a_node_with_slots_without_end_gets_one_snapshot_at_a_time(away, monkeyp
         return "/r"
 
     monkeypatch.setattr(nexus, "push_snapshot", push)
-    for number in range(10):
-        w.node.start(nexus.replace(w.job(job_id), snapshot=f"{number % 5}" * 40, snapshot_repo="/r", cwd="/r"), {})
+    began = [nexus.with_facts(w.job(job_id), id=f"ab{letter}", snapshot=letter * 40, snapshot_repo="/r", cwd="/r")
+             for letter in "cdefg" * 20]
+    for job in began:
+        w.node.start(job, {})
+    assert threading.active_count() <= threads, "none for each"
     live.until(lambda: len(w.node.trees) == 5, "five commits")
     assert len(done) == 5 and max(most) == 1
+
+
+def test_what_waits_for_another_snapshot_is_killed_at_once(bad, monkeypatch):
+    w, _ = bad
+    pushed, may_end = threading.Event(), threading.Event()
+    monkeypatch.setattr(nexus, "push_snapshot", lambda *_: pushed.set() or (may_end.wait(live.PATIENCE_S) and "/r"))
+    first, second = [w.add(node="n1", gpus=0, snapshot=letter * 40, snapshot_repo="/") for letter in "ab"]
+    w.turn()
+    assert pushed.wait(live.PATIENCE_S) and w.job(second).status == "running"
+    w.service.admission.cancel(nexus.Choice([second], ("running",)), test_service.ANN)
+    w.turn()
+    assert w.job(second).status == "cancelled"
+    may_end.set()
+    live.until(lambda: w.turn() or w.job(first).current.pid == 77, lambda: w.api(first))
+    assert list(w.node.trees) == ["a" * 40]
 
 
 def test_a_node_is_told_of_no_directory_that_is_not_for_its_jobs(bad):

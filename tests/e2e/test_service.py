@@ -188,6 +188,8 @@ class World:
 
     def close(self):
         self.store.journal.close()
+        for node in self.service.pool.nodes.values():
+            node.unpushed.worker.end()
         for thread in set(threading.enumerate()) - self.threads:        # they wake it when they are through
             live.until(lambda: is_over(thread), str(thread))      # noqa: B023
         os.close(self.service.events.source)
