@@ -9417,6 +9417,7 @@ MAX_LOGIN_LINES = 1000          # that a login may print before the agent begins
 MAX_LOGIN_BYTES = 65536         # of such a line, and of the agent's first
 MAX_GPU_ROWS = 5000             # GPUs of a node, and processes on them
 MAX_QUESTIONS = 10              # without a reply; then a change waits for one
+MAX_ORDERS = 100                # in one question: a node may claim to have slots without end, and read nothing
 LOG_BYTES = 2**20               # of all logs in one reply: a slow connection transfers it within ANSWER_S
 LOG_INTERVAL_S = 0.1            # how often logs are looked at
 HEAD_SILENCE_S = 180.0          # an agent without jobs ends when nobody has asked it for so long
@@ -10064,7 +10065,8 @@ class Node(MachineBackend):
             self.heard_at = self.clock.monotonic()
             self.take(question, report, faults)
             self.reconnect_backoff.succeed()
-            return 2 * (time.thread_time() - began_s)       # a node with endless news takes a third of a core at most
+            # A node with endless news takes a third of a core at most, with the ticks that it causes.
+            return 2 * (time.thread_time() - began_s + min(1.0, self.service.tick_s))
         except Exception as error:
             self.lose(error)
             self.reconnect_backoff.fail(self.clock.monotonic())
@@ -10099,11 +10101,20 @@ class Node(MachineBackend):
         self.has_none = self.has_none and not self.latest.jobs
         line.ask(encode_value(self.latest))
 
+    def list_due(self) -> list[tuple[Job, Order | None]]:
+        """The attempts that it shall have now, with the orders of those that it does not have: MAX_ORDERS of them.
+
+        The oldest orders come first: what it was sent once stays wanted.  The caller holds `guard`.
+        """
+        jobs = {(job.id, job.attempt): job for job in self.list_jobs()}
+        due = [(jobs[key], order) for key, order in self.orders.items() if key in jobs]
+        later = {job.id for job in [job for job, order in due if order][MAX_ORDERS:]}
+        return [(job, order) for job, order in due if job.id not in later]
+
     def list_wanted(self) -> tuple[Wanted, ...]:
         return tuple(Wanted(find_key(job), job.attempt, measure_output(job), find_limits(job, self.config.jobs),
-                            job.current.stop_cause, job.current.stop_signal, self.orders[job.id, job.attempt],
-                            job.current.pid is not None)
-                     for job in self.list_jobs() if (job.id, job.attempt) in self.orders)
+                            job.current.stop_cause, job.current.stop_signal, order, job.current.pid is not None)
+                     for job, order in self.list_due())
 
     def take(self, question: Question, report: Report, faults: Mapping[str, str]) -> None:
         """Take in what is new.  `faults`: of read_report()."""
@@ -12298,6 +12309,7 @@ class Service:
         self.is_stopping = self.is_going_down = False
         self.plan = Plan(hold=Reason("node-down", "", "the service has not read the GPUs yet"))
         self.turned_at = clock.monotonic()                  # when the last tick ended
+        self.tick_s = 0.0                                   # how long that took
         # Jobs that have ended since this service started, for GET /metrics
         self.end_counts = Counter({(COMPLETED, ""): 0, (FAILED, "exit"): 0, (CANCELLED, "killed"): 0})
         store.note_status_changes = self.note_status_changes
@@ -12405,6 +12417,7 @@ class Service:
 
     def tick(self, runner_events: Sequence[RunnerEvent]) -> None:
         """Run one tick.  A phase that fails is logged and counted; the other phases still run."""
+        began = self.clock.monotonic()
         for backend in self.backends:
             self.run_guarded(f"hearing of jobs {backend.name or 'here'}", self.take_in, backend, runner_events)
         self.run_guarded("reading GPUs", self.gpu_watch.take_in_observation)
@@ -12413,6 +12426,7 @@ class Service:
         self.run_guarded("looking for processes that jobs wait for", self.starter.release_waiting)
         self.run_guarded("scheduling", self.record_ends_and_start)
         self.turned_at = self.clock.monotonic()
+        self.tick_s = self.turned_at - began
 
     def take_in(self, backend: Backend, runner_events: Sequence[RunnerEvent]) -> None:
         """Record the news of a backend: what is learned of jobs that go on together, of others with their ends."""

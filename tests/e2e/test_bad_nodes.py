@@ -441,6 +441,31 @@ def test_what_waits_for_another_snapshot_is_killed_at_once(bad, monkeypatch):
     assert list(w.node.trees) == ["a" * 40]
 
 
+def test_orders_go_to_a_node_a_few_at_a_time(bad, monkeypatch):
+    """It may claim to have slots without end, and read nothing."""
+    w, _ = bad
+    counts, ask = [], nexus.AgentLine.ask
+    monkeypatch.setattr(nexus, "MAX_ORDERS", 2)
+    monkeypatch.setattr(nexus.AgentLine, "ask", lambda line, question: counts.append(
+        sum(one.order is not None for one in question["jobs"])) or ask(line, question))
+    ids = [w.add(node="n1", gpus=0) for _ in range(4)]
+    live.until(lambda: w.turn() or all(w.job(job_id).current.pid for job_id in ids), "their begin")
+    assert max(counts) == 2
+    w.node.end()
+    order = nexus.Order(w.job(ids[0]), {})
+    w.node.orders = {(job_id, 1): order for job_id in (*ids[1:], ids[0])}      # that of the first was made last
+    assert [job.id for job, _ in w.node.list_due()] == ids[1:3], "those that were sent stay wanted"
+
+
+def test_a_node_that_replies_at_once_leaves_time_to_the_service(away):
+    w, file, _ = away
+    w.service.tick_s = 0.2                          # what each of its replies costs
+    replies = file.with_name("replies")
+    size, began = replies.stat().st_size, time.monotonic()
+    live.until(lambda: replies.stat().st_size >= size + 6, "six replies")
+    assert time.monotonic() - began >= 4 * 2 * 0.2
+
+
 def test_a_node_is_told_of_no_directory_that_is_not_for_its_jobs(bad):
     w, _ = bad
     for node, cwd in (("n1", "/usr"), (w.service.node, "/etc"), (None, "/tmp")):
