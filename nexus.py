@@ -9415,6 +9415,8 @@ MAX_ANSWER_BYTES = 16 * 2**20
 PIECE_PAUSE_S = 0.001           # between the pieces of a reply: a node that sends single bytes costs little CPU
 MAX_LOGIN_LINES = 1000          # that a login may print before the agent begins
 MAX_LOGIN_BYTES = 65536         # of such a line, and of the agent's first
+MAX_ANSWER_FACTS = 500000       # in all lists and objects of a reply: empty ones take seconds and half a GiB to read
+MAX_NODE_GPUS = 256             # each plan looks at all of them
 MAX_GPU_ROWS = 5000             # GPUs of a node, and processes on them
 MAX_QUESTIONS = 10              # without a reply; then a change waits for one
 MAX_ORDERS = 100                # in one question: a node may claim to have slots without end, and read nothing
@@ -9518,6 +9520,8 @@ def read_report(text: bytes, question: Question) -> tuple[Report, dict[str, str]
     A report that is wrong is not among the jobs of the reply.  A job of which nothing is said has a wrong one.
     Raises: KeyError, TypeError or ValueError, when what is wrong is about no job, or about one that was not asked for.
     """
+    if sum(map(text.count, (b",", b"[", b"{"))) > MAX_ANSWER_FACTS:
+        raise ValueError("its reply has too many parts")
     fields = decode("dict", load_json(text), "the reply")
     asked = {one.key: one for one in question.jobs}
     told: dict[str, Json] = {}
@@ -9529,6 +9533,8 @@ def read_report(text: bytes, question: Question) -> tuple[Report, dict[str, str]
     if count_gpu_rows(fields.get("gpus")) > MAX_GPU_ROWS:
         raise ValueError(f"it has more than {MAX_GPU_ROWS} GPUs and processes on them")
     report = decode_value(Report, {**fields, "jobs": []}, "the reply", True)
+    if len(report.gpus or ()) > MAX_NODE_GPUS:
+        raise ValueError(f"it has more than {MAX_NODE_GPUS} GPUs")
     for names in ([gpu.local_place for gpu in report.gpus or ()], [gpu.uuid for gpu in report.gpus or ()]):
         if len(set(names)) < len(names):
             raise ValueError("two GPUs have one name")
