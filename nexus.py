@@ -2853,7 +2853,7 @@ def find_oom_line(text: str) -> str | None:
 
 # What bash wrote into stderr.log of a command that a signal ended, until job.sh had its own words go nowhere: the whole
 # text, with the variables.  The end of a log may begin in the middle of that.
-RUNNER_WORDS = r"(?ms)^[^\n]*/job\.sh: \S+ \d+: +\d+ [^\n]*NEXUS_JOB_NONCE=.*"
+RUNNER_WORDS = r"/job\.sh: \S+ \d+: +\d+ "          # before the variables
 RUNNER_REST = r' /usr/bin/env -u _ -- |"\$@" (bash|/usr/bin/env) '
 # What a shell says of a program that a signal ended: `bash: line 1:   565 Aborted     (core dumped) python x.py`.  bash
 # puts blanks behind its word, in any language; dash says the word alone; the last ones are zsh's, fish's, and others'.
@@ -2867,8 +2867,9 @@ SHELL_WORDS = "|".join((
     r"|floating point exception|user-defined signal [12]|segmentation fault)( +\(core dumped\))?  +\S.*",
     r"fish: (Job \d+, )?'.*' terminated by signal SIG.*", r"timeout: the monitored command dumped core",
     r"Command terminated by signal \d+"))
+MAX_LINES = 1000                # of a log's end
 # tqdm's: ` 45%|####5     | 9/20 [00:10<00:12,  1.13s/it]`, or `9it [00:10,  1.13s/it]`
-PROGRESS_BAR = r"(?:[^|]*\d{1,3}%\|[^|]*\|(?:[^][]*\[\d+:\d+[^]]*\]|.*)|(?:.*?: )?\d+it \[\d+:\d+[^]]*\])"
+PROGRESS_BAR = r"(?:[^|]*\d{1,3}%\|[^|]*\|(?:[^][]*\[\d+:\d+[^]]*\]|.*)|(?:.*?: )?\d+it \[\d+:\d+[^]]{0,100}\])"
 
 
 def find_last_lines(text: str, count: int) -> list[str]:
@@ -2882,10 +2883,21 @@ def find_cause_lines(text: str, count: int) -> list[str]:
 
 
 def list_lines(text: str) -> Iterable[str]:
-    """From the last to the first."""
+    """From the last to the first, without empty ones, MAX_LINES at most.
+
+    Jobs may end together, and the service waits for this: so it takes as long as the text is long, whatever it says.
+    """
+    import itertools
     text = re.sub(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\))", "", text)
-    text = re.sub(RUNNER_WORDS, "", text)
-    return [] if re.search(RUNNER_REST, text) else (line.rstrip("\r") for line in reversed(text.split("\n")))
+    lines = list(itertools.takewhile(lambda line: not is_runner_line(line), text.split("\n")))
+    is_rest = re.search(RUNNER_REST, "\n".join(lines))
+    said = (line.rstrip("\r") for line in reversed(lines) if line and not line.isspace())
+    return [] if is_rest else itertools.islice(said, MAX_LINES)
+
+
+def is_runner_line(line: str) -> bool:
+    before, mark, _ = line.rpartition("NEXUS_JOB_NONCE=")
+    return bool(mark and re.search(RUNNER_WORDS, before))
 
 
 def drop_progress(line: str) -> str:

@@ -769,6 +769,18 @@ def test_list_oom_files(reason, text, first):
     assert nexus.list_oom_files(text)[:len(first)] == first
 
 
+LONG = ("/job.sh: a 1: 1 ", "NEXUS_JOB_NONCE=/job.sh: a 1: 1 ", "1it [1:1: ", "1%|", "\n", "\r", "Killed\n", "1%||\n", "\x1b]",
+        ": 1: 1 Killed  ", "[rank0]: \n")
+
+
+@pytest.mark.parametrize("piece", LONG)
+def test_a_long_log_is_read_in_a_time_that_grows_with_it(piece):
+    """The service reads those of all jobs that end together, and does nothing else meanwhile."""
+    evidence, began_s = nexus.Evidence(piece * (2**18 // len(piece))), time.process_time()
+    nexus.find_cause(job(), nexus.Result(1), evidence, None)
+    assert time.process_time() - began_s < 1.5
+
+
 # POST /api/submit: the form, and the flat YAML in it
 
 PLAIN_TYPE = "multipart/form-data; boundary=B"
