@@ -16325,7 +16325,7 @@ def cmd_node_add(call: Call) -> None:
         remove_node(call, config.name, is_forced=True)
         hint = re.sub("(, or give it up)?: nexus node remove .*", "", node["hint"] or "nexus node list")
         raise NexusError("unavailable", node["trouble"], hint)
-    models = f" ({', '.join(map(format_line, node['gpu_names']))})" if node["gpu_names"] else ""
+    models = f" ({join_some(list(map(format_line, node['gpu_names'])), 8)})" if node["gpu_names"] else ""
     call.print(f"{config.name}: {format_count(node['gpus'], 'GPU')}{models}, Python {node['python']}")
     if node["trouble"]:
         call.say(f"{config.name}: {node['trouble']}")
