@@ -10083,8 +10083,7 @@ class Node(MachineBackend):
             self.heard_at = self.clock.monotonic()
             self.take(question, report, faults)
             self.reconnect_backoff.succeed()
-            # A node with endless news takes a third of a core at most, with the ticks that it causes.
-            return 2 * (time.thread_time() - began_s + min(1.0, self.service.tick_s))
+            return 2 * (time.thread_time() - began_s + min(1.0, self.service.tick_s))  # a third of a core at most
         except Exception as error:
             self.lose(error)
             self.reconnect_backoff.fail(self.clock.monotonic())
