@@ -5384,6 +5384,104 @@ class Backoff:
 
 # ==== 9. DISK ==== the layout of ~/.nexus; writing that survives a crash, reading what may be torn
 # A file that must be complete is written aside, synced, and renamed.  System errors become `unavailable` here.
+# The functions are made of the operations of Disk, which is handed to them: so a simulation can have a disk of its own.
+
+
+class Disk:
+    """The files of this machine; a handle is that of an open file.  All operations raise OSError, as those of `os`.
+
+    /proc is the kernel's, and pipes and sockets hold nothing: they are no part of it.
+    """
+
+    def open(self, path: str, flags: int, mode: int = 0o600, folder: int | None = None) -> int:
+        """A handle, which children do not inherit.  `folder`: the handle of the folder in which `path` is."""
+        return os.open(path, flags, mode, dir_fd=folder)
+
+    def close(self, handle: int) -> None:
+        os.close(handle)
+
+    def read(self, handle: int, count: int) -> bytes:
+        """The next bytes, at most so many; at the end none."""
+        return os.read(handle, count)
+
+    def pread(self, handle: int, count: int, at: int) -> bytes:
+        """Bytes from byte `at` on, at most so many."""
+        return os.pread(handle, count, at)
+
+    def pwrite(self, handle: int, content: bytes, at: int) -> int:
+        """Write from byte `at` on; return how many bytes were written, which may be fewer."""
+        return os.pwrite(handle, content, at)
+
+    def size(self, handle: int) -> int:
+        """The bytes of the file; the next read() is at its end."""
+        return os.lseek(handle, 0, os.SEEK_END)
+
+    def truncate(self, handle: int, size: int) -> None:
+        os.ftruncate(handle, size)
+
+    def fsync(self, handle: int) -> None:
+        """Put the file, or the names in a folder, where a power cut does not reach them."""
+        os.fsync(handle)
+
+    def fdatasync(self, handle: int) -> None:
+        """fsync() without the times of the file."""
+        os.fdatasync(handle)
+
+    def lock(self, handle: int, is_shared: bool = False, waits: bool = False) -> bool:
+        """Lock an open file until it is closed; False when somebody else has locked it, unless this `waits`."""
+        import fcntl
+        try:
+            fcntl.flock(handle, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | (0 if waits else fcntl.LOCK_NB))
+        except BlockingIOError:
+            return False
+        return True
+
+    def stat(self, file: str | int, folder: int | None = None, is_followed: bool = True) -> os.stat_result:
+        """What is known of a path or a handle.  Not `is_followed`: of a link itself."""
+        return os.stat(file, dir_fd=folder, follow_symlinks=is_followed)
+
+    def can_read(self, path: str) -> bool:
+        return os.access(path, os.R_OK)
+
+    def chmod(self, file: str | int, mode: int) -> None:
+        os.chmod(file, mode)
+
+    def touch(self, file: str | int) -> None:
+        """Make the present time that of its last change."""
+        os.utime(file)
+
+    def link(self, path: str, other: str) -> None:
+        """Give a file a second name."""
+        os.link(path, other)
+
+    def replace(self, path: str, other: str) -> None:
+        """Rename a file or a folder; a file that is there already goes."""
+        os.replace(path, other)
+
+    def unlink(self, path: str, folder: int | None = None) -> None:
+        os.unlink(path, dir_fd=folder)
+
+    def mkdir(self, path: str, mode: int = 0o700) -> None:
+        os.mkdir(path, mode)
+
+    def makedirs(self, path: str, mode: int = 0o700) -> None:
+        """Make a folder with its parents, unless it is there."""
+        os.makedirs(path, mode, exist_ok=True)
+
+    def rmdir(self, path: str) -> None:
+        """Remove an empty folder."""
+        os.rmdir(path)
+
+    def listdir(self, folder: str | int) -> list[str]:
+        return os.listdir(folder)
+
+    def realpath(self, path: str) -> str:
+        """The path without links."""
+        return os.path.realpath(path)
+
+    def statvfs(self, path: str) -> os.statvfs_result:
+        """What is free on its file system."""
+        return os.statvfs(path)
 
 
 class Layout:
@@ -5426,11 +5524,11 @@ class Layout:
         return os.path.join(self.job_folder(job_id), "work")        # cwd of a job with an uploaded script
 
 
-def find_home(environ: Mapping[str, str]) -> str:
+def find_home(disk: Disk, environ: Mapping[str, str]) -> str:
     """~/.nexus, or NEXUS_HOME.  Raises: forbidden, when another user owns it."""
     given = environ.get("NEXUS_HOME") or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".nexus")
     home = os.path.abspath(os.path.expanduser(given))
-    check_owner(home, "NEXUS_HOME")
+    check_owner(disk, home, "NEXUS_HOME")
     return home
 
 
@@ -5449,8 +5547,8 @@ def describe_disk_error(error: OSError, action: str, path: str) -> NexusError:
     return NexusError("unavailable", f"cannot {action} {path or error.filename}: {error.strerror or error}", hint)
 
 
-class disk:
-    """`with disk("write", path):` turns an OSError into NexusError; path "": the error's own."""
+class disk_errors:
+    """`with disk_errors("write", path):` turns an OSError into NexusError; path "": the error's own."""
 
     def __init__(self, action: str, path: str) -> None:
         self.action, self.path = action, path
@@ -5463,10 +5561,10 @@ class disk:
             raise describe_disk_error(error, self.action, self.path) from error
 
 
-def make_folder(path: str) -> None:
+def make_folder(disk: Disk, path: str) -> None:
     """Make a private folder, with its parents.  Raises: unavailable."""
-    with disk("make", path):
-        os.makedirs(path, mode=0o700, exist_ok=True)
+    with disk_errors("make", path):
+        disk.makedirs(path)
 
 
 def find_user(uid: int) -> str:
@@ -5480,71 +5578,122 @@ def find_user(uid: int) -> str:
 # Whoever can write into a folder of nexus's, or exchange it, can run commands as its owner.  The owner and the group of
 # a folder above it are trusted.
 
-def check_owner(path: str, what: str) -> None:
+def check_owner(disk: Disk, path: str, what: str) -> None:
     """Raises: forbidden, when another user owns it; unavailable."""
     uid = os.geteuid()
-    with disk("look at", path), contextlib.suppress(FileNotFoundError):
-        uid = os.stat(path).st_uid
+    with disk_errors("look at", path), contextlib.suppress(FileNotFoundError):
+        uid = disk.stat(path).st_uid
     if uid != os.geteuid():
         raise NexusError("forbidden", f"{path} ({what}) belongs to {find_user(uid)}, and you are "
                          f"{find_user(os.geteuid())}: its owner could run commands as you",
                          hint="name a folder of your own: export NEXUS_HOME=~/.nexus, or nexus config edit")
 
 
-def check_folder(path: str, what: str) -> None:
+def check_folder(disk: Disk, path: str, what: str) -> None:
     """Raises: forbidden, when others own a folder, can write into it, or exchange it; OSError, unavailable."""
     import stat
-    check_owner(path, what)
-    if os.stat(path).st_mode & 0o022:
+    check_owner(disk, path, what)
+    if disk.stat(path).st_mode & 0o022:
         raise NexusError("forbidden", f"others may write into {path} ({what}), and could run commands as you",
                          hint=f"look at what is in it; then chmod go-w {path}, or name another folder")
-    trusted = {os.geteuid(), os.stat("/").st_uid}       # root, which may have another number in a container
-    for place in (path, os.path.realpath(path)):        # a link may be exchanged, and what it leads to
+    trusted = {os.geteuid(), disk.stat("/").st_uid}     # root, which may have another number in a container
+    for place in (path, disk.realpath(path)):           # a link may be exchanged, and what it leads to
         while place != "/":
             parent = os.path.dirname(place)
-            status = os.stat(parent)
-            is_sticky = status.st_mode & stat.S_ISVTX and {status.st_uid, os.lstat(place).st_uid} <= trusted
+            status, owner = disk.stat(parent), disk.stat(place, is_followed=False).st_uid
+            is_sticky = status.st_mode & stat.S_ISVTX and {status.st_uid, owner} <= trusted
             if status.st_mode & 0o002 and not is_sticky:
                 raise NexusError("forbidden", f"other users could exchange {place} ({what}), and run commands as you",
                                  hint=f"name a folder elsewhere; or chmod o-w {parent}, if it is yours")
             place = parent
 
 
-def secure_folders(layout: Layout) -> None:
+def secure_folders(disk: Disk, layout: Layout) -> None:
     """Make nexus's folders, which nobody else may write into, or exchange.  Raises: forbidden, unavailable."""
-    with disk("look at", ""):
+    with disk_errors("look at", ""):
         for path, what in ((layout.home, "NEXUS_HOME"), (layout.journal_dir, "the folder of [state] state_file"),
                            (layout.log_dir, "[state] log_dir")):
-            make_folder(path)
-            check_folder(path, what)
-        os.chmod(layout.home, os.stat(layout.home).st_mode & 0o7700)
+            make_folder(disk, path)
+            check_folder(disk, path, what)
+        disk.chmod(layout.home, disk.stat(layout.home).st_mode & 0o7700)
 
 
-def read_text(path: str) -> str | None:
-    """The text of a file; None when there is none.  A FIFO in its place does not block.  Raises: unavailable."""
-    with disk("read", path), contextlib.suppress(FileNotFoundError):
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        with open(handle, encoding="utf-8", errors="replace") as file:
-            return file.read()
+def find_status(disk: Disk, path: str, is_followed: bool = True) -> os.stat_result | None:
+    """What is known of a path; None: there is nothing, or nothing that can be looked at."""
+    try:
+        return disk.stat(path, is_followed=is_followed)
+    except (OSError, ValueError):
+        return None
+
+
+def is_file(disk: Disk, path: str) -> bool:
+    import stat
+    status = find_status(disk, path)
+    return status is not None and stat.S_ISREG(status.st_mode)
+
+
+def is_folder(disk: Disk, path: str) -> bool:
+    import stat
+    status = find_status(disk, path)
+    return status is not None and stat.S_ISDIR(status.st_mode)
+
+
+def find_files(disk: Disk, prefix: str, ending: str = "") -> list[str]:
+    """The paths that begin and end so, in the order of their names."""
+    folder, name = os.path.split(prefix)
+    with contextlib.suppress(OSError):
+        return [os.path.join(folder, each) for each in sorted(disk.listdir(folder))
+                if each.startswith(name) and each.endswith(ending)]
+    return []
+
+
+class opened:
+    """`with opened(disk, path, flags) as handle:` the handle of a file.  Raises: OSError."""
+
+    def __init__(self, disk: Disk, path: str, flags: int) -> None:
+        self.disk, self.handle = disk, disk.open(path, flags)
+
+    def __enter__(self) -> int:
+        return self.handle
+
+    def __exit__(self, *_: object) -> None:
+        self.disk.close(self.handle)
+
+
+def read_whole(disk: Disk, path: str) -> bytes:
+    """What is in a file.  A FIFO in its place does not block.  Raises: OSError."""
+    with opened(disk, path, os.O_RDONLY | os.O_NONBLOCK) as handle:
+        return b"".join(iter(lambda: disk.read(handle, 2**20), b""))
+
+
+def decode_text(content: bytes, errors: str = "strict") -> str:
+    """The text in a file: lines may end in \\r\\n.  Raises: ValueError."""
+    return content.decode("utf-8", errors).replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_text(disk: Disk, path: str) -> str | None:
+    """The text of a file; None when there is none.  Raises: unavailable."""
+    with disk_errors("read", path), contextlib.suppress(FileNotFoundError):
+        return decode_text(read_whole(disk, path), "replace")
     return None
 
 
 JOB_FILE_BYTES = 2**20              # of a small file in a job's folder
 
 
-def read_job_file(path: str) -> str | None:
+def read_job_file(disk: Disk, path: str) -> str | None:
     """The text of a small file in a job's folder; None when there is none.  Raises: unavailable.
 
     The job may have put anything there: what is no regular file, or is longer than such a file, is empty.
     """
     import errno
     import stat
-    with disk("read", path):
+    with disk_errors("read", path):
         try:
-            with opened(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW) as handle:
-                status = os.fstat(handle)
+            with opened(disk, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW) as handle:
+                status = disk.stat(handle)
                 is_small = stat.S_ISREG(status.st_mode) and status.st_size <= JOB_FILE_BYTES
-                return os.pread(handle, JOB_FILE_BYTES, 0).decode("utf-8", "replace") if is_small else ""
+                return disk.pread(handle, JOB_FILE_BYTES, 0).decode("utf-8", "replace") if is_small else ""
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -5553,20 +5702,20 @@ def read_job_file(path: str) -> str | None:
             raise
 
 
-def read_bytes(path: str) -> bytes:
+def read_bytes(disk: Disk, path: str) -> bytes:
     """Raises: unavailable."""
-    with disk("read", path), open(path, "rb") as file:
-        return file.read()
+    with disk_errors("read", path):
+        return read_whole(disk, path)
 
 
 MOCK_GPUS = {**integer_in(0, 1024), "examples": [2]}
 
 
-def load_config(path: str, environ: Mapping[str, str]) -> Config:
+def load_config(disk: Disk, path: str, environ: Mapping[str, str]) -> Config:
     """The configuration in a file; the defaults when there is none.  Raises: usage, unavailable."""
-    if os.path.lexists(path) and not os.path.isfile(path):
+    if find_status(disk, path, is_followed=False) and not is_file(disk, path):
         refuse(f"{path} is no file, or a link that leads to none", hint=f"put one there, or remove it: ls -l {path}")
-    text = read_text(path)
+    text = read_text(disk, path)
     data: dict[str, Any] = {}
     if text is not None:
         try:
@@ -5586,152 +5735,148 @@ def load_config(path: str, environ: Mapping[str, str]) -> Config:
     return replace(config, mock_gpus=check(MOCK_GPUS, guess_number(mock), "NEXUS_MOCK_GPUS")) if mock else config
 
 
-def choose_config(layout: Layout) -> str:
+def choose_config(disk: Disk, layout: Layout) -> str:
     """The last --config, or the default path, which need not exist.  Raises: usage, unavailable."""
-    chosen = (read_text(layout.choice_file) or "").strip("\n")
-    if chosen and not os.path.isfile(chosen):
+    chosen = (read_text(disk, layout.choice_file) or "").strip("\n")
+    if chosen and not is_file(disk, chosen):
         raise NexusError("usage", f"there is no file {chosen}, the config file that was chosen last",
                          hint=f"choose another: nexus start --config FILE; the usual one is {layout.config_file}")
     return chosen or layout.config_file
 
 
-def remember_config(layout: Layout, path: str) -> None:
+def remember_config(disk: Disk, layout: Layout, path: str) -> None:
     """Start the service with this config file from now on.  Raises: unavailable."""
     if path != layout.config_file:
-        write_if_changed(layout.choice_file, path + "\n")
+        write_if_changed(disk, layout.choice_file, path + "\n")
     else:
-        remove_file(layout.choice_file)
+        remove_file(disk, layout.choice_file)
 
 
-def read_json(path: str) -> dict[str, Any] | None:
+def read_json(disk: Disk, path: str) -> dict[str, Any] | None:
     """A JSON object from a file; None when there is none, or it is torn."""
     with contextlib.suppress(ValueError, TypeError):
-        return dict(decode("dict", load_json(read_text(path) or "")))
+        return dict(decode("dict", load_json(read_text(disk, path) or "")))
     return None
 
 
-def stamp_of(path: str) -> tuple[int, ...] | None:
+def stamp_of(disk: Disk, path: str) -> tuple[int, ...] | None:
     """What identifies a file and its content."""
-    with contextlib.suppress(OSError):
-        status = os.stat(path)
-        return status.st_ino, status.st_size, status.st_mtime_ns
-    return None
+    status = find_status(disk, path)
+    return (status.st_ino, status.st_size, status.st_mtime_ns) if status else None
 
 
-class opened:
-    """`with opened(path, flags) as handle:` a file's descriptor, which children do not inherit.  Raises: OSError."""
+def write_at(disk: Disk, handle: int, content: bytes, at: int) -> None:
+    """Write all of it, from byte `at` on.  Raises: OSError; then a part may be written."""
+    done = 0
+    while done < len(content):
+        done += disk.pwrite(handle, content[done:], at + done)
 
-    def __init__(self, path: str, flags: int) -> None:
-        self.handle = os.open(path, flags, 0o600)
 
-    def __enter__(self) -> int:
-        return self.handle
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self.handle)
+def join_blocks(pieces: Iterable[str]) -> Iterator[bytes]:
+    """Text in blocks of about 1 MiB: smaller writes release the GIL for too short a time for other threads."""
+    block, size = list[str](), 0
+    for piece in pieces:
+        block.append(piece)
+        size += len(piece)
+        if size >= 2**20:
+            yield "".join(block).encode("utf-8", "surrogateescape")
+            block, size = [], 0
+    yield "".join(block).encode("utf-8", "surrogateescape")
 
 
 @contextlib.contextmanager
-def written(aside: str, pieces: Iterable[str], mode: int = 0o600, is_synced: bool = True) -> Iterator[str]:
+def written(disk: Disk, aside: str, pieces: Iterable[str], mode: int = 0o600, is_synced: bool = True) -> Iterator[str]:
     """Write a new file; it is removed unless it is renamed in the block.  Raises: OSError, unavailable."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
         try:
-            handle = os.open(aside, flags, mode)
+            handle = disk.open(aside, flags, mode)
         except FileExistsError:     # a crash may have left it; and in a shared folder it may be somebody's link
-            remove_file(aside)
-            handle = os.open(aside, flags, mode)
-        # Write 1 MiB at a time: smaller writes release the GIL for too short a time for other threads.
-        with open(handle, "w", 2**20, encoding="utf-8", errors="surrogateescape") as file:
-            file.writelines(pieces)
+            remove_file(disk, aside)
+            handle = disk.open(aside, flags, mode)
+        try:
+            size = 0
+            for block in join_blocks(pieces):
+                write_at(disk, handle, block, size)
+                size += len(block)
             if is_synced:
-                file.flush()
-                os.fsync(handle)
+                disk.fsync(handle)
+        finally:
+            disk.close(handle)
         yield aside
     finally:
         with contextlib.suppress(OSError):
-            os.unlink(aside)
+            disk.unlink(aside)
 
 
-def write_atomic(path: str, pieces: Iterable[str], mode: int = 0o600, is_synced: bool = True) -> None:
+def write_atomic(disk: Disk, path: str, pieces: Iterable[str], mode: int = 0o600, is_synced: bool = True) -> None:
     """Replace a file as a whole.  Raises: unavailable; then nothing has changed."""
     import threading
-    with disk("write", path):
-        with written(f"{path}.{threading.get_native_id()}.tmp", pieces, mode, is_synced) as aside:
-            os.replace(aside, path)
+    with disk_errors("write", path):
+        with written(disk, f"{path}.{threading.get_native_id()}.tmp", pieces, mode, is_synced) as aside:
+            disk.replace(aside, path)
         if is_synced:
-            sync_folder(os.path.dirname(path))
+            sync_folder(disk, os.path.dirname(path))
 
 
-def write_new(path: str, text: str, mode: int) -> bool:
+def write_new(disk: Disk, path: str, text: str, mode: int) -> bool:
     """Write a file, unless something is there.  Raises: unavailable; then it is not there."""
-    with disk("write", path):
+    with disk_errors("write", path):
         try:
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            handle = disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         except FileExistsError:
             return False
         try:
-            append_whole(handle, text.encode("utf-8", "surrogateescape"))
+            write_at(disk, handle, text.encode("utf-8", "surrogateescape"), 0)
         except BaseException:
-            os.unlink(path)
+            disk.unlink(path)
             raise
         finally:
-            os.close(handle)
+            disk.close(handle)
     return True
 
 
-def is_own_file(path: str) -> bool:
+def is_own_file(disk: Disk, path: str) -> bool:
     """Whether it is a file of this user's into which nobody else may write, and no link to one."""
     import stat
-    with contextlib.suppress(OSError):
-        status = os.lstat(path)
-        return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
-    return False
+    status = find_status(disk, path, is_followed=False)
+    return (status is not None and stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+            and not status.st_mode & 0o022)
 
 
-def write_if_changed(path: str, text: str) -> None:
+def write_if_changed(disk: Disk, path: str, text: str) -> None:
     """Write a file unless it is this one already: what is there needs no room on a full disk.  Raises: unavailable."""
-    if not is_own_file(path) or read_text(path) != text:
-        write_atomic(path, [text])
+    if not is_own_file(disk, path) or read_text(disk, path) != text:
+        write_atomic(disk, path, [text])
 
 
-def sync_folder(path: str) -> None:
+def sync_folder(disk: Disk, path: str) -> None:
     """Make renames in a folder survive a crash."""
-    with opened(path, os.O_DIRECTORY) as handle:
-        os.fsync(handle)
+    with opened(disk, path, os.O_DIRECTORY) as handle:
+        disk.fsync(handle)
 
 
-def try_lock(handle: int, is_shared: bool = False) -> bool:
-    """Lock an open file until it is closed; False when somebody else has locked it.  Raises: OSError."""
-    import fcntl
-    try:
-        fcntl.flock(handle, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def take_lock(path: str) -> int | None:
+def take_lock(disk: Disk, path: str) -> int | None:
     """Lock a file for as long as this process lives; None when another process has.  Raises: OSError."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    if try_lock(handle):
+    handle = disk.open(path, os.O_RDWR | os.O_CREAT)
+    if disk.lock(handle):
         return handle
-    os.close(handle)
+    disk.close(handle)
     return None
 
 
-def is_locked(path: str) -> bool:
+def is_locked(disk: Disk, path: str) -> bool:
     """Whether anybody has locked a file, even in another container."""
     try:
-        with opened(path, os.O_RDWR) as handle:
-            return not try_lock(handle)
+        with opened(disk, path, os.O_RDWR) as handle:
+            return not disk.lock(handle)
     except OSError as error:
         return not isinstance(error, FileNotFoundError)         # other errors: assume that it is
 
 
-def read_tokens(path: str) -> dict[str, Token]:
+def read_tokens(disk: Disk, path: str) -> dict[str, Token]:
     """{sha256: token} of tokens.json.  Raises: unavailable."""
-    text = read_text(path)
+    text = read_text(disk, path)
     try:
         rows = [] if text is None else load_json(text)["tokens"]
         return {row["sha256"]: Token(str(row["user"]), row["sha256"], parse_time(row["created_at"]),
@@ -5742,69 +5887,65 @@ def read_tokens(path: str) -> dict[str, Token]:
                          hint="repair it, or move it away and make the tokens anew: nexus token create USER") from None
 
 
-def change_tokens(path: str, act: Callable[[Mapping[str, Token]], Mapping[str, Token]]) -> None:
+def change_tokens(disk: Disk, path: str, act: Callable[[Mapping[str, Token]], Mapping[str, Token]]) -> None:
     """Replace the tokens by act(tokens).  Raises: unavailable; what `act` raises."""
-    import fcntl
-    make_folder(os.path.dirname(path))
-    with disk("write", path), opened(f"{path}.lock", os.O_WRONLY | os.O_CREAT) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        rows = [token_json(token) for token in act(read_tokens(path)).values()]
-        write_atomic(path, [json.dumps({"tokens": rows}, indent=1) + "\n"])
+    make_folder(disk, os.path.dirname(path))
+    with disk_errors("write", path), opened(disk, f"{path}.lock", os.O_WRONLY | os.O_CREAT) as lock:
+        disk.lock(lock, waits=True)
+        rows = [token_json(token) for token in act(read_tokens(disk, path)).values()]
+        write_atomic(disk, path, [json.dumps({"tokens": rows}, indent=1) + "\n"])
 
 
-def append_whole(handle: int, record: bytes, is_synced: bool = False) -> None:
+def append_whole(disk: Disk, handle: int, record: bytes, is_synced: bool = False) -> None:
     """Append to an open file.  Raises: OSError, after removing what was written, if the disk allows it."""
-    size, written = os.lseek(handle, 0, os.SEEK_END), 0
+    size = disk.size(handle)
     try:
-        while written < len(record):
-            written += os.pwrite(handle, record[written:], size + written)
+        write_at(disk, handle, record, size)
         if is_synced:
-            os.fdatasync(handle)
+            disk.fdatasync(handle)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.ftruncate(handle, size)
+            disk.truncate(handle, size)
         raise
 
 
 # Parts of logs.  A missing or unreadable file, or a FIFO in its place, counts as empty.
 
-def measure(path: str) -> int:
+def measure(disk: Disk, path: str) -> int:
     import stat
-    with contextlib.suppress(OSError):
-        status = os.stat(path)
-        if status.st_size and stat.S_ISREG(status.st_mode) and os.access(path, os.R_OK):
-            return status.st_size
+    status = find_status(disk, path)
+    if status and status.st_size and stat.S_ISREG(status.st_mode) and disk.can_read(path):
+        return status.st_size
     return 0
 
 
-def check_directory(name: str, path: str) -> None:
+def check_directory(disk: Disk, name: str, path: str) -> None:
     """Raises: usage, when the directory of a job is none."""
-    if not os.path.isdir(path):
+    if not is_folder(disk, path):
         refuse(f"{name} {format_line(path, 200)} is not a directory", hint="make it first: the job runs in it")
 
 
-def read_changed_at(path: str) -> int:
+def read_changed_at(disk: Disk, path: str) -> int:
     """When a log was last written to, in nanoseconds; 0: never."""
-    with contextlib.suppress(OSError):
-        return os.stat(path).st_mtime_ns
-    return 0
+    status = find_status(disk, path)
+    return status.st_mtime_ns if status else 0
 
 
-def read_part(path: str, start: int, most: int) -> bytes:
+def read_part(disk: Disk, path: str, start: int, most: int) -> bytes:
     """At most so many bytes of a file, from byte `start` on."""
-    with contextlib.suppress(OSError), opened(path, os.O_RDONLY | os.O_NONBLOCK) as handle:
-        return os.pread(handle, most, start)
+    with contextlib.suppress(OSError), opened(disk, path, os.O_RDONLY | os.O_NONBLOCK) as handle:
+        return disk.pread(handle, most, start)
     return b""
 
 
-def find_tail(path: str, lines: int, start: int = 0) -> int:
+def find_tail(disk: Disk, path: str, lines: int, start: int = 0) -> int:
     """The offset of the last `lines` lines of a file, or `start` if that is later: nothing before it is read."""
-    at = measure(path)
-    missing = lines + (read_part(path, at - 1, 1) == b"\n") if at and lines > 0 else 0       # newlines to find
+    at = measure(disk, path)
+    missing = lines + (read_part(disk, path, at - 1, 1) == b"\n") if at and lines > 0 else 0       # newlines to find
     while missing and at > start:
         step = min(65536, at - start)
         at -= step
-        block = read_part(path, at, step)
+        block = read_part(disk, path, at, step)
         if block.count(b"\n") >= missing:
             return at + len(block.rsplit(b"\n", missing)[0]) + 1
         missing -= block.count(b"\n")
@@ -5815,21 +5956,21 @@ LOG_TIMES = "log.times"
 LOG_TIMES_BYTES = 2**24         # its limit
 
 
-def append_log_mark(folder: str, line: str) -> None:
+def append_log_mark(disk: Disk, folder: str, line: str) -> None:
     """Append a line to log.times.  Faults are ignored: the logs are complete without it."""
     # The job may put anything in the file's place.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW
-    with contextlib.suppress(OSError), opened(os.path.join(folder, LOG_TIMES), flags) as file:
-        if os.fstat(file).st_size < LOG_TIMES_BYTES:
-            os.write(file, line.encode())
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW
+    with contextlib.suppress(OSError), opened(disk, os.path.join(folder, LOG_TIMES), flags) as handle:
+        if disk.size(handle) < LOG_TIMES_BYTES:
+            append_whole(disk, handle, line.encode())
 
 
-def read_log_times(folder: str, starts: Sequence[int]) -> list[LogMark]:
+def read_log_times(disk: Disk, folder: str, starts: Sequence[int]) -> list[LogMark]:
     """The marks in log.times, from those sizes on at the latest.  The job may have put anything there."""
     path = os.path.join(folder, LOG_TIMES)
-    size, step = min(measure(path), LOG_TIMES_BYTES), 4096
+    size, step = min(measure(disk, path), LOG_TIMES_BYTES), 4096
     while True:
-        lines = read_part(path, max(0, size - step), min(size, step)).splitlines(True)
+        lines = read_part(disk, path, max(0, size - step), min(size, step)).splitlines(True)
         marks = list(parse_log_times(lines if step >= size else lines[1:]))
         if step >= size or (marks and marks[0][1] <= starts[0] and marks[0][2] <= starts[1]):
             return marks
@@ -5858,10 +5999,11 @@ def settle_lines(content: bytes, longest: int, is_first_longer: bool = False) ->
 class LogReader:
     """Reads on in one or both logs of a job, in the order in which they grew."""
 
-    def __init__(self, folder: str, streams: Sequence[int] = (0, 1), names: Sequence[str] = STREAM_FILES,
+    def __init__(self, disk: Disk, folder: str, streams: Sequence[int] = (0, 1), names: Sequence[str] = STREAM_FILES,
                  measure_now: Callable[[str], Sequence[LogMark]] = lambda folder: ()) -> None:
         """`streams`: the logs to read; `measure_now`: returns marks after those in log.times."""
-        self.folder, self.streams, self.names, self.measure_now = folder, streams, names, measure_now
+        self.disk, self.folder, self.streams, self.names = disk, folder, streams, names
+        self.measure_now = measure_now
         self.offsets = [0, 0]                           # of what comes next
         self.partial: dict[int, LogEntry] = {}          # {stream: an incomplete line before its offset}
 
@@ -5869,7 +6011,7 @@ class LogReader:
         return os.path.join(self.folder, self.names[stream])
 
     def measure(self) -> list[int]:
-        return [measure(self.find_path(stream)) if stream in self.streams else offset
+        return [measure(self.disk, self.find_path(stream)) if stream in self.streams else offset
                 for stream, offset in enumerate(self.offsets)]
 
     def begin(self, attempts: Sequence[Attempt], offsets: Sequence[int], tail: int | None) -> None:
@@ -5884,7 +6026,7 @@ class LogReader:
             return
         for stream in self.streams:
             start = self.offsets[stream]
-            self.offsets[stream] = max(start, find_tail(self.find_path(stream), tail, start))
+            self.offsets[stream] = max(start, find_tail(self.disk, self.find_path(stream), tail, start))
         if len(self.streams) > 1:
             self.offsets = self.find_last_lines(attempts, ends, tail)
 
@@ -5905,10 +6047,10 @@ class LogReader:
         latest = self.measure_now(self.folder)          # before log.times is read, as it may append to it
         # Marks of a file that is not read need not be looked for.
         starts = [offset if stream in self.streams else sys.maxsize for stream, offset in enumerate(self.offsets)]
-        marks = [*read_log_times(self.folder, starts), *latest]
+        marks = [*read_log_times(self.disk, self.folder, starts), *latest]
         for part in merge_logs(marks, attempts, self.offsets, ends):
             at, path = part.start, self.find_path(part.stream)
-            while at < part.end and (block := read_part(path, at, min(65536, part.end - at))):
+            while at < part.end and (block := read_part(self.disk, path, at, min(65536, part.end - at))):
                 yield replace(part, start=at, end=at + len(block), content=block)
                 at += len(block)
 
@@ -5947,7 +6089,7 @@ class LogReader:
 
     def is_longer(self, stream: int, start: int, end: int, longest: int) -> bool:
         """Whether the line that begins there has more than `longest` bytes before `end`."""
-        return end - start > longest and b"\n" not in read_part(self.find_path(stream), start, longest + 1)
+        return end - start > longest and b"\n" not in read_part(self.disk, self.find_path(stream), start, longest + 1)
 
     def flush(self) -> Iterator[LogEntry]:
         """The incomplete lines, when their ends may never come."""
@@ -5964,48 +6106,49 @@ OWN_FILES = (r"std(out|err)\.log|log\.times|job\.json|job\.sh(\.\d+\.tmp)?|(atte
              r"warned-\d+-[\d.]+|result-\d+\.json|slurm-\d+\.log")
 
 
-def remove_job_files(log_dir: str, folder: str) -> None:
+def remove_job_files(disk: Disk, log_dir: str, folder: str) -> None:
     """Remove nexus's files from a job's log folder, and the folder if it is empty then.
 
     Only a real folder directly below log_dir is touched, and no link is followed.  Raises: unavailable.
     """
+    import stat
     if os.path.join(log_dir, os.path.basename(folder)) != folder or not os.path.basename(folder).startswith("job_"):
         raise NexusError("unavailable",
                          f"{folder or 'a folder without a name'} was left: it is no job's, below {log_dir}")
-    with disk("remove the logs in", folder), contextlib.suppress(FileNotFoundError):
-        with opened(folder, os.O_DIRECTORY | os.O_NOFOLLOW) as handle:
-            for name in [name for name in os.listdir(handle) if re.fullmatch(OWN_FILES, name)]:
-                os.unlink(name, dir_fd=handle)
+    with disk_errors("remove the logs in", folder), contextlib.suppress(FileNotFoundError):
+        with opened(disk, folder, os.O_DIRECTORY | os.O_NOFOLLOW) as handle:
+            for name in [name for name in disk.listdir(handle) if re.fullmatch(OWN_FILES, name)]:
+                disk.unlink(name, handle)
         work = os.path.join(folder, "work")
-        if not os.path.islink(work):
-            remove_file(os.path.join(work, "main.py"))
+        if (status := find_status(disk, work, is_followed=False)) and not stat.S_ISLNK(status.st_mode):
+            remove_file(disk, os.path.join(work, "main.py"))
         for path in (work, folder):
             with contextlib.suppress(OSError):      # the folder is not empty
-                os.rmdir(path)
+                disk.rmdir(path)
 
 
-def measure_logs(folder: str | None) -> tuple[int, int]:
+def measure_logs(disk: Disk, folder: str | None) -> tuple[int, int]:
     """(bytes of stdout.log, bytes of stderr.log).  A job that has not begun has no folder."""
-    out, err = [measure(os.path.join(folder, name)) if folder else 0 for name in STREAM_FILES]
+    out, err = [measure(disk, os.path.join(folder, name)) if folder else 0 for name in STREAM_FILES]
     return out, err
 
 
-def append_log(path: str, piece: bytes, start: int) -> None:
+def append_log(disk: Disk, path: str, piece: bytes, start: int) -> None:
     """Append an attempt's output from a node to a job's log, all or nothing.  Raises: OSError.
 
     `start`: the bytes of former attempts.  A log that was cut here since has NULs in their place.
     """
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-    with opened(path, os.O_WRONLY | os.O_CREAT) as handle:
-        if os.fstat(handle).st_size < start:
-            os.ftruncate(handle, start)
-        append_whole(handle, piece)
+    disk.makedirs(os.path.dirname(path))
+    with opened(disk, path, os.O_WRONLY | os.O_CREAT) as handle:
+        if disk.size(handle) < start:
+            disk.truncate(handle, start)
+        append_whole(disk, handle, piece)
 
 
-def remove_file(path: str) -> None:
+def remove_file(disk: Disk, path: str) -> None:
     """Raises: unavailable; not for a missing file."""
-    with disk("remove", path), contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
+    with disk_errors("remove", path), contextlib.suppress(FileNotFoundError):
+        disk.unlink(path)
 
 
 # ==== 10. MACHINE ==== other programs, processes, GPUs, sessions, leases: each has one owner here
@@ -6173,12 +6316,12 @@ DRIVER_FOLDERS = {              # {a program: where drivers put it, whatever PAT
     "nvidia-smi": ("/usr/bin", "/usr/local/bin", "/usr/local/nvidia/bin", "/usr/lib/wsl/lib", "/opt/bin")}
 
 
-def complete_path(layout: Layout, path: str | None) -> str:
+def complete_path(disk: Disk, layout: Layout, path: str | None) -> str:
     """PATH, and behind it where the programs are that it lacks.
 
     That is where the last service found them, or where drivers put them.
     """
-    path, known = path or os.defpath, read_json(layout.programs_file) or {}
+    path, known = path or os.defpath, read_json(disk, layout.programs_file) or {}
     for name in PROGRAMS:
         if not find_program(name, path):
             folders = [folder for folder in [known.get(name)] if isinstance(folder, str) and is_own_folder(folder)]
@@ -6187,10 +6330,11 @@ def complete_path(layout: Layout, path: str | None) -> str:
     return path
 
 
-def keep_programs(layout: Layout, path: str) -> None:
+def keep_programs(disk: Disk, layout: Layout, path: str) -> None:
     """Remember in which folders the programs are now.  Raises: unavailable."""
     found = {name: os.path.dirname(place) for name in PROGRAMS if (place := find_program(name, path))}
-    write_if_changed(layout.programs_file, encode_json({**(read_json(layout.programs_file) or {}), **found}) + "\n")
+    known = read_json(disk, layout.programs_file) or {}
+    write_if_changed(disk, layout.programs_file, encode_json({**known, **found}) + "\n")
 
 
 NO_SCREEN = "screen is not installed"
@@ -6319,6 +6463,13 @@ class MockGpus(GpuSource):
         return [Gpu(index, f"MOCK-{index}", "Mock GPU", 24576.0, 0.0, 0.0) for index in range(self.count)]
 
 
+def read_proc(path: str) -> str:
+    """A text of the kernel's; "" when there is none.  Raises: unavailable."""
+    with disk_errors("read", path), contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        return file.read().decode("utf-8", "replace")
+    return ""
+
+
 def read_proc_words(pid: int, file: str) -> list[str]:
     """What /proc has of a process: its arguments (`cmdline`), or its variables (`environ`)."""
     with contextlib.suppress(OSError), open(f"{PROC}/{pid}/{file}", "rb") as content:
@@ -6347,8 +6498,11 @@ class Processes:
 
     def find(self, pid: int) -> Process | None:
         try:
-            with opened(f"{PROC}/{pid}/stat", os.O_RDONLY) as handle:
+            handle = os.open(f"{PROC}/{pid}/stat", os.O_RDONLY)
+            try:
                 return parse_proc_stat(os.read(handle, 4096).decode("utf-8", "replace"))
+            finally:
+                os.close(handle)
         except (OSError, ValueError, IndexError):
             return None
 
@@ -6413,7 +6567,7 @@ class Processes:
         `over`: ids of jobs whose command has ended.  `others`: the other jobs that run here; what is known to be theirs
         is not read again.  `is_refresh`: look at all of the machine; `jobs` are all that run.
         """
-        latest_pid = int((read_text(f"{PROC}/loadavg") or "0").split()[-1])
+        latest_pid = int((read_proc(f"{PROC}/loadavg") or "0").split()[-1])
         has_wrapped, self.latest_pid = latest_pid < self.latest_pid, latest_pid
         names, unowned = os.listdir(PROC), {} if has_wrapped else self.unowned
         if is_refresh or has_wrapped:
@@ -6486,7 +6640,7 @@ class Processes:
     def find_catchers(self, processes: Iterable[Process], number: int) -> set[int]:
         """The pids of those that handle this signal."""
         def handles(process: Process) -> bool:
-            masks = re.search("^SigCgt:\\s*([0-9a-f]+)$", read_text(f"{PROC}/{process.pid}/status") or "", re.M)
+            masks = re.search("^SigCgt:\\s*([0-9a-f]+)$", read_proc(f"{PROC}/{process.pid}/status"), re.M)
             return bool(masks and int(masks[1], 16) >> (number - 1) & 1)
         return {process.pid for process in processes if handles(process)}
 
@@ -6525,8 +6679,8 @@ class Processes:
 def count_oom_kills() -> int | None:
     """How many processes the kernel has ended for lack of memory: of this process's group, else of the machine."""
     with contextlib.suppress(NexusError):
-        for path in (*list_oom_files(read_text(f"{PROC}/self/cgroup") or ""), f"{PROC}/vmstat"):
-            match = re.search("(?m)^oom_kill ([0-9]{1,18})$", read_text(path) or "")
+        for path in (*list_oom_files(read_proc(f"{PROC}/self/cgroup")), f"{PROC}/vmstat"):
+            match = re.search("(?m)^oom_kill ([0-9]{1,18})$", read_proc(path))
             if match:
                 return int(match[1])
     return None
@@ -6575,7 +6729,7 @@ def measure_memory(psutil: Any, processes: Iterable[Process]) -> float | None:
 
 
 def read_boot_id() -> str:
-    return (read_text(f"{PROC}/sys/kernel/random/boot_id") or "unknown").strip()
+    return (read_proc(f"{PROC}/sys/kernel/random/boot_id") or "unknown").strip()
 
 
 CONTAINER = " (a container)"
@@ -6593,9 +6747,11 @@ def read_machine() -> str:
     return socket.gethostname() + (CONTAINER if find_pid_namespace() not in ("", HOST_PIDS) else "")
 
 
-def is_elsewhere(machine: str, lock_file: str = "") -> bool:
+def is_elsewhere(disk: Disk, machine: str, lock_file: str = "") -> bool:
     """Whether a service may run on that machine, unseen.  Of a former container, with another name, its lock tells."""
-    return machine != read_machine() and (not machine.endswith(CONTAINER) or (bool(lock_file) and is_locked(lock_file)))
+    if machine == read_machine():
+        return False
+    return not machine.endswith(CONTAINER) or (bool(lock_file) and is_locked(disk, lock_file))
 
 
 def is_alive(running: Mapping[str, Any]) -> bool:
@@ -6651,8 +6807,8 @@ class Leases:
     Anybody can put anything there.  So no other file is looked at, nothing waits for a file, and no link is followed.
     """
 
-    def __init__(self, folder: str, service_id: str) -> None:
-        self.folder, self.service_id, self.user = folder, service_id, find_user(os.geteuid())
+    def __init__(self, disk: Disk, folder: str, service_id: str) -> None:
+        self.disk, self.folder, self.service_id, self.user = disk, folder, service_id, find_user(os.geteuid())
         self.held: dict[str, list[tuple[str, int]]] = {}    # {job id: files and descriptors}, until its runner has them
 
     def find_holders(self, uuids: Iterable[str]) -> dict[str, str]:
@@ -6664,7 +6820,7 @@ class Leases:
                 if handle is None:
                     holders[uuid] = holder
                 else:
-                    os.close(handle)
+                    self.disk.close(handle)
         return holders
 
     def take(self, job_id: str, uuids: Sequence[str]) -> None:
@@ -6692,19 +6848,19 @@ class Leases:
     def close_own(self, job_id: str) -> None:
         """Close this service's descriptors for a job: from then on the locks are its runner's alone."""
         for _, handle in self.held.pop(job_id, ()):
-            os.close(handle)
+            self.disk.close(handle)
 
     @contextlib.contextmanager
     def opened_folder(self) -> Iterator[int]:
         """The folder's descriptor.  Raises: unavailable, when it is not safe."""
         import stat
-        with disk("make", self.folder), contextlib.suppress(FileExistsError):
-            if not os.path.lexists(self.folder):
-                os.mkdir(self.folder, 0o1700)
-        with disk("use", self.folder), opened(self.folder, os.O_DIRECTORY | os.O_NOFOLLOW) as folder:
-            status = os.fstat(folder)
+        with disk_errors("make", self.folder), contextlib.suppress(FileExistsError):
+            if not find_status(self.disk, self.folder, is_followed=False):
+                self.disk.mkdir(self.folder, 0o1700)
+        with disk_errors("use", self.folder), opened(self.disk, self.folder, os.O_DIRECTORY | os.O_NOFOLLOW) as folder:
+            status = self.disk.stat(folder)
             if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == 0o1700:
-                os.fchmod(folder, 0o1777)           # it is new, or its maker was killed before this
+                self.disk.chmod(folder, 0o1777)     # it is new, or its maker was killed before this
             elif status.st_mode & 0o1002 != 0o1002:
                 raise NexusError("unavailable", f"{self.folder}, where users' services agree on GPUs, is not a folder "
                                  "that all may write with the sticky bit",
@@ -6716,41 +6872,41 @@ class Leases:
         import stat
         name = name_lease(uuid)
         try:
-            status = os.lstat(name, dir_fd=folder)
+            status = self.disk.stat(name, folder, is_followed=False)
         except FileNotFoundError:
             with contextlib.suppress(FileExistsError):      # fs.protected_regular refuses O_CREAT on another's file
-                os.close(os.open(name, LEASE_FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder))
-            status = os.lstat(name, dir_fd=folder)
+                self.disk.close(self.disk.open(name, LEASE_FLAGS | os.O_CREAT | os.O_EXCL, folder=folder))
+            status = self.disk.stat(name, folder, is_followed=False)
         blocked = f"(who put something else at {self.folder}/{name})"
         try:
-            handle = os.open(name, LEASE_FLAGS, dir_fd=folder)
+            handle = self.disk.open(name, LEASE_FLAGS, folder=folder)
         except OSError:                             # no file, or its owner keeps others out
             return None, f"{find_user(status.st_uid)} {blocked}"
         with contextlib.ExitStack() as stack:
-            stack.callback(os.close, handle)
-            status = os.fstat(handle)
+            stack.callback(self.disk.close, handle)
+            status = self.disk.stat(handle)
             if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
                 return None, f"{find_user(status.st_uid)} {blocked}"
             if (status.st_uid, stat.S_IMODE(status.st_mode), status.st_size) == (os.geteuid(), 0o600, 0):
-                os.fchmod(handle, 0o666)            # it is new, or its maker was killed before this
+                self.disk.chmod(handle, 0o666)      # it is new, or its maker was killed before this
             if time.time() - status.st_mtime > LEASE_TOUCH_S:
-                os.utime(handle)
+                self.disk.touch(handle)
             if wait_until(lambda: self.sign(handle), LEASE_TIMEOUT_S, 0.001):
                 stack.pop_all()
                 return handle, ""
-            is_lease = try_lock(handle, is_shared=True)
+            is_lease = self.disk.lock(handle, is_shared=True)
             return None, self.read(handle)[1] if is_lease else f"somebody (who keeps {self.folder}/{name} locked)"
 
     def sign(self, handle: int) -> bool:
         """Lock a GPU's file for this service, unless another service has.  Raises: OSError."""
-        if try_lock(handle) and self.read(handle) != (self.service_id, self.user):       # nobody has the GPU
-            os.pwrite(handle, f"{self.service_id} {self.user}\n".encode(), 0)
+        if self.disk.lock(handle) and self.read(handle) != (self.service_id, self.user):        # nobody has the GPU
+            self.disk.pwrite(handle, f"{self.service_id} {self.user}\n".encode(), 0)
         # Between both locks another service may come first: then the text is that one's.
-        return try_lock(handle, is_shared=True) and self.read(handle)[0] == self.service_id
+        return self.disk.lock(handle, is_shared=True) and self.read(handle)[0] == self.service_id
 
     def read(self, handle: int) -> tuple[str, str]:
         """(the service in a GPU's file, its user)"""
-        text = os.pread(handle, 200, 0).decode("utf-8", "replace")
+        text = self.disk.pread(handle, 200, 0).decode("utf-8", "replace")
         service_id, _, user = text.partition("\n")[0].partition(" ")
         return service_id, format_line(user, 60) or "somebody"
 
@@ -6759,8 +6915,8 @@ def name_lease(uuid: str) -> str:
     return re.sub(r"[^\w.-]", "_", uuid)
 
 
-def find_lease_folder(config: GpuConfig) -> str:
-    shared = "/run/lock" if os.path.isdir("/run/lock") and os.stat("/run/lock").st_mode & 0o002 else "/tmp"
+def find_lease_folder(disk: Disk, config: GpuConfig) -> str:
+    shared = "/run/lock" if is_folder(disk, "/run/lock") and disk.stat("/run/lock").st_mode & 0o002 else "/tmp"
     return os.path.abspath(os.path.expanduser(config.lease_dir or f"{shared}/nexus-leases"))
 
 
@@ -6785,15 +6941,15 @@ bind ^\\\\
 class Screen:
     """GNU screen.  Sessions are named PID.NAME, as screen matches names by their prefixes."""
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout, self.rc = layout, layout.screen_rc
+    def __init__(self, disk: Disk, layout: Layout) -> None:
+        self.disk, self.layout, self.rc = disk, layout, layout.screen_rc
         self.own_folder = os.path.join(layout.home, "screen")
         self.folder: str | None = None          # SCREENDIR, where the default does not work
 
     @functools.cached_property
     def path(self) -> str:
         """PATH, on which screen is if it is installed."""
-        return complete_path(self.layout, os.environ.get("PATH"))
+        return complete_path(self.disk, self.layout, os.environ.get("PATH"))
 
     def prepare(self) -> str | None:
         """Choose a place for the sockets: the default, or else the home.  Return why screen cannot be used, or None."""
@@ -6805,14 +6961,14 @@ class Screen:
                 self.folder, path = folder, folder or os.environ.get("SCREENDIR", "")
                 is_long = len(path) > MAX_SCREENDIR
                 if folder and not is_long:
-                    make_folder(path)
+                    make_folder(self.disk, path)
                 reply = f"{path} is too long a path for its sockets" if is_long else self.call("-ls").strip()
                 if re.search(r"No Sockets found|\((Detached|Attached|Dead)|There (is|are)", reply):
                     break
                 faults.append(reply)
             else:
                 return f"screen: {format_line('; and '.join(faults), 300)}"
-            write_if_changed(self.rc, SCREEN_RC)
+            write_if_changed(self.disk, self.rc, SCREEN_RC)
             self.call("-wipe", "nexus")         # removes sockets of killed sessions with this prefix
             return None
         except (OSError, NexusError) as error:
@@ -6915,7 +7071,7 @@ NO_BASH_HINT = "install bash; or nexus restart in a shell where `type bash` find
 class Machine:
     """This machine as the service uses it: GPUs, processes, sessions, leases and launching."""
 
-    def __init__(self, config: Config, layout: Layout, service_id: str) -> None:
+    def __init__(self, config: Config, layout: Layout, disk: Disk, service_id: str) -> None:
         is_slurm = config.jobs.launcher == "slurm"
         self.is_mock = config.mock_gpus is not None and not is_slurm
         # With Slurm nothing of this machine is used: the GPUs are Slurm's.
@@ -6924,8 +7080,9 @@ class Machine:
             self.gpu_source = MockGpus(0 if is_slurm else config.mock_gpus or 0)
         self.processes = Processes()
         self.psutil = import_psutil()
-        self.leases = None if self.is_mock or is_slurm else Leases(find_lease_folder(config.gpu), service_id)
-        self.screen = Screen(layout)
+        self.leases = (
+            None if self.is_mock or is_slurm else Leases(disk, find_lease_folder(disk, config.gpu), service_id))
+        self.screen = Screen(disk, layout)
         self.no_screen_reason: str | None = f'launcher is "{config.jobs.launcher}"'
         if config.jobs.launcher == "screen":
             self.no_screen_reason = self.screen.prepare()
@@ -7016,7 +7173,7 @@ def take_snapshot(cwd: str, environ: Mapping[str, str]) -> TreeSnapshot:
             return run_git(top, environ, *arguments, stdin=stdin, most_bytes=0, GIT_INDEX_FILE=index, **variables)
 
         own_index = os.path.join(top, run_git(top, environ, "rev-parse", "--git-path", "index")[:-1])
-        with disk("copy git's index to", aside), contextlib.suppress(FileNotFoundError):        # nothing was added yet
+        with disk_errors("copy git's index to", aside), contextlib.suppress(FileNotFoundError):     # nothing added yet
             shutil.copy2(own_index, index)      # it holds git's record of unchanged files, and has a time
         # git does not look at files that are marked so.  What a sparse checkout leaves out keeps its mark.
         marks = [(entry[0], entry[2:]) for entry in git("ls-files", "-z", "-v").split("\0")[:-1]]
@@ -7686,9 +7843,9 @@ def find_visible_devices(environ: Mapping[str, str]) -> str | None:
 CLAIM = r"([0-9]{1,7}) ([0-9]{1,15})\n(?:([0-9]{1,15})\n)?"
 
 
-def read_claim(folder: str, attempt: int) -> Claim | None:
+def read_claim(disk: Disk, folder: str, attempt: int) -> Claim | None:
     """Whose an attempt is; None: nobody's.  Raises: unavailable."""
-    text = read_job_file(os.path.join(folder, f"attempt-{attempt}"))
+    text = read_job_file(disk, os.path.join(folder, f"attempt-{attempt}"))
     match = re.match(CLAIM, text or "")
     if match and is_number(match[1], "Pid"):
         return Claim(int(match[1]), int(match[2]), int(match[3]) if match[3] else None)
@@ -7697,58 +7854,58 @@ def read_claim(folder: str, attempt: int) -> Claim | None:
     return OUR_CLAIM if match and int(match[1]) == 0 else OPEN_CLAIM
 
 
-def take_claim(folder: str, attempt: int) -> Claim:
+def take_claim(disk: Disk, folder: str, attempt: int) -> Claim:
     """Claim an attempt that nobody runs; return whose it is.  Its file is empty at no moment.  Raises: OSError."""
     import threading
-    path, text = os.path.join(folder, f"attempt-{attempt}"), ["0 0\n"]
-    if not os.path.lexists(path):
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        with written(os.path.join(folder, f"claim-{threading.get_native_id()}"), text, is_synced=False) as aside, \
-                contextlib.suppress(FileExistsError):
+    path, text = os.path.join(folder, f"attempt-{attempt}"), "0 0\n"
+    if not find_status(disk, path, is_followed=False):
+        disk.makedirs(folder)
+        aside = os.path.join(folder, f"claim-{threading.get_native_id()}")
+        with written(disk, aside, [text], is_synced=False), contextlib.suppress(FileExistsError):
             try:
-                os.link(aside, path)
+                disk.link(aside, path)
             except PermissionError:                     # the file system takes no hard links
-                with open(path, "x") as file:
-                    file.writelines(text)
-    return read_claim(folder, attempt) or OPEN_CLAIM
+                with opened(disk, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as handle:
+                    write_at(disk, handle, text.encode(), 0)
+    return read_claim(disk, folder, attempt) or OPEN_CLAIM
 
 
-def withdraw(processes: Processes, folder: str, attempt: int) -> tuple[bool, list[Process]]:
+def withdraw(disk: Disk, processes: Processes, folder: str, attempt: int) -> tuple[bool, list[Process]]:
     """Claim an attempt on this machine that nobody runs.  Raises: OSError.
 
     Return whether it cannot begin any more; and the processes that may still write an open claim.  As long as there is
     one, it may begin, however slow it is.
     """
-    claim = take_claim(folder, attempt)
+    claim = take_claim(disk, folder, attempt)
     if not claim.is_open:
         return not claim.pid, []
     writers = processes.find_runners(os.path.join(folder, "job.sh"), attempt)
     # The last one may have written it before it ended.
-    return not writers and not (read_claim(folder, attempt) or claim).pid, writers
+    return not writers and not (read_claim(disk, folder, attempt) or claim).pid, writers
 
 
-def read_result(folder: str, attempt: int) -> Result | None:
+def read_result(disk: Disk, folder: str, attempt: int) -> Result | None:
     """How an attempt ended, as its job.sh wrote it; None: it did not, or the file is not as job.sh writes it.
 
     Raises: unavailable.
     """
     with contextlib.suppress(ValueError, TypeError, OSError):
         path = os.path.join(folder, f"result-{attempt}.json")
-        result = decode_value(Result, load_json(read_job_file(path) or ""))
-        result = replace(result, finished_at=check_time(os.stat(path).st_mtime))       # job.sh writes it last
+        result = decode_value(Result, load_json(read_job_file(disk, path) or ""))
+        result = replace(result, finished_at=check_time(disk.stat(path).st_mtime))     # job.sh writes it last
         if result.runtime_seconds is not None and result.cause in (None, "launch", "bounce"):
             if result.goes_on:                                             # these are the command's, not the job's
                 return replace(result, finished_at=None, runtime_seconds=None)
-            words = read_job_file(os.path.join(folder, f"fault-{attempt}")) if result.cause else None
+            words = read_job_file(disk, os.path.join(folder, f"fault-{attempt}")) if result.cause else None
             return replace(result, cause_line=cut_words(words.strip())) if words else result
     return None
 
 
-def read_tail(path: str, start: int, most: int) -> str:
+def read_tail(disk: Disk, path: str, start: int, most: int) -> str:
     """The end of a log from byte `start` on, at most `most` bytes."""
-    size = measure(path)
+    size = measure(disk, path)
     begin = max(0, min(start, size), size - most)
-    return read_part(path, begin, most).decode("utf-8", "replace") if begin < size else ""
+    return read_part(disk, path, begin, most).decode("utf-8", "replace") if begin < size else ""
 
 
 SUPERVISOR_SCRIPT = r'''
@@ -7860,11 +8017,12 @@ def service_environ(layout: Layout, environ: Mapping[str, str]) -> dict[str, str
     return {**started, "NEXUS_HOME": layout.home, "NEXUS_ROLE": "service"}
 
 
-def start_supervisor(layout: Layout, screen: Screen | None, environ: Mapping[str, str], argv: Sequence[str]) -> None:
+def start_supervisor(disk: Disk, layout: Layout, screen: Screen | None, environ: Mapping[str, str],
+                     argv: Sequence[str]) -> None:
     """Start the supervisor, which keeps the service running: in the screen session `nexus`, or detached."""
     import subprocess
     try:
-        write_if_changed(layout.supervisor_script, SUPERVISOR_SCRIPT)
+        write_if_changed(disk, layout.supervisor_script, SUPERVISOR_SCRIPT)
         script = [layout.supervisor_script]
     except NexusError:                          # the disk is full: what waits on it is shown all the same
         script = ["-c", SUPERVISOR_SCRIPT, layout.supervisor_script]
@@ -7911,8 +8069,8 @@ DAMAGED = ".damaged-"                       # state.json.damaged-20241024-153020
 class Journal:
     """journal.jsonl, for appending."""
 
-    def __init__(self, path: str) -> None:
-        self.path, self.handle = path, -1               # -1: it is not open
+    def __init__(self, disk: Disk, path: str) -> None:
+        self.disk, self.path, self.handle = disk, path, -1      # -1: it is not open
         self.size = 0                                   # of its whole lines
 
     def open(self) -> None:
@@ -7920,10 +8078,10 @@ class Journal:
         if self.handle >= 0:
             return
         try:
-            self.handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
-            self.size = min(self.size, os.fstat(self.handle).st_size)
-            os.ftruncate(self.handle, self.size)
-            sync_folder(os.path.dirname(self.path))     # a power cut must not lose the name
+            self.handle = self.disk.open(self.path, os.O_RDWR | os.O_CREAT)
+            self.size = min(self.size, self.disk.size(self.handle))
+            self.disk.truncate(self.handle, self.size)
+            sync_folder(self.disk, os.path.dirname(self.path))      # a power cut must not lose the name
         except BaseException:
             self.close()
             raise
@@ -7932,7 +8090,7 @@ class Journal:
         """Raises: OSError; then nothing was appended."""
         self.open()
         try:
-            append_whole(self.handle, record, is_synced)
+            append_whole(self.disk, self.handle, record, is_synced)
         except BaseException:
             self.close()                                # nobody knows how much of the line is on the disk
             raise
@@ -7941,25 +8099,25 @@ class Journal:
     def begin_anew(self, start: int) -> None:
         """Go on in a new file with the lines from byte `start` on; keep the old one.  Raises: OSError."""
         self.open()
-        tail = os.pread(self.handle, self.size - start, start)
-        with written(f"{self.path}.new", [tail.decode("ascii")]) as new:
-            make_previous(keep_aside(self.path), self.path)
-            os.replace(new, self.path)
+        tail = self.disk.pread(self.handle, self.size - start, start)
+        with written(self.disk, f"{self.path}.new", [tail.decode("ascii")]) as new:
+            make_previous(self.disk, keep_aside(self.disk, self.path), self.path)
+            self.disk.replace(new, self.path)
         self.close()
         self.size = len(tail)
 
     def close(self) -> None:
         if self.handle >= 0:
-            os.close(self.handle)
+            self.disk.close(self.handle)
         self.handle = -1
 
 
 class Store:
     """Keeps State and the disk the same.  Thread-safe."""
 
-    def __init__(self, layout: Layout, clock: Clock, log: logging.Logger) -> None:
+    def __init__(self, layout: Layout, clock: Clock, disk: Disk, log: logging.Logger) -> None:
         import threading
-        self.layout, self.clock, self.log = layout, clock, log
+        self.layout, self.clock, self.disk, self.log = layout, clock, disk, log
         self.host = read_machine()
         self.state = State()                                # as on the disk; never altered, but replaced
         self.service_id = ""
@@ -7968,7 +8126,7 @@ class Store:
         self.last_error: NexusError | None = None           # why the last write failed
         self.unsettled: Recovery | None = None              # what was recovered, until it is on the disk again
         self.saving, self.committing, self.counting = (threading.Lock() for _ in range(3))
-        self.journal = Journal(layout.journal_file)
+        self.journal = Journal(disk, layout.journal_file)
         self.stamp: tuple[int, ...] | None = None           # of state.json as last written, or as last taken over
         self.saved_facts: Mapping[str, Any] = {}            # the values of EDITABLE in state.json
         self.bad_edits = 0                                  # how often in a row state.json was no JSON
@@ -8004,7 +8162,7 @@ class Store:
         if self.unsettled and (refusal := self.last_error):     # what settle() has to keep aside may be in the journal
             raise NexusError(refusal.kind, refusal.message, refusal.hint)
         try:
-            with disk("write", self.journal.path):
+            with disk_errors("write", self.journal.path):
                 self.journal.append(line.encode("ascii"), is_synced)
         except NexusError as error:
             self.note_refusal(error)
@@ -8027,11 +8185,11 @@ class Store:
         Raises: OSError, and what `take` raises; then the next call tries again.
         """
         with self.saving:
-            stamp = stamp_of(self.layout.state_file)
+            stamp = stamp_of(self.disk, self.layout.state_file)
             if stamp == self.stamp:
                 return False
             try:
-                text = read_text(self.layout.state_file)
+                text = read_text(self.disk, self.layout.state_file)
                 body = decode("dict", load_json(text)) if text is not None else {}     # a deleted file changes nothing
             except (TypeError, ValueError) as error:
                 self.bad_edits += 1
@@ -8058,22 +8216,23 @@ class Store:
                 state, journal_size = self.state, self.journal.size
             if self.checkpoint_seq == state.seq:
                 return
-            with written(f"{path}.new", encode_state(state)) as new:
-                found, stamp = stamp_of(path), stamp_of(new)        # the stamp survives os.replace()
+            with written(self.disk, f"{path}.new", encode_state(state)) as new:
+                found, stamp = stamp_of(self.disk, path), stamp_of(self.disk, new)      # the stamp survives a renaming
                 if found not in (None, self.stamp):
                     self.checkpoint_wanted.set()        # somebody has edited it: take that over first
                     return
                 was_sound = self.is_sound and found is not None
-                aside = keep_aside(path) if was_sound else ""
-                os.replace(new, path)
+                aside = keep_aside(self.disk, path) if was_sound else ""
+                self.disk.replace(new, path)
                 if was_sound:
-                    make_previous(aside, path)      # last: so the two are never one file, which one fault would damage
+                    # Last: so the two are never one file, which one fault would damage
+                    make_previous(self.disk, aside, path)
             self.checkpoint_seq, self.is_sound, self.stamp = state.seq, True, stamp
             self.saved_facts = {name: getattr(state, name) for name in EDITABLE}
             # What is not as nexus wrote it never becomes state.json.prev: that and its journal stay until the next time
             if not was_sound and not self.is_usable(f"{path}.prev"):
-                copy_file(path, f"{path}.prev")
-            sync_folder(self.layout.journal_dir)
+                copy_file(self.disk, path, f"{path}.prev")
+            sync_folder(self.disk, self.layout.journal_dir)
             with self.committing:
                 if was_sound:
                     self.journal.begin_anew(journal_size)
@@ -8083,8 +8242,7 @@ class Store:
     def is_usable(self, path: str) -> bool:
         """Whether a state file could be recovered from."""
         with contextlib.suppress(OSError, LookupError, TypeError, ValueError, NexusError):
-            with open(path, encoding="utf-8") as file:
-                found = read_state(file.read())
+            found = read_state(decode_text(read_whole(self.disk, path)))
             return not found.faults and found.tables["facts"]["host"] == self.host
         return False
 
@@ -8094,21 +8252,22 @@ class Store:
         Where nothing can be written, State is there to be read; settle() is to be called again.
         """
         state_file = self.layout.state_file
-        self.stamp = stamp_of(state_file)               # later edits are noticed after the recovery
-        make_folder(self.layout.journal_dir)
-        with disk("read", self.layout.journal_dir):
-            found = find_recovery(self.layout)
-            is_one_file = is_same_file(state_file, f"{state_file}.prev")        # as older ones left it, or a crash
+        self.stamp = stamp_of(self.disk, state_file)    # later edits are noticed after the recovery
+        make_folder(self.disk, self.layout.journal_dir)
+        with disk_errors("read", self.layout.journal_dir):
+            found = find_recovery(self.disk, self.layout)
+            # As older ones left it, or a crash
+            is_one_file = is_same_file(self.disk, state_file, f"{state_file}.prev")
         state = found.state
         # A machine that got another name still has the boot of its jobs.
         is_this_boot = any(job.current.boot_id == read_boot_id() for job in state.running.values())
-        if state.host and state.running and not is_this_boot and is_elsewhere(state.host):
+        if state.host and state.running and not is_this_boot and is_elsewhere(self.disk, state.host):
             raise describe_other_machine(
                 state.host, f"jobs of {state_file} run there", f"mv {self.layout.home} {self.layout.home}.old")
         self.is_sound = (found.source == state_file and state.host == self.host and not found.damage
                          and not found.has_former_lines)
         is_current = self.is_sound and found.version == STATE_VERSION and not is_one_file and not found.was_resumed
-        if not state.service_id or (is_elsewhere(state.host) and not state.live):
+        if not state.service_id or (is_elsewhere(self.disk, state.host) and not state.live):
             # A copy of ~/.nexus for another machine is another service for the nodes, which would end the other's jobs.
             state.service_id = f"{os.geteuid()}-{self.clock.new_token()[:8]}"
         state.host, self.service_id = self.host, state.service_id
@@ -8129,9 +8288,9 @@ class Store:
         """Keep aside what a recovery found damaged, and write state.json anew.  Raises: unavailable."""
         found = self.unsettled
         assert found
-        with disk("write", self.layout.journal_dir):
+        with disk_errors("write", self.layout.journal_dir):
             self.keep_damage(found)
-            self.stamp = stamp_of(self.layout.state_file)
+            self.stamp = stamp_of(self.disk, self.layout.state_file)
             self.save_checkpoint()
         self.unsettled = None
 
@@ -8140,20 +8299,19 @@ class Store:
         at = time.strftime("%Y%m%d-%H%M%S")
         while found.broken:
             aside = f"{found.broken[0]}.broken-{at}"
-            copy_file(found.broken[0], aside)           # state.json is there until the next one replaces it
+            copy_file(self.disk, found.broken[0], aside)        # state.json is there until the next one replaces it
             self.log.error("Recovery: %s is kept as %s", found.broken.pop(0), aside)
         for one in found.damage:
             self.log.error("Recovery: %s", format_line(one["words"], 300))
         if found.damage:
             path = f"{self.layout.state_file}{DAMAGED}{at}"
-            write_atomic(path, (f"{encode_json(one)}\n" for one in found.damage))
+            write_atomic(self.disk, path, (f"{encode_json(one)}\n" for one in found.damage))
             self.log.error("Recovery: the queue is paused; what cannot be understood is kept in %s", path)
             found.damage = []
 
     def list_damaged(self) -> list[str]:
         """The files of keep_damage() that are still there."""
-        import glob
-        return sorted(glob.glob(f"{glob.escape(self.layout.state_file)}{DAMAGED}*"))
+        return find_files(self.disk, f"{self.layout.state_file}{DAMAGED}")
 
 
 def make_changes(draft: State, decided: Iterable[Put]) -> tuple[list[Put], Any]:
@@ -8189,17 +8347,16 @@ def forget_unused(state: State) -> list[Put]:
 class Recovery:
     """State as the disk has it: of one state file, and the journals after it."""
 
-    def __init__(self, layout: Layout, path: str) -> None:
+    def __init__(self, disk: Disk, layout: Layout, path: str) -> None:
         """Raises: OSError; conflict, if a newer nexus wrote the file."""
-        self.layout, self.state = layout, State()
+        self.disk, self.layout, self.state = disk, layout, State()
         self.damage: list[Json] = []                    # what is not whole: {words, found: its JSON, if it is there}
         self.broken: list[str] = []                     # state files that are not whole
         self.source = ""                                # the file that was read; "" for none
         self.doubtful: set[str] = set()                 # jobs of which a change could not be read
         file, name = StateFile(STATE_VERSION, 0, {}, False), os.path.basename(path)
         try:
-            with open(path, encoding="utf-8") as opened_file:
-                file = read_state(opened_file.read())
+            file = read_state(decode_text(read_whole(disk, path)))
             self.source = path
         except FileNotFoundError:
             pass
@@ -8241,7 +8398,7 @@ class Recovery:
         if self.unreadable:
             lost = f"its last {'line' if len(self.unreadable) == 1 else f'{len(self.unreadable)} lines'}"
             self.note_damage(f"{os.path.basename(path)}: {lost} cannot be read", self.unreadable)
-        if self.source and not os.path.exists(path):
+        if self.source and not find_status(self.disk, path):
             self.note_damage(f"{os.path.basename(path)} is missing")
 
     def read_journal(self, path: str) -> int:
@@ -8249,10 +8406,11 @@ class Recovery:
 
         What is missing in journal.jsonl.prev shows in the numbers of the next one.  Raises: OSError.
         """
+        import io
         size, at, name = 0, 0, os.path.basename(path)
         needs_crc = self.is_sealed                      # as all lines that follow one with a checksum
-        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-            for line in file:
+        with contextlib.suppress(FileNotFoundError):
+            for line in io.BytesIO(read_whole(self.disk, path)):
                 at += len(line)
                 if is_torn(line):
                     continue
@@ -8309,9 +8467,8 @@ class Recovery:
     def has_begun(self, job: Job) -> bool:
         """Whether the runner of its next attempt has claimed that, so that the change which says so is lost."""
         claim = os.path.join(self.layout.folder_of(job), f"attempt-{job.attempt + 1}")
-        with contextlib.suppress(OSError):
-            return os.stat(claim).st_mtime > job.created_at         # an earlier one is a former job's of this id
-        return False
+        status = find_status(self.disk, claim)
+        return status is not None and status.st_mtime > job.created_at  # an earlier one is a former job's of this id
 
     def pause(self) -> None:
         """Pause the queue for what is damaged."""
@@ -8319,14 +8476,14 @@ class Recovery:
         self.state.damage = format_line(join_some([one["words"] for one in self.damage], 3, "; "), 500)
 
 
-def find_recovery(layout: Layout) -> Recovery:
+def find_recovery(disk: Disk, layout: Layout) -> Recovery:
     """State of the state file from which less is lost; the queue is paused if any is damaged.
 
     Raises: OSError; conflict, if a newer nexus wrote it.
     """
-    newest = chosen = Recovery(layout, layout.state_file)
+    newest = chosen = Recovery(disk, layout, layout.state_file)
     if newest.damage or not newest.is_there:
-        former = Recovery(layout, f"{layout.state_file}.prev")
+        former = Recovery(disk, layout, f"{layout.state_file}.prev")
         if former.source and (not newest.is_there or len(former.damage) < len(newest.damage)):
             chosen = former
             if newest.broken:
@@ -8359,34 +8516,34 @@ def guess_jobs(line: bytes) -> list[str]:
     return []
 
 
-def keep_aside(path: str) -> str:
+def keep_aside(disk: Disk, path: str) -> str:
     """Give a file that is about to be replaced another name, or make a copy; return that path.  Raises: OSError."""
     aside = f"{path}.prev.tmp"
-    remove_file(aside)
+    remove_file(disk, aside)
     try:
-        os.link(path, aside)
+        disk.link(path, aside)
     except OSError:                         # a file system may have no hard links
-        copy_file(path, aside)
+        copy_file(disk, path, aside)
     return aside
 
 
-def make_previous(aside: str, path: str) -> None:
+def make_previous(disk: Disk, aside: str, path: str) -> None:
     """Make PATH.prev what keep_aside() kept.  Raises: OSError."""
-    os.replace(aside, f"{path}.prev")
-    remove_file(aside)                      # where PATH.prev was the same file already, nothing was renamed
+    disk.replace(aside, f"{path}.prev")
+    remove_file(disk, aside)                # where PATH.prev was the same file already, nothing was renamed
 
 
-def copy_file(path: str, target: str) -> None:
+def copy_file(disk: Disk, path: str, target: str) -> None:
     """Make `target` a copy of a file, as a whole.  Raises: OSError, unavailable."""
     aside = f"{target}.new"
-    with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file, written(aside, file):
-        os.replace(aside, target)
+    with written(disk, aside, [read_whole(disk, path).decode("utf-8", "surrogateescape")]):
+        disk.replace(aside, target)
 
 
-def is_same_file(path: str, other: str) -> bool:
-    with contextlib.suppress(OSError):
-        return os.path.samefile(path, other)
-    return False
+def is_same_file(disk: Disk, path: str, other: str) -> bool:
+    found = [find_status(disk, each) for each in (path, other)]
+    first, second = [status and (status.st_dev, status.st_ino) for status in found]
+    return first is not None and first == second
 
 
 def describe_other_machine(host: str, why: str, otherwise: str) -> NexusError:
@@ -8429,7 +8586,8 @@ class Part:
 
     def __init__(self, service: Service) -> None:
         self.service, self.config, self.layout, self.store = service, service.config, service.layout, service.store
-        self.machine, self.clock, self.log, self.environ = service.machine, service.clock, service.log, service.environ
+        self.machine, self.clock, self.disk = service.machine, service.clock, service.disk
+        self.log, self.environ = service.log, service.environ
 
 
 class Backend(Part):
@@ -8483,16 +8641,16 @@ class Worker:
                 self.pause_s = None if self.pause_s is None else max(self.pause_s, WATCH_INTERVAL_S)
 
 
-def measure_output(job: Job) -> tuple[int, int]:
+def measure_output(disk: Disk, job: Job) -> tuple[int, int]:
     """(bytes of stdout.log, bytes of stderr.log) that this attempt's node has sent so far."""
-    sizes = measure_logs(job.log_dir)
+    sizes = measure_logs(disk, job.log_dir)
     return max(0, sizes[0] - job.log_base[0]), max(0, sizes[1] - job.log_base[1])
 
 
-def take_slurm_claim(job: Job, folder: str) -> Claim | None:
+def take_slurm_claim(disk: Disk, job: Job, folder: str) -> Claim | None:
     """take_claim() of a job that Slurm has.  What cannot be claimed is Slurm's to end."""
     with contextlib.suppress(OSError):
-        return take_claim(folder, job.attempt)
+        return take_claim(disk, folder, job.attempt)
     return None
 
 
@@ -8615,7 +8773,7 @@ class SlurmBackend(Backend):
         now, over_at, self.over_at = self.service.clock.monotonic(), self.over_at, {}
         for job in live:
             key, seen = job.current.slurm_key, self.seen.get(job.current.slurm_key)
-            claim = read_claim(self.service.layout.folder_of(job), job.attempt)
+            claim = read_claim(self.disk, self.service.layout.folder_of(job), job.attempt)
             is_waiting = seen is not None and seen.state in SLURM_WAITING
             # By Slurm: its node was lost, or slurmctld crashed before it saved that the job began.
             is_requeued = is_waiting and (job.status == RUNNING or bool(claim and claim.pid))
@@ -8639,11 +8797,11 @@ class SlurmBackend(Backend):
         self.hurry()
         if seen and seen.state in SLURM_WAITING:
             seen = replace(seen, state=REQUEUED_BY_SLURM, reason=f"queued again: {seen.reason}", started_at=None)
-        claim, result = read_claim(folder, job.attempt), read_result(folder, job.attempt)
-        text = read_tail(os.path.join(folder, f"slurm-{job.attempt}.log"), 0, TAIL_BYTES)
+        claim, result = read_claim(self.disk, folder, job.attempt), read_result(self.disk, folder, job.attempt)
+        text = read_tail(self.disk, os.path.join(folder, f"slurm-{job.attempt}.log"), 0, TAIL_BYTES)
         news = decide(seen, claim, result, over_s, find_slurm_line(text), folder)
         if isinstance(news, Requeue) or (news and news.cause == "killed" and claim is None):
-            if take_slurm_claim(job, folder) in (OUR_CLAIM, claim):     # as it was judged
+            if take_slurm_claim(self.disk, job, folder) in (OUR_CLAIM, claim):      # as it was judged
                 yield job, news
         elif news:
             if job.status == SUBMITTED:
@@ -8747,11 +8905,12 @@ class RunnerEvents:
     def __init__(self, path: str, log: logging.Logger) -> None:
         self.received = b""
         try:
-            remove_file(path)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
             os.mkfifo(path, 0o600)
             self.source = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)       # so a runner finds a reader
             self.target = self.source
-        except (OSError, NexusError) as error:
+        except OSError as error:
             log.warning("%s: %s; ends of jobs are noticed within %g s", path, error, WATCH_INTERVAL_S)
             self.source, self.target = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -8978,7 +9137,7 @@ class HostedJob:
     """An attempt on this machine, as far as this process has followed it."""
 
     def __init__(self, host: JobHost, job: Job) -> None:
-        self.host, self.machine, self.clock, self.job = host, host.machine, host.clock, job
+        self.host, self.machine, self.clock, self.disk, self.job = host, host.machine, host.clock, host.disk, job
         self.folder = host.layout.folder_of(job)
         self.pid, self.pid_started = job.current.pid, job.current.pid_started       # known here before it is recorded
         self.session = job.current.session              # screen's, if this process has launched it
@@ -9030,7 +9189,7 @@ class HostedJob:
         name = (self.limits.warn or "").partition("@")[0]
         number, processes = signal.Signals[f"SIG{name}"], self.machine.processes
         warned = choose_warned(members, processes.find_catchers(members, number), name)
-        write_atomic(self.warned_file, [], is_synced=False)
+        write_atomic(self.disk, self.warned_file, [], is_synced=False)
         for process in warned:
             processes.send(process, number)
         names = join_some([f"{process.name} (pid {process.pid})" for process in warned])
@@ -9097,13 +9256,13 @@ class HostedJob:
             runtime_s, limits = self.find_runtime_s(), self.limits
             self.stop = self.stop or find_stop(limits, Use(runtime_s, memory_mib))
             self.is_warning_due = (find_warning(limits, runtime_s) is not None
-                                   and not self.stop and not os.path.exists(self.warned_file))
+                                   and not self.stop and not find_status(self.disk, self.warned_file))
 
     def look_at_files(self, is_child_gone: bool) -> None:
         """Look at its files and its pid: the second way to learn that it has started or ended.  Raises: OSError."""
-        result, number, claim = read_result(self.folder, self.job.attempt), self.job.attempt, None
+        result, number, claim = read_result(self.disk, self.folder, self.job.attempt), self.job.attempt, None
         with contextlib.suppress(*[] if self.pid is None else [NexusError]):    # a job may have taken its own rights
-            claim = read_claim(self.folder, number)
+            claim = read_claim(self.disk, self.folder, number)
         if not self.is_here:
             # What went on after its command has gone down, too.
             is_whole = result and not result.goes_on
@@ -9118,11 +9277,11 @@ class HostedJob:
         elif result:
             why = "its job.sh was killed while processes went on after its command"
             self.take_result(replace(result, cause="session-lost", cause_line=why))
-        elif (last := read_claim(self.folder, number)) and last.pid and last.began is None:
+        elif (last := read_claim(self.disk, self.folder, number)) and last.pid and last.began is None:
             self.fail_launch("its job.sh ended before it began")
         else:
             # It may have begun, and written its result, since the first looks.
-            self.take_result(read_result(self.folder, number) or Result(
+            self.take_result(read_result(self.disk, self.folder, number) or Result(
                 None, None, None, "session-lost", "its job.sh was killed: the exit code is not known"))
         if self.pid is not None and self.began is None:
             self.began = (claim and claim.began) or self.pid_started
@@ -9137,7 +9296,7 @@ class HostedJob:
         if not is_child_gone and launched_at is not None and self.clock.monotonic() - launched_at <= LAUNCH_TIMEOUT_S:
             return
         try:
-            is_mine, writers = withdraw(self.machine.processes, self.folder, self.job.attempt)
+            is_mine, writers = withdraw(self.disk, self.machine.processes, self.folder, self.job.attempt)
         except OSError as error:
             # Its runner may still begin, until the claim is taken: another attempt would run beside it.
             if is_machine_fault(error):
@@ -9241,9 +9400,10 @@ def find_free_port(number: int) -> int:
 class JobHost:
     """Starts, follows and ends attempts on the machine that this process runs on."""
 
-    def __init__(self, observer: Observer, layout: Layout, umask: int, get_limits: Callable[[Job], Limits],
-                 run_guarded: Callable[..., None], recorder: int = 0) -> None:
-        self.observer, self.layout, self.umask = observer, layout, umask        # umask: for jobs without one
+    def __init__(self, observer: Observer, layout: Layout, disk: Disk, umask: int,
+                 get_limits: Callable[[Job], Limits], run_guarded: Callable[..., None], recorder: int = 0) -> None:
+        self.observer, self.layout, self.disk = observer, layout, disk
+        self.umask = umask                              # for jobs without one
         self.get_limits = get_limits                    # of a job: its head decides
         self.recorder = recorder                        # build_script()
         self.machine, self.clock, self.config, self.log = (
@@ -9300,17 +9460,17 @@ class JobHost:
         """Write a job's folder and its job.sh; return the path of that.  Raises: OSError."""
         job, gpus = order.job, self.observer.observation.gpus
         folder = self.layout.folder_of(job)
-        if not os.path.isdir(folder):
-            os.makedirs(folder, mode=0o700, exist_ok=True)
+        if not is_folder(self.disk, folder):
+            self.disk.makedirs(folder)
         if order.code is not None:                      # an earlier attempt may have changed the file
-            os.makedirs(job.cwd, mode=0o700, exist_ok=True)
-            write_atomic(os.path.join(job.cwd, "main.py"), [order.code], is_synced=False)
+            self.disk.makedirs(job.cwd)
+            write_atomic(self.disk, os.path.join(job.cwd, "main.py"), [order.code], is_synced=False)
         job = replace(fill_cuda_numbers(job, gpus), umask=self.umask if job.umask is None else job.umask)
         environ = build_environment(job, order.variables, gpus, find_free_port(job.number))
         text = build_script(job, environ, self.layout, leases, self.recorder)
         script = os.path.join(folder, "job.sh")
-        if not write_new(script, text, 0o700):          # a shell may be reading that of an earlier attempt
-            write_atomic(script, [text], 0o700, is_synced=False)
+        if not write_new(self.disk, script, text, 0o700):       # a shell may be reading that of an earlier attempt
+            write_atomic(self.disk, script, [text], 0o700, is_synced=False)
         return script
 
     def tick(self, jobs: Sequence[Job], events: Sequence[RunnerEvent] = ()) -> list[tuple[Job, Progress]]:
@@ -9403,7 +9563,7 @@ class Local(MachineBackend):
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
-        self.host = JobHost(service.observer, service.layout, service.umask,
+        self.host = JobHost(service.observer, service.layout, service.disk, service.umask,
                             lambda job: find_limits(job, self.config.jobs), service.run_guarded, os.getpid())
 
     def start(self, job: Job, variables: Mapping[str, str] | None) -> News | None:
@@ -9590,14 +9750,15 @@ class Agent:
     Question; what is not known here yet is started, what is not wanted is ended.  A Question ends the wait for news.
     """
 
-    def __init__(self, layout: Layout, config: Config, head: str, environ: Mapping[str, str],
+    def __init__(self, layout: Layout, config: Config, disk: Disk, head: str, environ: Mapping[str, str],
                  log: logging.Logger) -> None:
         import collections
-        self.clock, self.layout, self.config, self.environ, self.log = Clock(), layout, config, environ, log
-        self.machine = Machine(config, layout, head)
+        self.clock, self.disk = Clock(), disk
+        self.layout, self.config, self.environ, self.log = layout, config, environ, log
+        self.machine = Machine(config, layout, disk, head)
         self.observer = Observer(self.machine, self.clock, config, log, find_visible_devices(environ))
         self.limits: dict[str, Limits] = {}             # {find_key(): what the head has said last}
-        self.host = JobHost(self.observer, layout, os.umask(0o077), self.get_limits, self.run_guarded)
+        self.host = JobHost(self.observer, layout, disk, os.umask(0o077), self.get_limits, self.run_guarded)
         self.events = RunnerEvents(layout.events_file, log)
         self.jobs: dict[str, Job] = {}                  # {find_key(): its attempt here}
         self.refused: dict[str, JobReport] = {}         # {find_key(): the attempt that could not be started}
@@ -9632,7 +9793,7 @@ class Agent:
         self.reply(Hello(
             f"{self.machine.boot_id} {read_machine()}", self.machine.boot_id, ".".join(map(str, sys.version_info[:3])),
             (f"SCREENDIR={folder}",) if folder else (), os.path.abspath(__file__), self.config.jobs.cpu_slots))
-        for name in os.listdir(self.layout.log_dir):    # an earlier agent's; limits hold, even if no request ever comes
+        for name in self.disk.listdir(self.layout.log_dir):     # an earlier agent's; limits hold without a request
             with contextlib.suppress(KeyError, TypeError, ValueError, NexusError):      # what is no job's is left alone
                 self.take_over(name)
         self.tick_jobs()
@@ -9649,7 +9810,7 @@ class Agent:
         The job may have changed the file: it must be of this folder's job.
         """
         folder = os.path.join(self.layout.log_dir, name)
-        kept = decode("dict", load_json(read_job_file(os.path.join(folder, "job.json")) or ""))
+        kept = decode("dict", load_json(read_job_file(self.disk, os.path.join(folder, "job.json")) or ""))
         job, key = decode_value(Job, kept), name.partition("_")[2]
         if not (find_key(job) == key and decode("JobKey", key) and job.log_dir == folder and job.attempts):
             raise ValueError(f"{folder} has the file of another job")
@@ -9671,7 +9832,7 @@ class Agent:
     def look_at_folders(self) -> float:
         """See which of the head's directories are there, in a thread, as a file system may hang; return the pause."""
         question = self.question
-        found = {path: os.path.isdir(path) for path in (question.folders if question else ())}
+        found = {path: is_folder(self.disk, path) for path in (question.folders if question else ())}
         if question and found != self.folders:
             self.folders = found
             self.events.wake()
@@ -9751,9 +9912,9 @@ class Agent:
         if order.code is not None:
             job = replace(job, cwd=os.path.join(folder, "work"), command=f"{find_python(environ)} main.py")
         try:
-            os.makedirs(folder, mode=0o700, exist_ok=True)
+            self.disk.makedirs(folder)
             for name in STREAM_FILES:                           # of an earlier attempt: the head has them
-                remove_file(os.path.join(folder, name))
+                remove_file(self.disk, os.path.join(folder, name))
             self.limits[one.key] = one.limits
             self.keep(job)                                      # before anything of it can begin
             news: Requeue | Result | None = self.host.start(Order(job, environ, order.code))
@@ -9766,8 +9927,8 @@ class Agent:
     def keep(self, job: Job) -> None:
         """Write what a later agent must know of a job, also after a power cut.  Raises: OSError, unavailable."""
         kept = {**encode_value(job), "limits": self.get_limits(job)}
-        write_atomic(os.path.join(job.log_dir or "", "job.json"), [encode_json(kept)])
-        sync_folder(self.layout.log_dir)
+        write_atomic(self.disk, os.path.join(job.log_dir or "", "job.json"), [encode_json(kept)])
+        sync_folder(self.disk, self.layout.log_dir)
 
     def stop(self, key: str, cause: str, line: str) -> None:
         """End a job that has reached a limit: the head may not be there."""
@@ -9782,16 +9943,17 @@ class Agent:
         if job is None or job.attempt != one.attempt or progress is None:
             # What has begun may run still, though its files are gone.
             is_gone, writers = (False, []) if one.has_begun else withdraw(
-                self.observer.machine.processes, folder, one.attempt)
+                self.disk, self.observer.machine.processes, folder, one.attempt)
             if is_gone or writers:
                 return JobReport(one.key, one.attempt, Progress(requeue="it was not started there" if is_gone else ""))
             lost = Result(None, None, None, "session-lost", f"its files are gone: {folder}")
             return JobReport(one.key, one.attempt, Progress(result=lost, is_over=True))
         written = os.path.join(folder, "files")
-        if progress.is_over and os.path.isdir(written):
+        if progress.is_over and is_folder(self.disk, written):
             progress = replace(progress, files=written)
         sizes = self.measure_output(one)
-        out, err = [read_part(os.path.join(folder, name), have, min(most_bytes, size - have)) if size > have else b""
+        out, err = [read_part(self.disk, os.path.join(folder, name), have, min(most_bytes, size - have))
+                    if size > have else b""
                     for name, have, size in zip(STREAM_FILES, one.log_sizes, sizes)]
         usage = self.observer.find_usage(job.id)
         return JobReport(one.key, one.attempt, progress, sizes, (out, err), usage.samples, usage.rss_mib)
@@ -9801,7 +9963,7 @@ class Agent:
         job = self.jobs.get(one.key)
         is_this_boot = job is not None and job.current.boot_id == self.machine.boot_id
         out, err = [size if size and (is_this_boot or size > have) else have
-                    for size, have in zip(measure_logs(self.layout.job_folder(one.key)), one.log_sizes)]
+                    for size, have in zip(measure_logs(self.disk, self.layout.job_folder(one.key)), one.log_sizes)]
         return out, err
 
     def find_news(self, known: Mapping[str, Progress]) -> object:
@@ -9836,7 +9998,7 @@ class Agent:
         """Drop an attempt that the head does not know any more.  Files that it wrote in its checkout stay."""
         self.host.forget(self.jobs.pop(key))
         self.limits.pop(key, None)
-        remove_job_files(self.layout.log_dir, self.layout.job_folder(key))
+        remove_job_files(self.disk, self.layout.log_dir, self.layout.job_folder(key))
 
 
 # Run on a node: find a Python, bring this nexus.py there if it lacks it, and become the agent.
@@ -9890,7 +10052,7 @@ def hash_code(content: bytes) -> str:
 class AgentLine:
     """A connection to a node's agent."""
 
-    def __init__(self, ssh: Ssh, head: str, digest: str) -> None:
+    def __init__(self, disk: Disk, ssh: Ssh, head: str, digest: str) -> None:
         """Connect, and bring nexus.py there if it is missing.  Raises: unavailable, with ssh's words."""
         import subprocess
         self.ssh, self.name, self.received, self.errors = ssh, ssh.node.name, bytearray(), open_scratch()
@@ -9907,7 +10069,7 @@ class AgentLine:
             self.outbox.put(AGENT_SCRIPT.encode())
             word = self.read_word()
             if word == "needs":
-                content = read_bytes(os.path.abspath(__file__))
+                content = read_bytes(disk, os.path.abspath(__file__))
                 if hash_code(content) != digest:
                     raise NexusError("unavailable", f"{os.path.abspath(__file__)} has changed since the service began",
                                      hint="nexus restart: then the nodes get the new one")
@@ -9974,7 +10136,7 @@ class AgentLine:
                 self.process.wait(1.0)
 
 
-def append_output(question: Question, found: Iterable[tuple[Job, JobReport]]) -> str:
+def append_output(disk: Disk, question: Question, found: Iterable[tuple[Job, JobReport]]) -> str:
     """Append jobs' output to their logs here, if these are as in the question; return why some of it was not, or "".
 
     A log that the job has cut, as `echo done > /dev/stderr` does, begins anew here too.
@@ -9982,14 +10144,15 @@ def append_output(question: Question, found: Iterable[tuple[Job, JobReport]]) ->
     asked, why = {(one.key, one.attempt): one.log_sizes for one in question.jobs}, ""
     for job, one in found:
         have, there = asked[one.key, one.attempt], one.log_sizes
-        if job.log_dir and there and there != have == measure_output(job):
+        if job.log_dir and there and there != have == measure_output(disk, job):
             try:
                 for number, name in enumerate(STREAM_FILES):
                     path, start = os.path.join(job.log_dir, name), job.log_base[number]
                     if one.logs[number]:
-                        append_log(path, one.logs[number], start)
+                        append_log(disk, path, one.logs[number], start)
                     elif there[number] < have[number]:
-                        os.truncate(path, start)
+                        with opened(disk, path, os.O_WRONLY | os.O_NONBLOCK) as handle:
+                            disk.truncate(handle, start)
             except OSError as error:
                 why = f"output of jobs there, like {job.id}, cannot be kept ({error}); it is tried again"
     return why
@@ -10091,7 +10254,7 @@ class Node(MachineBackend):
 
     def connect(self) -> AgentLine:
         """Raises: unavailable; conflict, when the machine has another name here."""
-        line = AgentLine(self.ssh, self.store.service_id, self.service.hash)
+        line = AgentLine(self.disk, self.ssh, self.store.service_id, self.service.hash)
         twin = next((node.name for node in self.service.pool.nodes.values()
                      if node is not self and node.hello and node.hello.machine == line.hello.machine), None)
         if twin or line.hello.machine == f"{self.machine.boot_id} {read_machine()}":
@@ -10129,15 +10292,16 @@ class Node(MachineBackend):
         return [(job, order) for job, order in due if job.id not in later]
 
     def list_wanted(self) -> tuple[Wanted, ...]:
-        return tuple(Wanted(find_key(job), job.attempt, measure_output(job), find_limits(job, self.config.jobs),
-                            job.current.stop_cause, job.current.stop_signal, order, job.current.pid is not None)
+        return tuple(Wanted(find_key(job), job.attempt, measure_output(self.disk, job),
+                            find_limits(job, self.config.jobs), job.current.stop_cause, job.current.stop_signal,
+                            order, job.current.pid is not None)
                      for job, order in self.list_due())
 
     def take(self, question: Question, report: Report, faults: Mapping[str, str]) -> None:
         """Take in what is new.  `faults`: of read_report()."""
         jobs = {(find_key(job), job.attempt): job for job in self.list_jobs()}
         found = [(jobs[one.key, one.attempt], one) for one in report.jobs if (one.key, one.attempt) in jobs]
-        error = append_output(question, found)
+        error = append_output(self.disk, question, found)
         if error:
             self.clock.sleep(1.0)
             if error != self.log_error:
@@ -10256,7 +10420,7 @@ class Node(MachineBackend):
             result = replace(result, finished_at=result.finished_at - self.clock_offset_s)
         if result and result.runtime_seconds and age_s > 0:
             result = replace(result, runtime_seconds=min(result.runtime_seconds, age_s))
-        is_over = progress.is_over and report.log_sizes in (None, measure_output(job))
+        is_over = progress.is_over and report.log_sizes in (None, measure_output(self.disk, job))
         files = progress.files and f"files that it wrote are kept: {self.name}:{progress.files}"
         notes, left = (*progress.notes, *filter(None, [files])), progress.processes_left
         ran, key, now = job.current, (job.id, job.attempt), self.clock.monotonic()
@@ -10343,7 +10507,7 @@ class Outcomes(Part):
         elif isinstance(news, dict):
             self.learn({job.id: news}, is_synced=True)
         elif isinstance(news, Requeue):
-            why, log_sizes = news.why, measure_logs(self.layout.folder_of(job))
+            why, log_sizes = news.why, measure_logs(self.disk, self.layout.folder_of(job))
             facts: dict[str, Any] = {"pid": None, "pid_started": None, "log_base": log_sizes}
             if news.excluded_nodes is not None:
                 facts["excluded_nodes"] = news.excluded_nodes
@@ -10359,7 +10523,7 @@ class Outcomes(Part):
                 news = replace(news, is_cut=True)
             if news.cause == "launch" and not job.current.node:
                 with contextlib.suppress(OSError):      # a late runner must find the attempt claimed
-                    take_claim(self.layout.folder_of(job), job.attempt)
+                    take_claim(self.disk, self.layout.folder_of(job), job.attempt)
             self.unrecorded[job.id] = news
 
     def learn(self, learned: Mapping[str, dict[str, Any]], is_synced: bool = False) -> None:
@@ -10410,14 +10574,14 @@ class Outcomes(Part):
     def gather_evidence(self, job: Job, result: Result) -> Evidence:
         """What tells why an attempt failed, and what its processes used."""
         folder, trouble = self.layout.folder_of(job), None
-        sizes = measure_logs(folder)
+        sizes = measure_logs(self.disk, folder)
         has_output = sizes[0] > job.log_base[0] or sizes[1] > job.log_base[1]
         most = TAIL_BYTES if result.exit_code and has_output else 0
-        stdout, stderr = [read_tail(os.path.join(folder, name), start, most) if most else ""
+        stdout, stderr = [read_tail(self.disk, os.path.join(folder, name), start, most) if most else ""
                           for name, start in zip(STREAM_FILES, job.log_base)]
         if result.is_cut:
             trouble = f"No space left on device: {job.current.node or folder} (the job's logs may be cut)"
-        elif result.exit_code and not job.current.node and not os.path.isdir(folder):
+        elif result.exit_code and not job.current.node and not is_folder(self.disk, folder):
             trouble = f"its log folder is gone: {folder}"
         last_line = self.service.log_watch.find_last_line(folder, job.log_base) if has_output else None
         samples = self.service.observer.find_usage(job.id).samples
@@ -10425,7 +10589,7 @@ class Outcomes(Part):
 
     def is_disk_full(self, job: Job) -> bool:
         with contextlib.suppress(OSError):
-            return os.statvfs(self.layout.folder_of(job)).f_bavail == 0
+            return self.disk.statvfs(self.layout.folder_of(job)).f_bavail == 0
         return False
 
     def describe_unrecorded(self, job: Job) -> str | None:
@@ -10547,18 +10711,18 @@ class Starter(Part):
         """Make the folder of a job's logs; what a forgotten job has left there is moved aside.  Raises: OSError."""
         folder = self.layout.folder_of(job)
         with contextlib.suppress(FileNotFoundError, FileExistsError):
-            return os.mkdir(folder, 0o700)
-        if job.attempt == 1 and os.path.lexists(folder):
+            return self.disk.mkdir(folder)
+        if job.attempt == 1 and find_status(self.disk, folder, is_followed=False):
             aside = f"{folder}.old-{self.clock.new_token()[:8]}"
-            os.rename(folder, aside)
+            self.disk.replace(folder, aside)
             self.log.info("Job %s: what was in %s is kept as %s", job.id, folder, aside)
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        self.disk.makedirs(folder)
 
     def make_order(self, job: Job, variables: Mapping[str, str] | None) -> Order:
         """What a machine needs to start it.  Raises: OSError; forbidden, when it may not run any more; not_found."""
         code = None
         if job.code:
-            code = read_bytes(self.layout.code_file(job.code)).decode("utf-8", "surrogateescape")
+            code = read_bytes(self.disk, self.layout.code_file(job.code)).decode("utf-8", "surrogateescape")
         if variables is None:
             raise NexusError("not_found", "its environment was lost with a damaged state file; add the job again")
         return Order(*self.service.scripts.restrain(job, variables), code)
@@ -10763,14 +10927,14 @@ class JobsFile:
 
     def watch(self) -> float:
         """Read the file; return the seconds until the next call."""
-        before, self.stamp = self.stamp, stamp_of(self.path)
+        before, self.stamp = self.stamp, stamp_of(self.service.disk, self.path)
         self.load(self.stamp == before)
         return self.service.config.jobs.jobs_file_interval_seconds
 
     def load(self, is_whole: bool) -> None:
         """Queue new rows of the jobs file; log new faults.  `is_whole`: nobody is writing the file now."""
         try:
-            text = read_text(self.path)
+            text = read_text(self.service.disk, self.path)
             rows, faults = parse_jobs_file((text or "") + "\n" * is_whole)      # its last line may lack the newline
             faults += [f"there is no file {self.path}"] if text is None else []
             faults += self.submit_rows(rows, is_whole and bool(text))       # empty: a program may be about to write it
@@ -10809,10 +10973,10 @@ class JobsFile:
                       "conda": row.conda, "gpu_ids": row.gpu_ids, "cuda_arg": cuda_arg}, unique=True)
 
 
-def find_llm_share(path: str, model: str) -> float:
+def find_llm_share(disk: Disk, path: str, model: str) -> float:
     """Return the GPUs for a job of `model` (llm_config.json).  Raises: usage, when the file is wrong; unavailable."""
     path = os.path.abspath(os.path.expanduser(path))
-    text = read_text(path)
+    text = read_text(disk, path)
     if text is None:
         refuse(f"llm_config {path} is not there", "nexus config edit")
     try:
@@ -11002,7 +11166,8 @@ class ScriptRules(Part):
         if words:
             if not os.path.isfile(words[0]):
                 raise NexusError("forbidden", f"{words[0]} is not a file")
-            if not interpreter and not re.match(rb"\x7fELF|#![ \t]*/", read_part(words[0], 0, 256)):     # bash runs it
+            head = read_part(self.disk, words[0], 0, 256)
+            if not interpreter and not re.match(rb"\x7fELF|#![ \t]*/", head):     # bash runs it
                 raise NexusError("forbidden", f"{words[0]} cannot be run by itself: it does not begin with #!/",
                                  hint="give it a first line like #!/bin/sh, and chmod +x; or name its interpreter")
             job = replace(job, command=" ".join(map(quote, [*filter(None, [interpreter]), *words])))
@@ -11050,7 +11215,7 @@ class Drafts(Part):
         named = re.search(LLM_OPTION, fields["command"])
         model = asked.llm or (named and named[1])
         if config.llm_config and model and "gpus" not in fields:
-            defaults["gpus"] = find_llm_share(config.llm_config, model)
+            defaults["gpus"] = find_llm_share(self.disk, config.llm_config, model)
         begin_at = parse_begin(asked.begin, self.clock.now()) if asked.begin else None
         waited = self.machine.processes.find(asked.after_pid) if asked.after_pid else None
         if asked.after_pid and not waited:
@@ -11085,7 +11250,7 @@ class Drafts(Part):
         if not self.service.is_slurm:           # Slurm's machines are not known
             for folder in {job.cwd: None for job in jobs if needs_folder(job) and (
                     job.only_node == "" or (is_alone and job.only_node is None))}:
-                check_directory("cwd", folder)
+                check_directory(self.disk, "cwd", folder)
 
     def check_bash(self, variables: Mapping[str, str]) -> None:
         """Raises: usage, where no job with this environment can start.  Of other machines that is not known."""
@@ -11256,7 +11421,7 @@ class Admission(Part):
         # Only when nothing speaks against it: a job whose attempt is claimed here does not run any more.
         withdrawn = {job.current.slurm_key for job in find(self.store.state)
                      if job.status == SUBMITTED and job.current.slurm_id
-                     and take_slurm_claim(job, self.layout.folder_of(job)) == OUR_CLAIM}
+                     and take_slurm_claim(self.disk, job, self.layout.folder_of(job)) == OUR_CLAIM}
 
         def stop(state: State) -> Changes:
             left, over = find(state), list[str]()
@@ -11629,7 +11794,8 @@ class Housekeeping(Part):
 
         for job in gone:
             if job.log_dir:
-                self.service.run_guarded(f"After job {job.id}", remove_job_files, self.layout.log_dir, job.log_dir)
+                self.service.run_guarded(f"After job {job.id}", remove_job_files, self.disk, self.layout.log_dir,
+                                         job.log_dir)
         self.store.update(forget)
         for code in {job.code for job in gone if job.code}:
             self.service.run_guarded(f"After script {code}", self.drop_code, code)
@@ -11648,8 +11814,8 @@ class Housekeeping(Part):
         """Write a submitted script, if any, before its job is queued; remove it if no job needs it in the end."""
         try:
             if code is not None:
-                make_folder(self.layout.code_folder)
-                write_atomic(self.layout.code_file(name), [code.decode("utf-8", "surrogateescape")])
+                make_folder(self.disk, self.layout.code_folder)
+                write_atomic(self.disk, self.layout.code_file(name), [code.decode("utf-8", "surrogateescape")])
             yield
         finally:
             if code is not None:
@@ -11658,7 +11824,7 @@ class Housekeeping(Part):
     def drop_code(self, name: str) -> None:
         """Remove a submitted script unless a job has it: also a retry of the job that it came with."""
         if not any(job.code == name for job in self.store.state.jobs.values()):
-            remove_file(self.layout.code_file(name))
+            remove_file(self.disk, self.layout.code_file(name))
 
     # state.json
 
@@ -11715,11 +11881,11 @@ class LogWatch(Part):
     def measure_now(self, folder: str) -> Sequence[LogMark]:
         """Return the marks that log.times does not have yet, with the sizes of this moment."""
         growth = self.growths.get(folder)
-        return [growth.seen, (self.clock.now(), *measure_logs(folder))] if growth else []
+        return [growth.seen, (self.clock.now(), *measure_logs(self.disk, folder))] if growth else []
 
     def find_last_line(self, folder: str | None, starts: Sequence[int]) -> str | None:
         """The last line of a job's logs from these sizes on."""
-        growth = self.growths.get(folder or "") or LogGrowth(folder or "")
+        growth = self.growths.get(folder or "") or LogGrowth(self.disk, folder or "")
         return growth.find_last_line(starts) if folder else None
 
     def look(self) -> float | None:
@@ -11729,7 +11895,7 @@ class LogWatch(Part):
             self.growths[folder].note(self.clock)
             self.growths.pop(folder).write()
         for folder in folders:
-            self.growths.setdefault(folder, LogGrowth(folder)).note(self.clock)
+            self.growths.setdefault(folder, LogGrowth(self.disk, folder)).note(self.clock)
         # A job that starts during this look wakes the worker only if `growths` is empty: so check for jobs last.
         is_on = folders or self.service.running_jobs()
         return max(LOG_LOOK_S, LOG_LOOK_BACKOFF_FACTOR * (self.clock.monotonic() - began)) if is_on else None
@@ -11743,8 +11909,8 @@ LOG_NOTE_S = 1.0                # between two notes while only one of the two lo
 class LogGrowth:
     """How the two logs of one job grow."""
 
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
+    def __init__(self, disk: Disk, folder: str) -> None:
+        self.disk, self.folder = disk, folder
         self.written: LogMark = (0.0, 0, 0)
         self.seen: LogMark = (0.0, 0, 0)
         self.written_at = self.seen_at = float("-inf")      # monotonic: when these two were measured
@@ -11752,15 +11918,17 @@ class LogGrowth:
 
     def find_last_line(self, starts: Sequence[int]) -> str | None:
         """The last line from these sizes on, of the log that grew last if that has one."""
-        paths, sizes = [os.path.join(self.folder, name) for name in STREAM_FILES], measure_logs(self.folder)
+        paths, sizes = [os.path.join(self.folder, name) for name in STREAM_FILES], measure_logs(self.disk, self.folder)
         growing = self.growing if sizes == self.seen[1:] else (sizes[0] > self.seen[1], sizes[1] > self.seen[2])
-        is_stderr = growing[1] and (not growing[0] or read_changed_at(paths[1]) > read_changed_at(paths[0]))
-        texts = (read_tail(paths[stream], starts[stream], LAST_LINE_BYTES) for stream in (is_stderr, not is_stderr))
+        out_at, err_at = [read_changed_at(self.disk, path) for path in paths] if all(growing) else (0, 0)
+        is_stderr = growing[1] and (not growing[0] or err_at > out_at)
+        texts = (read_tail(self.disk, paths[stream], starts[stream], LAST_LINE_BYTES)
+                 for stream in (is_stderr, not is_stderr))
         return next((line for text in texts for line in find_last_lines(text, 1)), None)
 
     def note(self, clock: Clock) -> None:
         """Measure the logs.  Write the last mark when the other log grows, to keep their order, and each LOG_NOTE_S."""
-        sizes = measure_logs(self.folder)
+        sizes = measure_logs(self.disk, self.folder)
         if sizes != self.seen[1:]:
             growing = sizes[0] > self.seen[1], sizes[1] > self.seen[2]
             if growing != self.growing or all(growing) or clock.monotonic() - self.written_at >= LOG_NOTE_S:
@@ -11770,7 +11938,7 @@ class LogGrowth:
     def write(self) -> None:
         """Append the last mark to log.times, if it is new."""
         if self.seen[1:] != self.written[1:]:
-            append_log_mark(self.folder, f"{int(self.seen[0] * 10)} {self.seen[1]} {self.seen[2]}\n")
+            append_log_mark(self.disk, self.folder, f"{int(self.seen[0] * 10)} {self.seen[1]} {self.seen[2]}\n")
             self.written, self.written_at = self.seen, self.seen_at
 
 
@@ -11834,7 +12002,7 @@ class Health(Part):
                 yield (f"node {node.name}", *check_node(node, now), "")
         if file:
             faults = join_some(file.faults, 3, "; ")
-            yield ("jobs file", os.path.exists(file.path), faults or f"{file.path} is watched",
+            yield ("jobs file", bool(find_status(self.disk, file.path)), faults or f"{file.path} is watched",
                    faults and f"{file.path}: {faults}")
         silent_s = now - self.disks_seen_at
         if silent_s > 6 * DISK_INTERVAL_S:
@@ -11843,11 +12011,11 @@ class Health(Part):
 
     def look_at_disks(self) -> float:
         """Check the disks; in a thread of its own, so that a hanging disk blocks no request."""
-        import shutil
         checks = []
         for name, folder in (("state disk", self.layout.journal_dir), ("log disk", self.layout.log_dir)):
             try:
-                free_mib = shutil.disk_usage(folder if os.path.isdir(folder) else self.layout.home).free / 2**20
+                status = self.disk.statvfs(folder if is_folder(self.disk, folder) else self.layout.home)
+                free_mib = status.f_bavail * status.f_frsize / 2**20
                 checks.append((name, free_mib > 1, f"{format_memory(free_mib)} free", ""))
             except OSError as error:
                 checks.append((name, False, str(error), ""))
@@ -12309,17 +12477,17 @@ def settle(row: Mapping[str, Any]) -> dict[str, Any]:
 class Service:
     """The service: its parts take requests, watch, start and end jobs; its loop drives them."""
 
-    def __init__(self, config: Config, layout: Layout, store: Store, machine: Machine, clock: Clock,
+    def __init__(self, config: Config, layout: Layout, store: Store, machine: Machine, clock: Clock, disk: Disk,
                  log: logging.Logger, environ: Mapping[str, str]) -> None:
         from collections import Counter
         self.config, self.layout, self.store, self.machine = config, layout, store, machine
-        self.clock, self.log = clock, log
+        self.clock, self.disk, self.log = clock, disk, log
         self.environ = list_inherited(environ)          # `nexus serve` may be typed in a job
         self.umask = int(environ.get("NEXUS_UMASK", "022"), 8)      # for hooks, and for jobs without one
         self.former_python = environ.get("NEXUS_FORMER_PYTHON", "")     # in whose place the supervisor took another
         self.user = find_user(os.geteuid())
         self.owner = Caller(self.user, self.user)
-        self.hash = file_hash()                             # of the running code: the file may change later
+        self.hash = file_hash(disk)                         # of the running code: the file may change later
         self.url = ""                                       # where it listens, once it does
         self.node = store.host.partition(CONTAINER)[0]
         self.started_monotonic = clock.monotonic()
@@ -12373,7 +12541,7 @@ class Service:
     def withdraw(self) -> None:
         """Remove what clients find this service by.  Raises: unavailable."""
         for path in (self.layout.service_file, self.layout.socket_file):
-            remove_file(path)
+            remove_file(self.disk, path)
 
     def note_status_changes(self, jobs: Sequence[Job]) -> None:
         """The store calls this with jobs whose status has changed."""
@@ -12403,7 +12571,7 @@ class Service:
             worker.thread.start()
         while not self.is_stopping:
             self.tick(self.events.wait(self.next_wait_s()))
-            if not os.fstat(lock).st_nlink:
+            if not self.disk.stat(lock).st_nlink:
                 self.log.warning("Service ended: %s was removed", self.layout.lock_file)
                 return
         self.run_guarded("ending jobs", self.end_for_reboot)
@@ -12702,8 +12870,8 @@ def check_priority(priority: int | None, caller: Caller) -> None:
                          hint="normal, low, or a number above 1")
 
 
-def file_hash() -> str:
-    return hash_code(read_bytes(os.path.abspath(__file__)))
+def file_hash(disk: Disk) -> str:
+    return hash_code(read_bytes(disk, os.path.abspath(__file__)))
 
 
 # ==== 15. SERVER ==== ROUTES; handle(request) -> Response; authentication; Handler and Server, by http.server
@@ -13060,7 +13228,7 @@ class Gate:
         path = self.service.layout.tokens_file
         try:
             for piece in stream:
-                token = read_tokens(path).get(caller.sha256) if caller.sha256 else None
+                token = read_tokens(self.service.disk, path).get(caller.sha256) if caller.sha256 else None
                 if caller.sha256 and not (token and token.is_good(self.service.clock.now())):
                     raise NexusError(
                         "unauthorized", f"{caller.user}'s token was good until now; it was revoked, or has expired")
@@ -13073,7 +13241,8 @@ class Gate:
         import hmac
         if hmac.compare_digest(text.encode(), self.token.encode()):
             return Caller(self.service.user, f"{self.service.user} (token, {request.peer})")
-        token = read_tokens(self.service.layout.tokens_file).get(hash_text(text))       # hashed: its time tells nothing
+        tokens = read_tokens(self.service.disk, self.service.layout.tokens_file)
+        token = tokens.get(hash_text(text))             # hashed: its time tells nothing
         if token and token.is_good(self.service.clock.now()):
             return Caller(token.user, f"{token.user} (token, {request.peer})", False, token.sha256)
         self.service.clock.sleep(WRONG_TOKEN_DELAY_S)
@@ -13273,7 +13442,7 @@ class Calls(Gate):
             return (now or job).log_dir or "", (now or job).attempts, now is None or now.status in FINAL
 
         folder, attempts, _ = look()
-        reader = LogReader(folder, streams, measure_now=self.service.log_watch.measure_now)
+        reader = LogReader(self.service.disk, folder, streams, measure_now=self.service.log_watch.measure_now)
         reader.begin(attempts, offset or (0, 0), tail)
         # Who names an offset goes on where lines may have begun already.
         longest = 0 if tail is not None else MAX_BAR_BYTES if offset is None else None
@@ -13312,7 +13481,8 @@ class Calls(Gate):
 
     @route("GET /service/logs", "owner", "the service's log", "text/plain")
     def get_service_logs(self, caller: Caller, follow: bool = False, tail: int | None = None) -> Response:
-        reader = LogReader(self.service.layout.home, (0,), [os.path.basename(self.service.layout.service_log)])
+        layout = self.service.layout
+        reader = LogReader(self.service.disk, layout.home, (0,), [os.path.basename(layout.service_log)])
         reader.begin((), (0, 0), tail)
         return self.send_logs(reader, lambda: (reader.folder, (), self.service.is_stopping), make_log_text(), follow)
 
@@ -13388,7 +13558,8 @@ class Api(Calls):
     @route("GET /api/results/{id}", "user", "what it printed, and its exit code", "Results")
     def get_api_results(self, caller: Caller, id: str) -> dict[str, Any]:
         job = self.find_job(id, caller)
-        printed = {name: read_tail(os.path.join(job.log_dir, f"{name}.log"), 0, MAX_RESULT_BYTES) if job.log_dir else ""
+        disk, folder = self.service.disk, job.log_dir
+        printed = {name: read_tail(disk, os.path.join(folder, f"{name}.log"), 0, MAX_RESULT_BYTES) if folder else ""
                    for name in STREAMS[:2]}
         return {"job_id": job.id, "status": job.shown_status, **printed, "exit_code": job.current.exit_code,
                 "cause": job.current.cause, "cause_line": job.current.cause_line}
@@ -13689,29 +13860,29 @@ def listen(host: str, port: int, offered: Mapping[str, socket.socket] = {},
             listener.close()
 
 
-def find_port(layout: Layout, config: ServiceConfig) -> int | None:
+def find_port(disk: Disk, layout: Layout, config: ServiceConfig) -> int | None:
     """The port that the service must have: that of the configuration, else of the first start; None: it chooses one.
 
     None is chosen where other machines call: they know it.  Raises: unavailable.
     """
     if is_given(config, "port") or not is_loopback(config.host):
         return config.port
-    kept = guess_number((read_text(layout.port_file) or "").strip())
+    kept = guess_number((read_text(disk, layout.port_file) or "").strip())
     return int(kept) if fits_alone(ServiceConfig.FIELDS["port"].schema, kept) else None
 
 
-def keep_port(layout: Layout, config: ServiceConfig, port: int) -> None:
+def keep_port(disk: Disk, layout: Layout, config: ServiceConfig, port: int) -> None:
     """Have the same one at each start, if it was chosen.  Raises: unavailable."""
-    if find_port(layout, config) is None:
-        write_atomic(layout.port_file, [f"{port}\n"])
+    if find_port(disk, layout, config) is None:
+        write_atomic(disk, layout.port_file, [f"{port}\n"])
 
 
-def open_port(layout: Layout, config: ServiceConfig, act: Callable[[int], T]) -> T:
+def open_port(disk: Disk, layout: Layout, config: ServiceConfig, act: Callable[[int], T]) -> T:
     """act(port), which listens there: on the port that the service must have, or else on the first that is free.
 
     Raises: conflict, with what chooses another one; as `act`.
     """
-    port = find_port(layout, config)
+    port = find_port(disk, layout, config)
     for each in PORTS if port is None else (port,):
         try:
             return act(each)
@@ -13742,18 +13913,18 @@ def open_socket_path(path: str) -> tuple[str, int]:
     return f"/proc/{os.getpid()}/fd/{folder}/{os.path.basename(path)}", folder
 
 
-def listen_to_own(layout: Layout) -> tuple[socket.socket, str]:
+def listen_to_own(disk: Disk, layout: Layout) -> tuple[socket.socket, str]:
     """(api.sock for the owner's programs, the path by which they reach it).  Raises: unavailable."""
-    return listen_at(layout.socket_file)
+    return listen_at(disk, layout.socket_file)
 
 
-def listen_at(path: str) -> tuple[socket.socket, str]:
+def listen_at(disk: Disk, path: str) -> tuple[socket.socket, str]:
     listener = socket.socket(socket.AF_UNIX)
-    with disk("make", path):
-        remove_file(path)
+    with disk_errors("make", path):
+        remove_file(disk, path)
         path, _ = open_socket_path(path)                # its descriptor stays open
         listener.bind(path)
-        os.chmod(path, 0o600)
+        disk.chmod(path, 0o600)
         listener.listen(1024)
     return listener, path
 
@@ -13765,13 +13936,13 @@ OFFER_TIMEOUT_S = 5.0
 
 
 @contextlib.contextmanager
-def offered(layout: Layout, opened: Mapping[str, socket.socket]) -> Iterator[None]:
+def offered(disk: Disk, layout: Layout, opened: Mapping[str, socket.socket]) -> Iterator[None]:
     """Give sockets, {address: socket}, to the service that starts in the block.  Raises: unavailable."""
     import threading
     if not opened:
         yield
         return
-    listener, _ = listen_at(layout.offer_file)
+    listener, _ = listen_at(disk, layout.offer_file)
 
     def give() -> None:
         with contextlib.suppress(OSError):          # it is closed: no service has asked
@@ -13788,14 +13959,14 @@ def offered(layout: Layout, opened: Mapping[str, socket.socket]) -> Iterator[Non
             listener.shutdown(socket.SHUT_RDWR)     # so that give() ends
         for each in (listener, *opened.values()):
             each.close()
-        remove_file(layout.offer_file)
+        remove_file(disk, layout.offer_file)
 
 
-def take_offered(layout: Layout, port: int) -> dict[str, socket.socket]:
+def take_offered(disk: Disk, layout: Layout, port: int) -> dict[str, socket.socket]:
     """What a `nexus restart` offers: {address: a socket that listens there, on this port}."""
     with contextlib.suppress(OSError, ValueError), socket.socket(socket.AF_UNIX) as line:
         line.settimeout(OFFER_TIMEOUT_S)
-        if os.path.exists(layout.offer_file):
+        if find_status(disk, layout.offer_file):
             line.connect(open_socket_path(layout.offer_file)[0])
             if find_peer_uid(line, None) != os.geteuid():
                 return {}
@@ -13863,9 +14034,9 @@ class Server:
         """Raises: conflict, when the port is taken; usage, when there is no such address."""
         import http.server
         self.api, self.tls = api, tls
-        opened = list(listen(host, port, take_offered(api.service.layout, port)).values())
+        opened = list(listen(host, port, take_offered(api.service.disk, api.service.layout, port)).values())
         self.port: int = opened[0].getsockname()[1]
-        own, self.socket_path = listen_to_own(api.service.layout)
+        own, self.socket_path = listen_to_own(api.service.disk, api.service.layout)
         # {are they the owner's: {a connection over TCP: whether it has sent its request}}, the oldest first.  Others
         # take none from the owner, and neither leave the jobs without descriptors.
         self.connections: dict[bool, dict[socket.socket, bool]] = {True: {}, False: {}}
@@ -13915,16 +14086,16 @@ def load_tls(config: ServiceConfig) -> ssl.SSLContext | None:
     return context
 
 
-def read_token(layout: Layout) -> str | None:
+def read_token(disk: Disk, layout: Layout) -> str | None:
     """The owner's token; None: there is none yet.  Raises: unavailable."""
-    token = (read_text(layout.token_file) or "").strip()
+    token = (read_text(disk, layout.token_file) or "").strip()
     return token if len(token) >= 16 else None
 
 
-def keep_token(layout: Layout, token: str) -> None:
+def keep_token(disk: Disk, layout: Layout, token: str) -> None:
     """Write the owner's token, unless there is one.  Raises: unavailable."""
-    if read_token(layout) is None:
-        write_atomic(layout.token_file, [token + "\n"])
+    if read_token(disk, layout) is None:
+        write_atomic(disk, layout.token_file, [token + "\n"])
 
 
 def make_log(layout: Layout, config: ServiceConfig) -> logging.Logger:
@@ -13987,7 +14158,7 @@ class RunsAlready(NexusError):
 # What functions of the sections above import, or lead to: the Python that runs the service may be updated or removed.
 MODULES = (
     "ast", "base64", "collections", "csv", "datetime", "difflib", "encodings.idna", "encodings.utf_8_sig", "errno",
-    "fcntl", "glob", "hashlib", "heapq", "hmac", "http.server", "itertools", "logging.handlers", "pwd", "queue",
+    "fcntl", "hashlib", "heapq", "hmac", "http.server", "itertools", "logging.handlers", "pwd", "queue",
     "resource", "select", "shutil", "signal", "stat", "statistics", "struct", "subprocess", "tempfile", "textwrap",
     "threading", "tokenize", "traceback", "unicodedata", "urllib.parse", "xml.etree.ElementTree", "zlib")
 
@@ -14009,25 +14180,26 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], page: str,
     Raises: conflict, when a service runs; unavailable; usage.
     """
     import_modules()
-    clock = Clock()
-    environ = {"NEXUS_UMASK": f"{os.umask(0o077):03o}", **environ, "PATH": complete_path(layout, environ.get("PATH"))}
+    clock, disk = Clock(), Disk()
+    environ = {"NEXUS_UMASK": f"{os.umask(0o077):03o}", **environ,
+               "PATH": complete_path(disk, layout, environ.get("PATH"))}
     os.environ["PATH"] = environ["PATH"]            # for what is run without an environment of its own
-    tls = check_start(layout, config)
+    tls = check_start(disk, layout, config)
     if environ.get("NEXUS_ROLE") != "service":      # a person wants it; a supervisor only repeats an earlier wish
-        mark_stopped(layout, False)
-    lock = take_service_lock(layout, clock)
+        mark_stopped(disk, layout, False)
+    lock = take_service_lock(disk, layout, clock)
     log = make_log(layout, config.service)
-    store = Store(layout, clock, log)
+    store = Store(layout, clock, disk, log)
     store.recover()
-    token = read_token(layout) or clock.new_token()
-    machine = Machine(config, layout, store.service_id)
-    service = Service(config, layout, store, machine, clock, log, environ)
+    token = read_token(disk, layout) or clock.new_token()
+    machine = Machine(config, layout, disk, store.service_id)
+    service = Service(config, layout, store, machine, clock, disk, log, environ)
     api = Api(service, token, page)
-    server = open_port(layout, config.service, lambda port: Server(api, config.service.host, port, tls))
+    server = open_port(disk, layout, config.service, lambda port: Server(api, config.service.host, port, tls))
     set_signals(service)
     announce(service, server, token, "https" if tls else "http", config_file)
     # Checked after api.sock is there; `nexus stop` does the reverse, so that one of the two sees the other.
-    if os.path.exists(layout.stopped_file):
+    if find_status(disk, layout.stopped_file):
         service.withdraw()
         return
     log.info("Service started: nexus %s (%s), pid %d, %s", __version__, service.hash, os.getpid(), service.url)
@@ -14038,7 +14210,7 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], page: str,
     service.run(lock)
     if not service.is_stopping:
         return
-    mark_stopped(layout, True)
+    mark_stopped(disk, layout, True)
     for act in (store.save_checkpoint, service.withdraw):
         try:
             act()
@@ -14057,57 +14229,57 @@ def set_signals(service: Service) -> None:
 
 def announce(service: Service, server: Server, token: str, scheme: str, config_file: str) -> None:
     """Write what clients find a service by, and what its next start needs; on a full disk as soon as there is room."""
-    layout, config, keep = service.layout, service.config.service, service.housekeeping.write_soon
+    layout, config, disk = service.layout, service.config.service, service.disk
+    keep = service.housekeeping.write_soon
     host = f"[{config.host}]" if ":" in config.host else config.host
     service.url = f"{scheme}://{host}:{server.port}"
-    keep(lambda: keep_port(layout, config, server.port))
-    keep(lambda: keep_token(layout, token))
-    keep(lambda: keep_programs(layout, service.environ["PATH"]))
+    keep(lambda: keep_port(disk, layout, config, server.port))
+    keep(lambda: keep_token(disk, layout, token))
+    keep(lambda: keep_programs(disk, layout, service.environ["PATH"]))
     if os.path.dirname(config_file) != layout.cache_dir:        # not a copy, with which a service was started again
-        keep(lambda: remember_config(layout, config_file))
-    copies = copy_start(layout, config_file)
-    keep(lambda: keep_copies(copies))
+        keep(lambda: remember_config(disk, layout, config_file))
+    copies = copy_start(disk, layout, config_file)
+    keep(lambda: keep_copies(disk, copies))
     own = service.machine.processes.find(os.getpid())
     running = json.dumps({
         "pid": os.getpid(), "started": own.started if own else 0, "boot_id": service.machine.boot_id,
         "url": service.url, "port": server.port, "socket": server.socket_path, "config": config_file,
         "version": __version__, "hash": service.hash, "config_copy": copies[-1][0], "machine": service.store.host})
-    keep(lambda: write_if_changed(layout.service_file, running + "\n"))
+    keep(lambda: write_if_changed(disk, layout.service_file, running + "\n"))
 
 
-def copy_start(layout: Layout, config_file: str) -> list[tuple[str, str]]:
+def copy_start(disk: Disk, layout: Layout, config_file: str) -> list[tuple[str, str]]:
     """[(a path for a copy, its text)] of what this service was started with: its nexus.py, its configuration."""
-    code, settings = read_text(os.path.abspath(__file__)) or "", read_text(config_file) or ""
+    code, settings = read_text(disk, os.path.abspath(__file__)) or "", read_text(disk, config_file) or ""
     return [(os.path.join(layout.cache_dir, f"nexus-{hash_code(text.encode())}{kind}"), text)
             for text, kind in ((code, ".py"), (settings, ".toml"))]
 
 
-def keep_copies(copies: Sequence[tuple[str, str]]) -> None:
+def keep_copies(disk: Disk, copies: Sequence[tuple[str, str]]) -> None:
     """Keep what this service was started with, as both files may change while it runs.  Raises: unavailable.
 
     Those of the service before it stay too: `nexus restart` starts that one again if this one fails.
     """
-    import glob
     for path, text in copies:
         folder, kind = os.path.dirname(path), os.path.splitext(path)[1]
-        make_folder(folder)
-        write_if_changed(path, text)
-        with disk("write", path):
-            os.utime(path)                          # the newest are kept
-            kept = glob.glob(os.path.join(glob.escape(folder), f"nexus-*{kind}"))
-            for other in sorted(kept, key=os.path.getmtime)[:-2]:
-                os.unlink(other)
+        make_folder(disk, folder)
+        write_if_changed(disk, path, text)
+        with disk_errors("write", path):
+            disk.touch(path)                        # the newest are kept
+            kept = find_files(disk, os.path.join(folder, "nexus-"), kind)
+            for other in sorted(kept, key=lambda each: disk.stat(each).st_mtime)[:-2]:
+                disk.unlink(other)
 
 
-def check_start(layout: Layout, config: Config) -> ssl.SSLContext | None:
+def check_start(disk: Disk, layout: Layout, config: Config) -> ssl.SSLContext | None:
     """Check what would keep a service from starting; return the context for https.  Raises: why it cannot start."""
-    secure_folders(layout)
-    with disk("lock", layout.lock_file), opened(layout.lock_file, os.O_RDWR | os.O_CREAT):
+    secure_folders(disk, layout)
+    with disk_errors("lock", layout.lock_file), opened(disk, layout.lock_file, os.O_RDWR | os.O_CREAT):
         pass                                    # the one file that it must have: said here, not by a log that is full
-    running = read_json(layout.service_file)
+    running = read_json(disk, layout.service_file)
     if running and running.get("machine") != read_machine():
-        refuse_elsewhere(layout, running)
-        remove_file(layout.service_file)        # else it would seem to belong to this machine, which has the lock now
+        refuse_elsewhere(disk, layout, running)
+        remove_file(disk, layout.service_file)  # else it would seem to belong to this machine, which has the lock now
     if config.jobs.max_memory_gb and config.jobs.launcher != "slurm" and not import_psutil():   # Slurm limits memory
         raise NexusError("usage", "[jobs] max_memory_gb needs psutil, to see what jobs use, and "
                          f"{sys.executable} does not have it",
@@ -14115,18 +14287,18 @@ def check_start(layout: Layout, config: Config) -> ssl.SSLContext | None:
     return load_tls(config.service)
 
 
-def take_service_lock(layout: Layout, clock: Clock) -> int:
+def take_service_lock(disk: Disk, layout: Layout, clock: Clock) -> int:
     """Lock the home for as long as this process lives; return the lock's descriptor.
 
     Raises: conflict, when a service runs.  One that has removed its service.json is about to end.
     """
     give_up_at = clock.monotonic() + LOCK_TIMEOUT_S
     while True:
-        with disk("lock", layout.lock_file):
-            lock = take_lock(layout.lock_file)
+        with disk_errors("lock", layout.lock_file):
+            lock = take_lock(disk, layout.lock_file)
         if lock is not None:
             return lock
-        running = read_json(layout.service_file)
+        running = read_json(disk, layout.service_file)
         if (running and is_alive(running)) or clock.monotonic() > give_up_at:
             pid = (running or {}).get("pid", "unknown")
             raise RunsAlready("conflict", f"a nexus service for {layout.home} runs already (pid {pid})",
@@ -14136,51 +14308,53 @@ def take_service_lock(layout: Layout, clock: Clock) -> int:
 
 def run_agent(home: str, config: Config, head: str, environ: Mapping[str, str]) -> None:
     """Run the agent of a head, given as its service_id, in the place of an earlier one.  Raises: unavailable, usage."""
-    import glob
     import signal
     import_modules()
+    disk = Disk()
     check({"type": "string", "pattern": r"^\d+-[0-9a-f]{8}$"}, head, "a head's id")
     # Machines may share a home directory; and one that jobs run on may get another name.
     folder = os.path.join(home, "agent", f"{head}-{read_machine().partition(CONTAINER)[0]}")
     boot = f"{read_boot_id()} {find_pid_namespace()}"
-    for other in glob.glob(os.path.join(glob.escape(home), "agent", f"{head}-*")):
-        if read_text(os.path.join(other, "boot")) == boot:
+    for other in find_files(disk, os.path.join(home, "agent", f"{head}-")):
+        if read_text(disk, os.path.join(other, "boot")) == boot:
             folder = other
     layout = Layout(folder, os.path.join(folder, "state.json"), os.path.join(folder, "jobs"))
-    with disk("make", folder):
-        os.makedirs(layout.log_dir, mode=0o700, exist_ok=True)
-    environ = {**environ, "PATH": complete_path(layout, environ.get("PATH"))}
+    with disk_errors("make", folder):
+        disk.makedirs(layout.log_dir)
+    environ = {**environ, "PATH": complete_path(disk, layout, environ.get("PATH"))}
     os.environ["PATH"] = environ["PATH"]            # ssh runs it without a login shell
-    lock = take_lock(layout.lock_file)
+    lock = take_lock(disk, layout.lock_file)
     for number in (signal.SIGTERM, signal.SIGKILL):
         if lock is None:
             with contextlib.suppress(OSError, ValueError):
-                os.kill(max(2, int(read_text(layout.lock_file) or "")), number)     # -1 would be all of this user's
-            wait_until(lambda: not is_locked(layout.lock_file), LOCK_TIMEOUT_S, 0.01)
-            lock = take_lock(layout.lock_file)
+                pid = int(read_text(disk, layout.lock_file) or "")
+                os.kill(max(2, pid), number)            # -1 would be all of this user's
+            wait_until(lambda: not is_locked(disk, layout.lock_file), LOCK_TIMEOUT_S, 0.01)
+            lock = take_lock(disk, layout.lock_file)
     if lock is None:
         raise NexusError("unavailable", f"another agent of this head does not end: {layout.lock_file}",
                          hint=f"see what it is: fuser -v {layout.lock_file}")
     with contextlib.suppress(OSError, NexusError):      # a full disk keeps no agent from its jobs
-        write_atomic(os.path.join(folder, "boot"), [boot], is_synced=False)
-        os.pwrite(lock, f"{os.getpid():<20}".encode(), 0)
+        write_atomic(disk, os.path.join(folder, "boot"), [boot], is_synced=False)
+        disk.pwrite(lock, f"{os.getpid():<20}".encode(), 0)
     signal.signal(signal.SIGHUP, lambda *_: None)       # not SIG_IGN, which jobs would inherit for ever
-    Agent(layout, config, head, environ, make_log(layout, config.service)).run()
+    Agent(layout, config, disk, head, environ, make_log(layout, config.service)).run()
 
 
-def mark_stopped(layout: Layout, is_stopped: bool) -> None:
+def mark_stopped(disk: Disk, layout: Layout, is_stopped: bool) -> None:
     """Tell supervisors that wait to restart the service whether anybody wants it."""
     with contextlib.suppress(OSError):
         if is_stopped:
-            os.close(os.open(layout.stopped_file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            with opened(disk, layout.stopped_file, os.O_WRONLY | os.O_CREAT):
+                pass
         else:
-            os.unlink(layout.stopped_file)
+            disk.unlink(layout.stopped_file)
 
 
-def refuse_elsewhere(layout: Layout, running: Mapping[str, Any]) -> None:
+def refuse_elsewhere(disk: Disk, layout: Layout, running: Mapping[str, Any]) -> None:
     """Raises: conflict, when service.json is of a service on another machine."""
     machine = str(running.get("machine"))
-    if is_elsewhere(machine, layout.lock_file):
+    if is_elsewhere(disk, machine, layout.lock_file):
         raise describe_other_machine(machine, f"{layout.service_file} says so", f"rm {layout.service_file}")
 
 
@@ -14188,6 +14362,8 @@ def refuse_elsewhere(layout: Layout, running: Mapping[str, Any]) -> None:
 # This machine's service is reached by its socket in the home, which only its owner can open.  Before anything is sent
 # to it, or to a NEXUS_URL on this machine, the kernel is asked whose program listens there: another user's gets
 # nothing.  Safe requests are repeated while the service restarts.
+
+DISK = Disk()                   # of this process; commands and clients have no other
 
 START_TIMEOUT_S = 30.0
 OWNER_TIMEOUT_S = 5.0           # until a program has accepted a connection
@@ -14415,13 +14591,13 @@ class Client:
         environ = os.environ if environ is None else environ
         if environ.get("NEXUS_URL"):
             return cls(environ["NEXUS_URL"], environ.get("NEXUS_TOKEN", ""))
-        layout = Layout(find_home(environ), "", "")
+        layout = Layout(find_home(DISK, environ), "", "")
         running = find_service(layout)
         if running is None and not is_starting:
             raise NexusError("unavailable", f"the nexus service for {layout.home} does not run", hint="nexus start")
         has_started = running is None
         try:
-            running = running or start_service(layout, environ, choose_config(layout))
+            running = running or start_service(layout, environ, choose_config(DISK, layout))
         except NexusError as error:
             if not is_read_only(error):
                 raise
@@ -14572,13 +14748,15 @@ class Reader(Client):
         super().__init__("http://localhost", "", layout)
         self.error = NexusError(
             "unavailable", f"nothing can be changed, and no service runs: {error.message}", error.hint)
-        clock, log, config = Clock(), logging.getLogger("nexus"), load_config(choose_config(layout), environ)
+        clock, log = Clock(), logging.getLogger("nexus")
+        config = load_config(DISK, choose_config(DISK, layout), environ)
         log.addHandler(logging.NullHandler())
         log.propagate = False                           # what cannot be written is told by the error alone
         layout = make_layout(layout.home, config)
-        store = Store(layout, clock, log)
+        store = Store(layout, clock, DISK, log)
         store.recover()
-        service = Service(config, layout, store, Machine(config, layout, store.service_id), clock, log, environ)
+        machine = Machine(config, layout, DISK, store.service_id)
+        service = Service(config, layout, store, machine, clock, DISK, log, environ)
         service.observer.probe(True)
         service.run_guarded("reading GPUs", service.gpu_watch.take_in_observation)
         self.api = Api(service, "", "")
@@ -14678,12 +14856,12 @@ def find_service(layout: Layout) -> dict[str, Any] | None:
     """
     if not os.path.isdir(layout.home):
         return None
-    with disk("look at", layout.home):
-        check_folder(layout.home, "NEXUS_HOME")
-    running = read_json(layout.service_file) if is_own_file(layout.service_file) else None
+    with disk_errors("look at", layout.home):
+        check_folder(DISK, layout.home, "NEXUS_HOME")
+    running = read_json(DISK, layout.service_file) if is_own_file(DISK, layout.service_file) else None
     if not running or not isinstance(running.get("pid"), int):
         return ask_for_service(layout)
-    refuse_elsewhere(layout, running)
+    refuse_elsewhere(DISK, layout, running)
     if running.get("machine") != read_machine():
         return None
     return running if is_alive(running) else ask_for_service(layout)
@@ -14709,8 +14887,8 @@ def ask_for_service(layout: Layout) -> dict[str, Any] | None:
 def start_service(layout: Layout, environ: Mapping[str, str], path: str,
                   log_level: str | None = None) -> dict[str, Any]:
     """Start the service with the config file at `path`; wait until it replies.  Raises: why it could not start."""
-    config = load_config(path, environ)
-    check_start(make_layout(layout.home, config), config)     # before any code of the home runs
+    config = load_config(DISK, path, environ)
+    check_start(DISK, make_layout(layout.home, config), config)     # before any code of the home runs
     return launch_service(layout, environ, config, make_service_argv(layout, path, log_level))
 
 
@@ -14722,15 +14900,15 @@ def make_service_argv(layout: Layout, path: str, log_level: str | None) -> list[
 
 def launch_service(layout: Layout, environ: Mapping[str, str], config: Config, argv: Sequence[str]) -> dict[str, Any]:
     """Start a service with its supervisor; wait until it replies.  Raises: why it could not start."""
-    remove_file(layout.start_error_file)
-    screen = Screen(layout) if config.jobs.launcher == "screen" else None
+    remove_file(DISK, layout.start_error_file)
+    screen = Screen(DISK, layout) if config.jobs.launcher == "screen" else None
     if screen and screen.prepare():             # screen cannot be used
         screen = None
-    mark_stopped(layout, False)
-    start_supervisor(layout, screen, environ, argv)
+    mark_stopped(DISK, layout, False)
+    start_supervisor(DISK, layout, screen, environ, argv)
 
     def look() -> dict[str, Any] | None:
-        refusal = read_json(layout.start_error_file)
+        refusal = read_json(DISK, layout.start_error_file)
         if refusal:
             raise decode_error(refusal)
         return find_service(layout)
@@ -14760,7 +14938,7 @@ class FormerService(Value):
 
 def find_former(layout: Layout, running: Mapping[str, Any]) -> FormerService | NexusError:
     """What starts a running service again as it is now; or why that is not possible."""
-    choice = (read_text(layout.choice_file) or layout.config_file).strip("\n")
+    choice = (read_text(DISK, layout.choice_file) or layout.config_file).strip("\n")
     # Without a service.json, which a full disk may have refused, only its url and hash are known.
     path, copy = running.get("config") or choice, running.get("config_copy") or ""
     words = read_proc_words(running["pid"], "cmdline")
@@ -14771,16 +14949,16 @@ def find_former(layout: Layout, running: Mapping[str, Any]) -> FormerService | N
                 os.path.join(layout.cache_dir, f"nexus-{running.get('hash')}.py")]
     try:
         same = [each for each in programs
-                if os.path.isfile(each) and hash_code(read_bytes(each)) == running.get("hash")]
+                if os.path.isfile(each) and hash_code(read_bytes(DISK, each)) == running.get("hash")]
         if not same:
             return NexusError("unavailable", f"its nexus.py (nexus {running.get('version')}) is not there any more",
                               hint="put it back where it was, and run it: python3 nexus.py start")
-        if os.path.isfile(copy) and f"-{hash_code((read_text(path) or '').encode())}." not in copy:
+        if os.path.isfile(copy) and f"-{hash_code((read_text(DISK, path) or '').encode())}." not in copy:
             path = copy                         # the file was edited
         options = [*given, "--config", path]
         # Else a person or systemd runs it, or its Python is gone.
         argv = [*words[:6], same[0], "serve", *options] if is_usual else service_argv(layout, same[0], options)
-        return FormerService(argv, environ, choice, load_config(path, environ))
+        return FormerService(argv, environ, choice, load_config(DISK, path, environ))
     except NexusError as error:
         return error
 
@@ -14846,12 +15024,12 @@ class Call:
     @property
     def own_environ(self) -> dict[str, str]:
         """The environment of the programs that nexus itself runs."""
-        return {**self.environ, "PATH": complete_path(self.layout, self.environ.get("PATH"))}
+        return {**self.environ, "PATH": complete_path(DISK, self.layout, self.environ.get("PATH"))}
 
     @property
     def layout(self) -> Layout:
         """This machine's files, without those that config.toml can move."""
-        return Layout(find_home(self.environ), "", "")
+        return Layout(find_home(DISK, self.environ), "", "")
 
 
 def argument(*flags: str, row: Field | None = None, **settings: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
@@ -15042,8 +15220,8 @@ def cmd_status(call: Call) -> None:
     if call.options.detailed:
         return call.write(format_detailed(status, call.client.health(), call.paint))
     call.show(status, format_snapshot)
-    if status["hash"] != file_hash() and not call.is_remote:
-        call.say(f"the service is nexus {status['version']} ({status['hash']}), this is {__version__} ({file_hash()}); "
+    if status["hash"] != (own := file_hash(DISK)) and not call.is_remote:
+        call.say(f"the service is nexus {status['version']} ({status['hash']}), this is {__version__} ({own}); "
                   "nexus restart brings them together")
 
 
@@ -15314,7 +15492,7 @@ def find_cwd(folder: str | None) -> str:
         path = os.path.abspath(folder) if folder else os.getcwd()
     except FileNotFoundError:
         refuse("the current directory has been deleted", hint="cd somewhere else, or use --cwd DIR")
-    check_directory("--cwd", path)
+    check_directory(DISK, "--cwd", path)
     return path
 
 
@@ -15433,7 +15611,7 @@ def read_commands(call: Call) -> tuple[list[str], bool]:
 
 def read_script_text(path: str) -> str:
     """The first part of a text file; empty for any other."""
-    content = read_part(path, 0, 2**16) if os.path.isfile(path) else b""
+    content = read_part(DISK, path, 0, 2**16) if os.path.isfile(path) else b""
     return "" if b"\0" in content else content.decode("utf-8", "replace")
 
 
@@ -15938,7 +16116,7 @@ def read_service_log(call: Call) -> Iterator[bytes]:
             raise NexusError("unavailable", f"the service for {layout.home} does not run, and there is no log of it",
                              hint="nexus start")
         call.say("the service does not run; this is its last log (to start it: nexus start)")
-    reader = LogReader(layout.home, (0,), [os.path.basename(layout.service_log)])
+    reader = LogReader(DISK, layout.home, (0,), [os.path.basename(layout.service_log)])
     reader.begin((), (0, 0), call.options.number)
     while True:
         yield from (entry.content for entry in [*reader.read(), *reader.flush()])
@@ -16013,7 +16191,7 @@ def say_left(call: Call, job: Json, code: int) -> None:
 
 def prepare_screen(layout: Layout) -> Screen:
     """Raises: unavailable, when there is no usable screen."""
-    screen = Screen(layout)
+    screen = Screen(DISK, layout)
     reason = screen.prepare()
     if reason:
         raise NexusError("unavailable", reason, advise_on_screen(reason))
@@ -16076,7 +16254,7 @@ def find_config(call: Call) -> str:
     path, layout = call.options.config, call.layout
     if path and not os.path.isfile(path) and os.path.abspath(path) != layout.config_file:
         refuse(f"there is no file {path}", hint="nexus config sample prints one")
-    return os.path.abspath(path) if path else choose_config(layout)
+    return os.path.abspath(path) if path else choose_config(DISK, layout)
 
 
 def cmd_start(call: Call) -> None:
@@ -16102,7 +16280,7 @@ def stop_service(call: Call) -> int | None:
     """End the service; return how many jobs wait; None: there was none."""
     running = None
     if not call.is_remote:
-        mark_stopped(call.layout, True)         # the supervisor could start it again just now
+        mark_stopped(DISK, call.layout, True)         # the supervisor could start it again just now
         running = find_service(call.layout)
         if running is None:
             return None
@@ -16128,8 +16306,8 @@ def cmd_restart(call: Call) -> None:
     running = find_service(call.layout)
     if running:
         return replace_service(call, running)
-    config = load_config(find_config(call), call.environ)
-    check_start(make_layout(call.layout.home, config), config)
+    config = load_config(DISK, find_config(call), call.environ)
+    check_start(DISK, make_layout(call.layout.home, config), config)
     stop_service(call)                          # the supervisor could start it again just now
     cmd_start(call)
 
@@ -16140,14 +16318,14 @@ def replace_service(call: Call, running: Mapping[str, Any]) -> None:
     with contextlib.ExitStack() as stack:
         try:
             path = find_config(call)
-            config = load_config(path, call.environ)
-            check_start(make_layout(layout.home, config), config)
+            config = load_config(DISK, path, call.environ)
+            check_start(DISK, make_layout(layout.home, config), config)
             check_as_service(layout, call.environ, make_service_argv(layout, path, log_level))
-            port, opened = open_port(layout, config.service, lambda port: (
+            port, opened = open_port(DISK, layout, config.service, lambda port: (
                 port, listen(config.service.host, port, former_port=parse_url(running["url"])[1])))
-            stack.enter_context(offered(layout, opened))
+            stack.enter_context(offered(DISK, layout, opened))
             with contextlib.suppress(NexusError):       # the disk is full
-                keep_port(layout, config.service, port)
+                keep_port(DISK, layout, config.service, port)
         except NexusError as error:
             raise NexusError(error.kind, f"not restarted, the service goes on as it was: {error.message}",
                              error.hint) from None
@@ -16168,7 +16346,7 @@ def start_again(layout: Layout, former: FormerService | NexusError, failure: Nex
     try:
         if isinstance(former, NexusError):
             raise former
-        remember_config(layout, former.choice)
+        remember_config(DISK, layout, former.choice)
         running = launch_service(layout, former.environ, former.config, former.argv)
     except NexusError as error:
         return NexusError(failure.kind, f"the new service cannot start: {failure.message}; and the former one cannot "
@@ -16182,12 +16360,12 @@ def cmd_serve(call: Call) -> None:
     layout = call.layout
     if call.environ.get("NEXUS_ROLE") == "check":       # whether this Python can run it
         import_modules()
-        config = load_config(find_config(call), call.environ)
-        check_start(make_layout(layout.home, config), config)
+        config = load_config(DISK, find_config(call), call.environ)
+        check_start(DISK, make_layout(layout.home, config), config)
         return
     try:
         path = find_config(call)
-        config = load_config(path, call.environ)
+        config = load_config(DISK, path, call.environ)
         if call.options.log_level:
             config = replace(config, service=replace(config.service, log_level=call.options.log_level))
         layout = make_layout(layout.home, config)
@@ -16200,21 +16378,21 @@ def cmd_serve(call: Call) -> None:
         raise
     except NexusError as error:
         with contextlib.suppress(NexusError):
-            write_atomic(layout.start_error_file, [encode_json(error.to_json())], is_synced=False)
+            write_atomic(DISK, layout.start_error_file, [encode_json(error.to_json())], is_synced=False)
         raise
 
 
 def cmd_agent(call: Call) -> None:
     """What a head runs on its nodes, over ssh."""
-    config = load_config(choose_config(call.layout), call.environ)
+    config = load_config(DISK, choose_config(DISK, call.layout), call.environ)
     jobs = replace(config.jobs, launcher="screen" if config.jobs.launcher == "slurm" else config.jobs.launcher)
     run_agent(call.layout.home, replace(config, jobs=jobs), call.options.head, call.environ)
 
 
 def cmd_config(call: Call) -> None:
-    path = choose_config(call.layout)
-    config = load_config(path, call.environ)
-    port = find_port(call.layout, config.service) or PORTS[0]
+    path = choose_config(DISK, call.layout)
+    config = load_config(DISK, path, call.environ)
+    port = find_port(DISK, call.layout, config.service) or PORTS[0]
     config = replace(config, service=replace(config.service, port=port))
     call.print(f"# {path}" + ("" if os.path.exists(path) else ": there is none; these are the defaults"),
                *format_config(config).rstrip("\n").split("\n"))
@@ -16253,15 +16431,15 @@ def cmd_usage(call: Call) -> None:
 def cmd_config_edit(call: Call) -> int:
     import shlex
     import subprocess
-    path, editor = choose_config(call.layout), call.environ.get("VISUAL") or call.environ.get("EDITOR") or "vi"
-    make_folder(os.path.dirname(path))
+    path, editor = choose_config(DISK, call.layout), call.environ.get("VISUAL") or call.environ.get("EDITOR") or "vi"
+    make_folder(DISK, os.path.dirname(path))
     if not os.path.exists(path):
-        write_atomic(path, [format_sample_config()])
+        write_atomic(DISK, path, [format_sample_config()])
     try:
         code = subprocess.call([*shlex.split(editor), path])
     except (OSError, ValueError) as error:
         refuse(f"the editor '{editor}' cannot be run: {error}", hint="EDITOR=nano nexus config edit")
-    load_config(path, call.environ)
+    load_config(DISK, path, call.environ)
     if code == 0 and find_service(call.layout):
         call.say("the running service takes it over at its next start: nexus restart (jobs go on)")
     return code
@@ -16282,7 +16460,7 @@ def cmd_token_create(call: Call) -> None:
         refuse(f"{user} owns this service, and a token in that name would be good for all of its jobs",
                hint=f"choose another name; the owner's own token is in {call.layout.token_file}")
     expires_at = None if options.days is None else now + options.days * 86400
-    change_tokens(call.layout.tokens_file, lambda tokens: add_token(tokens, user, text, expires_at, now))
+    change_tokens(DISK, call.layout.tokens_file, lambda tokens: add_token(tokens, user, text, expires_at, now))
     call.print(text)
     end = local_time(format_time(expires_at), "%Y-%m-%d %H:%M") if expires_at else "it is revoked"
     call.say(f"it lets {user} in until {end}; it is shown only now")
@@ -16291,7 +16469,7 @@ def cmd_token_create(call: Call) -> None:
 
 def cmd_token_list(call: Call) -> None:
     now = format_time(time.time()) or ""
-    tokens = [token_json(token) for token in read_tokens(call.layout.tokens_file).values()]
+    tokens = [token_json(token) for token in read_tokens(DISK, call.layout.tokens_file).values()]
     call.show(tokens, functools.partial(format_table, (
         Column("USER", lambda token: token["user"], "bright"),
         Column("SHA-256", lambda token: token["sha256"][:12]),
@@ -16365,7 +16543,7 @@ def remove_node(call: Call, name: str, is_forced: bool) -> None:
 
 
 def cmd_token_revoke(call: Call) -> None:
-    change_tokens(call.layout.tokens_file, lambda tokens: revoke_tokens(tokens, call.options.token))
+    change_tokens(DISK, call.layout.tokens_file, lambda tokens: revoke_tokens(tokens, call.options.token))
     call.say("it is refused from now on; jobs go on")
 
 
@@ -16475,7 +16653,7 @@ def cmd_install(call: Call) -> None:
     binaries = os.path.join(home, ".local", "bin")
     script = os.path.join(base, "nexus", "nexus.py")
     launcher = LAUNCHER.format(python=quote(sys.executable), folder=quote(os.path.dirname(script)))
-    install_file(script, read_bytes(os.path.abspath(__file__)).decode(), 0o755)
+    install_file(script, read_bytes(DISK, os.path.abspath(__file__)).decode(), 0o755)
     program = os.path.join(binaries, "nexus")
     install_file(program, launcher, 0o755)
     settings = call.environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
@@ -16498,9 +16676,9 @@ def cmd_install(call: Call) -> None:
 
 def install_file(path: str, text: str, mode: int = 0o644) -> None:
     """Raises: unavailable."""
-    with disk("write", path):
+    with disk_errors("write", path):
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        write_atomic(path, [text], mode)
+        write_atomic(DISK, path, [text], mode)
         os.chmod(path, mode)
 
 
@@ -16708,7 +16886,7 @@ COMMANDS = (
             examples=("node add gpuuser@10.0.0.5 --name n1", "node list", "node remove n1")),
     Command("config", "show the configuration; edit it; its path; a sample", cmd_config, verbs=(
         Command("edit", "open it in your editor", cmd_config_edit),
-        Command("path", "where it is", lambda call: call.print(choose_config(call.layout))),
+        Command("path", "where it is", lambda call: call.print(choose_config(DISK, call.layout))),
         Command("sample", "all keys with their defaults", lambda call: call.write(format_sample_config())))),
     Command("install", "put the command `nexus` into ~/.local/bin, with completion", cmd_install, (
         argument("--boot", action="store_true", help="also start the service at boot"),)),
@@ -16721,7 +16899,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str], out: TextIO, err: Text
     """Run the command line; return its exit code."""
     try:
         if argv and argv[0] in ("--version", "-V", "version"):
-            out.write(f"nexus {__version__} ({file_hash()})\n")
+            out.write(f"nexus {__version__} ({file_hash(DISK)})\n")
             return 0
         words = ["help", *argv[1:2]] if argv and argv[0] in ("--help", "-h") else list(argv)
         if not words or words[0].startswith("-"):
@@ -16750,8 +16928,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str], out: TextIO, err: Text
             why = format_line(f"{type(error).__name__}: {error}", 200)
             return tell_error(describe_stranger(environ["NEXUS_URL"], why), environ, err)
         with contextlib.suppress(NexusError):
-            running = read_json(os.path.join(find_home(environ), "service.json"))
-            if running and running.get("hash") != file_hash() and argv[:1] != ["serve"]:
+            running = read_json(DISK, os.path.join(find_home(DISK, environ), "service.json"))
+            if running and running.get("hash") != file_hash(DISK) and argv[:1] != ["serve"]:
                 return tell_error(NexusError("unavailable", "the service that runs is of another nexus.py",
                                              hint="nexus restart, with this one; jobs go on"), environ, err)
         import traceback

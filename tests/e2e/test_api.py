@@ -49,7 +49,7 @@ def box():
 def make_box(**settings):
     with live.Box(gpus=2, **settings) as made:
         layout = nexus.make_layout(str(made.home), nexus.parse_config({}, ""))
-        nexus.change_tokens(layout.tokens_file, lambda tokens: nexus.add_token(tokens, "myuser", "my-secret-token", None, 1e9))
+        nexus.change_tokens(nexus.DISK, layout.tokens_file, lambda tokens: nexus.add_token(tokens, "myuser", "my-secret-token", None, 1e9))
         made.desk = made.folder / "desk"
         made.desk.mkdir()
         write_files(made)
@@ -139,7 +139,7 @@ def test_another_user_of_the_machine(box):
                              (CONFIG.split("token")[0], "unauthorized"), (CONFIG.replace("myuser", "bob"), "forbidden")):
             write_files(box, config=config)
             assert shell(box, SUBMIT, user=user)["error"] == kind
-        nexus.change_tokens(str(box.home / "tokens.json"), lambda tokens: nexus.revoke_tokens(tokens, "myuser"))
+        nexus.change_tokens(nexus.DISK, str(box.home / "tokens.json"), lambda tokens: nexus.revoke_tokens(tokens, "myuser"))
         write_files(box)
         assert shell(box, SUBMIT, user=user)["error"] == shell(box, SUBMIT)["error"] == "unauthorized", "it is revoked"
 

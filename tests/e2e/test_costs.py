@@ -347,7 +347,7 @@ def busy(tmp_path, monkeypatch):
         monkeypatch.setattr(owner, name, counted)
 
     count(w.store.journal, "append", "lines")
-    count(os, "fdatasync", "syncs")
+    count(w.disk, "fdatasync", "syncs")
     count(w.machine.processes, "find_members", "looks")
     yield w, ids[:GPUS], ids[GPUS:]
     w.close()

@@ -478,7 +478,7 @@ def test_the_token_is_asked_for_and_kept_for_the_tab(browser, box):
 def test_a_user_sees_what_is_his_and_is_offered_nothing_else(browser, box):
     text = "a-token-of-alices-000"
     token = nexus.Token("alice", hashlib.sha256(text.encode()).hexdigest(), time.time())
-    nexus.change_tokens(str(box.home / "tokens.json"), lambda tokens: {token.sha256: token})
+    nexus.change_tokens(nexus.DISK, str(box.home / "tokens.json"), lambda tokens: {token.sha256: token})
     job_id = box.wait_started(box.add("echo secret; sleep 1000 # secret", gpus=0))["id"]
     box.ask("POST", "/service/pause")
     own = box.call("POST", "/queue", {"command": "true", "gpus": 0}, Authorization=f"Bearer {text}", **FORWARDED)[1]["id"]

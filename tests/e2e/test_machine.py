@@ -106,7 +106,7 @@ def hanging(tmp_path, monkeypatch):
 
 HANGS = [  # reason, what is asked, words
     ("git", lambda ssh: nexus.take_snapshot("/", os.environ), "git in / did not answer within 0.5 s and cannot be ended"),
-    ("an agent", lambda ssh: nexus.AgentLine(ssh, "0-12345678", "12345678"), "cannot reach n1: no answer within 0.5 s"),
+    ("an agent", lambda ssh: nexus.AgentLine(nexus.DISK, ssh, "0-12345678", "12345678"), "cannot reach n1: no answer within 0.5 s"),
     ("a snapshot on its way to a node", lambda ssh: nexus.push_snapshot(ssh, "/", "a" * 40, "x", os.environ),
      "ssh to n1 did not answer within 0.5 s"),
 ]
@@ -500,7 +500,7 @@ def test_what_another_machine_or_container_may_use(monkeypatch, tmp_path, own, o
     with open(tmp_path / "lock", "w") as file:
         if is_locked:
             fcntl.flock(file, fcntl.LOCK_EX)
-        assert nexus.is_elsewhere(other, str(tmp_path / "lock")) == is_elsewhere
+        assert nexus.is_elsewhere(nexus.DISK, other, str(tmp_path / "lock")) == is_elsewhere
 
 
 # What processes and the host take
@@ -554,7 +554,7 @@ def leases():
     made = []
 
     def make(service_id="0-aaaaaaaa"):
-        made.append(nexus.Leases(folder, service_id))
+        made.append(nexus.Leases(nexus.DISK, folder, service_id))
         return made[-1]
 
     make.folder = folder
@@ -616,17 +616,17 @@ def test_its_files_can_be_used_by_all_whatever_the_umask(leases):
 @pytest.mark.parametrize("call, where", [("mkdir", ""), ("open", "GPU-1")])
 def test_killed_before_all_may_use_what_it_has_made(leases, call, where):
     """Its user's next look mends it, for the other users too."""
-    code = ("import os, sys; sys.path.insert(0, sys.argv[1]); import nexus; made = getattr(os, sys.argv[4])\n"
-            "def die(path, *rest, **named):\n"
-            "    handle = made(path, *rest, **named)\n"
+    code = ("import os, sys; sys.path.insert(0, sys.argv[1]); import nexus; made = getattr(nexus.Disk, sys.argv[4])\n"
+            "def die(disk, path, *rest, **named):\n"
+            "    handle = made(disk, path, *rest, **named)\n"
             "    if path == (sys.argv[5] or sys.argv[2]): os.kill(os.getpid(), 9)\n"
             "    return handle\n"
-            "setattr(os, sys.argv[4], die); nexus.Leases(sys.argv[2], sys.argv[3]).find_holders(['GPU-1'])")
+            "setattr(nexus.Disk, sys.argv[4], die); nexus.Leases(nexus.DISK, sys.argv[2], sys.argv[3]).find_holders(['GPU-1'])")
     done = subprocess.run([sys.executable, "-c", code, live.NEXUS.parent, leases.folder, "0-cccccccc", call, where])
     assert done.returncode == -9 and not os.stat(os.path.join(leases.folder, where)).st_mode & 0o077
     leases().take("abc", ["GPU-1"])
     with as_user(NOBODY):
-        assert nexus.Leases(leases.folder, f"{NOBODY}-bbbbbbbb").find_holders(ALL) == {"GPU-1": "root"}
+        assert nexus.Leases(nexus.DISK, leases.folder, f"{NOBODY}-bbbbbbbb").find_holders(ALL) == {"GPU-1": "root"}
 
 
 PLANTED = [  # reason, how it is made in the place of a GPU's file
@@ -658,25 +658,26 @@ def test_a_file_that_its_owner_closed_to_others_costs_that_gpu_alone(leases):
     leases().take("abc", ["GPU-1"])
     os.chmod(os.path.join(leases.folder, "GPU-1"), 0o600)
     with as_user(NOBODY):
-        said = nexus.Leases(leases.folder, f"{NOBODY}-bbbbbbbb").find_holders(ALL)
+        said = nexus.Leases(nexus.DISK, leases.folder, f"{NOBODY}-bbbbbbbb").find_holders(ALL)
         assert list(said) == ["GPU-1"] and said["GPU-1"].startswith("root (who put something else at ")
 
 
-def test_no_file_outside_the_folder_is_touched(leases, monkeypatch, tmp_path):
+def test_no_file_outside_the_folder_is_touched(leases, tmp_path):
     """Whoever made a file may put a link in its place at any moment."""
     secret, one = tmp_path / "secret", leases()
     secret.write_text("mine")
     secret.chmod(0o600)
     os.utime(secret, (1, 1))
 
-    def exchange(unlink=os.unlink):
+    def exchange():
         for name in os.listdir(one.folder) if os.path.isdir(one.folder) else ():
-            unlink(f"{one.folder}/{name}")
+            os.unlink(f"{one.folder}/{name}")
             os.symlink(secret, f"{one.folder}/{name}")
 
-    for name in ("chmod", "fchmod", "utime", "open", "lstat", "pwrite"):
-        call = getattr(os, name)
-        monkeypatch.setattr(os, name, lambda *given, call=call, **named: exchange() or call(*given, **named))
+    one.disk = nexus.Disk()
+    for name in [name for name in vars(nexus.Disk) if not name.startswith("_")]:
+        call = getattr(one.disk, name)
+        setattr(one.disk, name, lambda *given, call=call, **named: exchange() or call(*given, **named))
     for _ in range(3):
         with contextlib.suppress(nexus.NexusError):
             one.take("abc", ["GPU-1"])
@@ -700,7 +701,7 @@ def test_a_folder_that_cannot_be_used_is_refused(tmp_path, reason, make, words):
     folder = str(tmp_path / "top" / "nexus-leases")
     make(folder)
     with pytest.raises(nexus.NexusError) as caught:
-        nexus.Leases(folder, "0-aaaaaaaa").find_holders(ALL)
+        nexus.Leases(nexus.DISK, folder, "0-aaaaaaaa").find_holders(ALL)
     assert caught.value.kind == "unavailable" and words in f"{caught.value.message} {caught.value.hint}"
 
 
@@ -738,7 +739,7 @@ def screens(short, monkeypatch):
 
     def make(home=short):
         os.makedirs(home, exist_ok=True)
-        made.append(nexus.Screen(nexus.make_layout(home, config())))
+        made.append(nexus.Screen(nexus.DISK, nexus.make_layout(home, config())))
         return made[-1]
 
     def start(screen, name, command=("sleep", "600")):
@@ -807,7 +808,7 @@ def test_why_screen_cannot_be_used(short, monkeypatch, reason, program, words):
         with open(f"{short}/bin/screen", "w") as file:
             file.write(program)
         os.chmod(f"{short}/bin/screen", 0o755)
-    assert words in nexus.Screen(nexus.make_layout(short, config())).prepare()
+    assert words in nexus.Screen(nexus.DISK, nexus.make_layout(short, config())).prepare()
 
 
 # OpenSSH
@@ -851,7 +852,7 @@ def test_what_ssh_says_is_passed_on_with_what_to_do(said, words, hint):
 def test_ssh_that_is_not_there(tmp_path):
     made = nexus.Ssh(nexus.NodeConfig("n1", "10.0.0.5"), {"PATH": str(tmp_path)})
     with pytest.raises(nexus.NexusError) as caught:
-        nexus.AgentLine(made, "0-12345678", "12345678")
+        nexus.AgentLine(nexus.DISK, made, "0-12345678", "12345678")
     assert caught.value.kind == "unavailable" and "openssh-client" in caught.value.hint
 
 
@@ -862,7 +863,7 @@ def test_a_node_to_which_no_agent_can_be_brought(tmp_path, script, words):
     (tmp_path / "ssh").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "ssh").chmod(0o755)
     made = nexus.Ssh(nexus.NodeConfig("n1", "10.0.0.5"), {"PATH": f"{tmp_path}:{os.environ['PATH']}"})
-    error = in_time(lambda: nexus.AgentLine(made, "0-12345678", "12345678"))
+    error = in_time(lambda: nexus.AgentLine(nexus.DISK, made, "0-12345678", "12345678"))
     assert isinstance(error, nexus.NexusError) and error.kind == "unavailable" and words in error.message, repr(error)
 
 

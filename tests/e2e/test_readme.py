@@ -149,7 +149,7 @@ def test_variables_exist():
 @pytest.mark.parametrize("path, text", list_blocks("toml"))
 def test_configuration(path, text, tmp_path):
     (tmp_path / "config.toml").write_text(text)
-    assert nexus.load_config(str(tmp_path / "config.toml"), {}) != nexus.Config()
+    assert nexus.load_config(nexus.DISK, str(tmp_path / "config.toml"), {}) != nexus.Config()
 
 
 @pytest.mark.parametrize("path, text", list_blocks("csv"))
@@ -162,7 +162,8 @@ def test_a_jobs_file(path, text):
 @pytest.mark.parametrize("path, text", list_blocks("json"))
 def test_an_llm_config(path, text, tmp_path):
     (tmp_path / "llm_config.json").write_text(text)
-    assert [nexus.find_llm_share(str(tmp_path / "llm_config.json"), model) for model in ("qwen2.5-7b-inst", "another")] == [0.5, 1]
+    models = ("qwen2.5-7b-inst", "another")
+    assert [nexus.find_llm_share(nexus.DISK, str(tmp_path / "llm_config.json"), model) for model in models] == [0.5, 1]
 
 
 # Calls of the API
@@ -349,7 +350,7 @@ def test_uninstall_names_what_there_is(tmp_path):
     named = [path.replace("~", str(tmp_path)) for path in paths]
     made = [os.path.join(folder, name) for folder, _, names in os.walk(tmp_path) for name in names]
     assert len(made) >= 5 and [path for path in made if not f"{path}/".startswith(tuple(f"{name}/" for name in named))] == []
-    assert nexus.find_lease_folder(nexus.GpuConfig()) in named
+    assert nexus.find_lease_folder(nexus.DISK, nexus.GpuConfig()) in named
 
 
 # What a container needs of docker: its service starts them, stops them after a while, and passes on how they end.  The client

@@ -39,7 +39,7 @@ class Box:
         self.screen = None
 
     def use_screen(self):
-        self.screen = nexus.Screen(self.layout)
+        self.screen = nexus.Screen(nexus.DISK, self.layout)
         assert self.screen.prepare() is None
 
     def prepare(self, command, leases=(), environment=None, **fields):
@@ -49,7 +49,7 @@ class Box:
         folder = self.layout.job_folder(job.id)
         os.makedirs(folder, exist_ok=True)
         variables = {"PATH": os.environ["PATH"]} if environment is None else environment
-        nexus.write_atomic(f"{folder}/job.sh", [nexus.build_script(job, variables, self.layout, leases)], 0o700)
+        nexus.write_atomic(nexus.DISK, f"{folder}/job.sh", [nexus.build_script(job, variables, self.layout, leases)], 0o700)
         return job
 
     def start(self, job, **options):
@@ -71,7 +71,7 @@ class Box:
         return result
 
     def result(self, job):
-        return nexus.read_result(self.layout.job_folder(job.id), job.attempt)
+        return nexus.read_result(nexus.DISK, self.layout.job_folder(job.id), job.attempt)
 
     def path(self, name, job_id="abc"):
         return os.path.join(self.layout.job_folder(job_id), name)
@@ -168,7 +168,7 @@ def test_a_command_runs_to_its_end(box, reason, command, code, out, err):
     assert (start.verb, start.job_id, start.attempt) == ("start", "abc", 1)
     pid, started, began_at = map(int, start.words)
     assert pid == box.started[0].pid and began_at >= started
-    assert nexus.read_claim(box.layout.job_folder("abc"), 1) == nexus.Claim(pid, started, began_at)
+    assert nexus.read_claim(nexus.DISK, box.layout.job_folder("abc"), 1) == nexus.Claim(pid, started, began_at)
     assert end.words[0] == str(code) and float(end.words[1]) / 100 == result.runtime_seconds
     assert sorted(os.listdir(box.layout.job_folder("abc"))) == ["attempt-1", "job.sh", "result-1.json", "stderr.log",
                                                                 "stdout.log"], "no litter"
@@ -188,10 +188,10 @@ def test_of_fifty_at_once_one_runs(box):
 
 def test_a_late_runner_finds_its_attempt_taken(box):
     job = box.prepare("echo ran")
-    assert [nexus.take_claim(box.layout.job_folder("abc"), 1) for _ in range(2)] == [nexus.OUR_CLAIM] * 2
+    assert [nexus.take_claim(nexus.DISK, box.layout.job_folder("abc"), 1) for _ in range(2)] == [nexus.OUR_CLAIM] * 2
     assert box.start(job).wait(60) == 0
     assert sorted(os.listdir(box.layout.job_folder("abc"))) == ["attempt-1", "job.sh"] and box.heard == ""
-    assert nexus.read_claim(box.layout.job_folder("abc"), 1) == nexus.OUR_CLAIM
+    assert nexus.read_claim(nexus.DISK, box.layout.job_folder("abc"), 1) == nexus.OUR_CLAIM
     job = box.prepare("echo ran", attempt=2)
     box.start(job)
     until(lambda: box.result(job))
@@ -205,7 +205,7 @@ def test_runner_and_service_race_for_the_claim(box):
         process = box.start(job)
         time.sleep(0.0005 * (number % 10))
         while True:
-            is_gone, writers = nexus.withdraw(processes, box.layout.job_folder("abc"), job.attempt)
+            is_gone, writers = nexus.withdraw(nexus.DISK, processes, box.layout.job_folder("abc"), job.attempt)
             if not writers:
                 break
         process.wait(60)
@@ -229,12 +229,12 @@ def test_a_slow_runner_is_waited_for(box, goes_on):
     process = box.start(job)
     until(lambda: os.path.exists(box.path("attempt-1")) and processes.find(process.pid).state == "T")
     for _ in range(3):
-        is_gone, writers = nexus.withdraw(processes, folder, 1)
+        is_gone, writers = nexus.withdraw(nexus.DISK, processes, folder, 1)
         assert not is_gone and [writer.pid for writer in writers] == [process.pid]
-    assert nexus.withdraw(processes, folder, 11)[0], "another attempt is another's"
+    assert nexus.withdraw(nexus.DISK, processes, folder, 11)[0], "another attempt is another's"
     process.send_signal(signal.SIGCONT if goes_on else signal.SIGKILL)
     process.wait(60)
-    assert nexus.withdraw(processes, folder, 1) == (not goes_on, [])
+    assert nexus.withdraw(nexus.DISK, processes, folder, 1) == (not goes_on, [])
     assert (box.result(job) is None) == (not goes_on)
 
 
@@ -248,8 +248,8 @@ def test_killed_at_each_step(box, first):
         trap = f"steps=0; set -T; trap '((++steps != {step})) || kill -9 $$' DEBUG"
         script.write_text(f"{head}\n{trap}\n{rest}")
         is_killed = box.start(job).wait(60) == -signal.SIGKILL
-        began = nexus.read_claim(box.layout.job_folder("abc"), step) or nexus.OPEN_CLAIM
-        is_gone, writers = nexus.withdraw(nexus.Processes(), box.layout.job_folder("abc"), step)
+        began = nexus.read_claim(nexus.DISK, box.layout.job_folder("abc"), step) or nexus.OPEN_CLAIM
+        is_gone, writers = nexus.withdraw(nexus.DISK, nexus.Processes(), box.layout.job_folder("abc"), step)
         log = pathlib.Path(box.path("stdout.log"))
         ran = log.read_text() if log.exists() else ""
         assert writers == [] and is_gone == (not began.pid) and ran in ("", "ran\n"), step
@@ -269,7 +269,7 @@ def test_a_disk_that_takes_no_claim(box):
     script.write_text(script.read_text().replace('exec 8>"$dir/attempt-$attempt"', 'exec 8>"$dir/attempt-$attempt" 8>/dev/full'))
     process = box.start(job)
     assert "cannot be written" in " ".join(box.hear("fail")[-1].words) and process.wait(60) == 0
-    assert nexus.withdraw(nexus.Processes(), box.layout.job_folder("abc"), 1) == (True, []) and box.result(job) is None
+    assert nexus.withdraw(nexus.DISK, nexus.Processes(), box.layout.job_folder("abc"), 1) == (True, []) and box.result(job) is None
 
 
 def test_a_claim_that_is_removed(box):
@@ -310,9 +310,10 @@ def test_log_files_that_cannot_be_written(box):
 
 
 def test_a_file_system_without_hard_links(box):
-    with mock.patch("os.link", side_effect=PermissionError):
-        assert nexus.take_claim(box.layout.job_folder("abc"), 1) == nexus.OUR_CLAIM
-        assert nexus.take_claim(box.layout.job_folder("abc"), 1) == nexus.OUR_CLAIM
+    disk = nexus.Disk()
+    with mock.patch.object(disk, "link", side_effect=PermissionError):
+        assert nexus.take_claim(disk, box.layout.job_folder("abc"), 1) == nexus.OUR_CLAIM
+        assert nexus.take_claim(disk, box.layout.job_folder("abc"), 1) == nexus.OUR_CLAIM
     assert os.listdir(box.layout.job_folder("abc")) == ["attempt-1"]
 
 
@@ -533,7 +534,7 @@ def leases(box):
     made = []
 
     def make(service_id="0-aaaaaaaa"):
-        made.append(nexus.Leases(f"{box.home}/leases", service_id))
+        made.append(nexus.Leases(nexus.DISK, f"{box.home}/leases", service_id))
         return made[-1]
 
     yield make

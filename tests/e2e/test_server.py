@@ -39,18 +39,19 @@ class Bench:
         self.folder = tempfile.mkdtemp(prefix="nx", dir="/tmp")
         self.config = make_config(**{"mock_gpus": 2, "launcher": "direct", **keys})
         self.layout = nexus.make_layout(self.folder, self.config)
-        nexus.make_folder(self.layout.log_dir)
-        clock, log = nexus.Clock(), logging.getLogger(f"test-{os.path.basename(self.folder)}")
+        nexus.make_folder(nexus.DISK, self.layout.log_dir)
+        clock, disk, log = nexus.Clock(), nexus.Disk(), logging.getLogger(f"test-{os.path.basename(self.folder)}")
         log.propagate = False
         self.lines = []
         handler = logging.Handler()
         handler.emit = lambda record: self.lines.append(record.getMessage())
         log.handlers = [handler]
         log.setLevel("INFO")
-        self.store = nexus.Store(self.layout, clock, log)
+        self.store = nexus.Store(self.layout, clock, disk, log)
         self.store.recover()
-        machine = nexus.Machine(self.config, self.layout, self.store.service_id)
-        self.service = nexus.Service(self.config, self.layout, self.store, machine, clock, log, {"HOME": "/root", "SERVICE": "1"})
+        machine = nexus.Machine(self.config, self.layout, disk, self.store.service_id)
+        self.service = nexus.Service(self.config, self.layout, self.store, machine, clock, disk, log,
+                                     {"HOME": "/root", "SERVICE": "1"})
         self.service.gpu_watch.probe()
         self.service.gpu_watch.take_in_observation()
         self.api = nexus.Api(self.service, TOKEN)
@@ -83,7 +84,8 @@ class Bench:
         return self.respond("GET", path, None, headers, query)
 
     def make_bearer(self, user):
-        nexus.change_tokens(self.layout.tokens_file, lambda tokens: nexus.add_token(tokens, user, f"secret-of-{user}", None, time.time()))
+        nexus.change_tokens(nexus.DISK, self.layout.tokens_file, lambda tokens: nexus.add_token(
+            tokens, user, f"secret-of-{user}", None, time.time()))
         return {"authorization": f"Bearer secret-of-{user}"}
 
     def add(self, id=None, **job):
@@ -487,7 +489,7 @@ def test_a_full_queue_is_429_and_a_list_that_does_not_fit_is_not_begun():
 def test_an_idempotency_key_is_known_to_the_next_service(bench):
     key = {"idempotency-key": "0123456789abcdef"}
     first = bench.ask("POST", "/queue", {"commands": ["a", "b"]}, key)
-    bench.store = bench.service.store = nexus.Store(bench.layout, nexus.Clock(), bench.service.log)
+    bench.store = bench.service.store = nexus.Store(bench.layout, nexus.Clock(), nexus.DISK, bench.service.log)
     bench.store.recover()
     assert bench.ask("POST", "/queue", {"commands": ["a", "b"]}, key) == first and bench.commands == ["a", "b"]
 
@@ -713,7 +715,7 @@ def add_tokens(bench):
         tokens = nexus.add_token(tokens, "myuser", "my-secret-token", None, 1e9)
         tokens = nexus.add_token(tokens, "myuser", "my-expired-token", 1.1e9, 1e9)
         return nexus.revoke_tokens(nexus.add_token(tokens, "myuser", "my-revoked-token", None, 1e9), "my-revoked-token")
-    nexus.change_tokens(bench.layout.tokens_file, change)
+    nexus.change_tokens(nexus.DISK, bench.layout.tokens_file, change)
 
 
 def submit(bench, config=MINE, code=b"print()\n", headers=None, uid=OWNER + 1, peer="127.0.0.1"):
@@ -824,7 +826,7 @@ def test_a_script_that_cannot_be_kept_is_no_job(lab, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device", path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", fail)
+        patch.setattr(lab.service.disk, "replace", fail)
         status, answer = submit(lab, "name: x", uid=OWNER)
     assert status == 503 and "No space" in answer["message"] and lab.commands == [] and kept_code(lab) == []
     for _ in range(3):
@@ -1316,7 +1318,7 @@ def lab_bench():
     """A Bench that bob and ann may call, each with a token, and each with a job: bob's, then ann's, then the owner's."""
     with Bench() as bench:
         for user in ("bob", "ann"):
-            nexus.change_tokens(bench.layout.tokens_file, lambda tokens, user=user: nexus.add_token(
+            nexus.change_tokens(nexus.DISK, bench.layout.tokens_file, lambda tokens, user=user: nexus.add_token(
                 tokens, user, f"secret-of-{user}", None, time.time()))
         bench.ids = [bench.ask("POST", "/queue", {"command": f"echo {word}", "name": word}, headers)[1]["id"]
                      for word, headers in (("bobs", BOB), ("anns", ANN), ("own", {}))]
@@ -1406,7 +1408,7 @@ def test_tokens_that_are_over(lab_bench, reason, change):
     lab_bench.service.clock.sleep = slept.append
     headers = BOB if change else {"authorization": "Bearer secret-of-bop"}
     if change:
-        nexus.change_tokens(lab_bench.layout.tokens_file, lambda tokens: change(tokens, time.time()))
+        nexus.change_tokens(nexus.DISK, lab_bench.layout.tokens_file, lambda tokens: change(tokens, time.time()))
     code, answer = lab_bench.ask("GET", "/jobs", None, headers)
     assert (code, answer["message"]) == (401, "the token is not right")
     assert slept == [nexus.WRONG_TOKEN_DELAY_S]
@@ -1636,7 +1638,7 @@ def test_a_log_that_is_followed_is_not_the_next_jobs_of_that_id(lab_bench):
 def test_a_revoked_token_ends_its_streams(lab_bench):
     stream = lab_bench.respond("GET", f"/jobs/{lab_bench.ids[0]}/logs", None, BOB, {"follow": "true"}).stream
     assert next(stream) == b""
-    nexus.change_tokens(lab_bench.layout.tokens_file, lambda tokens: nexus.revoke_tokens(tokens, "bob"))
+    nexus.change_tokens(nexus.DISK, lab_bench.layout.tokens_file, lambda tokens: nexus.revoke_tokens(tokens, "bob"))
     with pytest.raises(nexus.NexusError, match="revoked"):
         next(stream)
 
@@ -1780,13 +1782,14 @@ BROKEN = [  # reason, what goes wrong in the middle of a list, whether it is a f
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 @pytest.mark.parametrize("reason, error, is_counted", BROKEN, ids=[case[0] for case in BROKEN])
 def test_part_of_an_answer_does_not_look_like_all_of_it(monkeypatch, listening, reason, error, is_counted, version):
-    nexus.change_tokens(listening.layout.tokens_file, lambda tokens: nexus.add_token(tokens, "bob", "secret-of-bob", None, time.time()))
+    nexus.change_tokens(nexus.DISK, listening.layout.tokens_file, lambda tokens: nexus.add_token(
+        tokens, "bob", "secret-of-bob", None, time.time()))
 
     def make_part(*_):
         yield b"[1,\n"
         if error:
             raise error
-        nexus.change_tokens(listening.layout.tokens_file, lambda tokens: nexus.revoke_tokens(tokens, "bob"))
+        nexus.change_tokens(nexus.DISK, listening.layout.tokens_file, lambda tokens: nexus.revoke_tokens(tokens, "bob"))
         yield b"2]\n"
 
     monkeypatch.setattr(nexus.Calls, "reply_when", lambda *_: nexus.Response(200, stream=make_part()))

@@ -155,7 +155,7 @@ class World:
 
     def __init__(self, folder, gpus=2, **config):
         self.folder = folder
-        self.clock = FakeClock()
+        self.clock, self.disk = FakeClock(), nexus.Disk()
         self.machine = FakeMachine(self.clock, [makers.gpu(index) for index in range(gpus)])
         self.config = makers.config(**{"history_limit": 100, "launcher": "direct", "kill_grace_seconds": 10, **config})
         self.layout = nexus.Layout(str(folder), str(folder / "state.json"), str(folder / "logs"))
@@ -172,9 +172,10 @@ class World:
 
     def boot(self):
         """Start a service: recover, adopt, look at the GPUs once."""
-        self.store = nexus.Store(self.layout, self.clock, self.log)
+        self.store = nexus.Store(self.layout, self.clock, self.disk, self.log)
         self.store.recover()
-        self.service = nexus.Service(self.config, self.layout, self.store, self.machine, self.clock, self.log, {"PATH": "/usr/bin"})
+        self.service = nexus.Service(self.config, self.layout, self.store, self.machine, self.clock, self.disk, self.log,
+                                     {"PATH": "/usr/bin"})
         self.service.outcomes.adopt()
         self.probe()
 
@@ -781,14 +782,14 @@ def test_leases_that_cannot_be_looked_at(world):
 
 def test_a_start_that_the_disk_refuses_never_began(world, monkeypatch):
     w = world(gpus=1)
-    job_id, real = w.add(), os.fdatasync
+    job_id = w.add()
 
     def refuse(handle):
         raise OSError(5, "Input/output error")
-    monkeypatch.setattr(os, "fdatasync", refuse)
+    monkeypatch.setattr(w.disk, "fdatasync", refuse)
     w.turn()
     assert w.job(job_id).status == "pending" and not w.machine.children and not os.path.exists(w.layout.job_folder(job_id))
-    monkeypatch.setattr(os, "fdatasync", real)
+    monkeypatch.undo()
     w.turn(seconds=2)
     assert (w.job(job_id).status, w.job(job_id).attempt) == ("running", 1)
 

@@ -68,8 +68,8 @@ class Home:
 
     def open(self, folder):
         """The Store of a service that starts in a folder like this.  Raises: what it refuses."""
-        made = nexus.Store(nexus.make_layout(str(folder), CONFIG), nexus.Clock(), SAID)
-        with mock.patch.object(os, "fsync", lambda _: None), mock.patch.object(os, "fdatasync", lambda _: None):
+        made = nexus.Store(nexus.make_layout(str(folder), CONFIG), nexus.Clock(), nexus.DISK, SAID)
+        with mock.patch.multiple(nexus.Disk, fsync=lambda *_: None, fdatasync=lambda *_: None):
             made.recover()
         return made
 

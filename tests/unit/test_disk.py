@@ -2,6 +2,8 @@
 
 import contextlib
 import errno
+import functools
+import logging
 import os
 import subprocess
 import sys
@@ -14,6 +16,55 @@ from hypothesis import strategies as st
 import nexus
 
 TOP = os.path.dirname(os.path.abspath(nexus.__file__))
+DISK = nexus.Disk()
+
+
+# A disk of one's own
+
+
+class Elsewhere(nexus.Disk):
+    """A disk that has /nowhere, which is a folder of the test's."""
+
+    def __init__(self, folder):
+        for name in [name for name in vars(nexus.Disk) if not name.startswith("_")]:
+            setattr(self, name, functools.partial(self.act, getattr(self, name), str(folder)))
+
+    def act(self, operation, place, *given, **named):
+        return operation(*(each.replace("/nowhere", place, 1) if isinstance(each, str) else each for each in given), **named)
+
+
+def test_what_the_service_keeps_is_on_the_disk_that_it_is_given(tmp_path):
+    """So a simulation can have one of its own: nothing is read or written beside it."""
+    disk, log = Elsewhere(tmp_path), logging.Logger("test")
+    log.addHandler(logging.NullHandler())
+    layout = nexus.make_layout("/nowhere/home", nexus.Config())
+    nexus.secure_folders(disk, layout)
+    for step in range(3):
+        store = nexus.Store(layout, nexus.Clock(), disk, log)
+        store.recover()
+        assert len(store.state.seen) == step and bool(store.state.damage) == (step == 2)
+        store.update(lambda _, step=step: [nexus.Put("seen", f"{step}" * 16, 1)])
+        store.save_checkpoint()
+        store.journal.close()
+        if step:
+            (tmp_path / "home/state.json").write_text("{")
+    folder = layout.job_folder("abc")
+    assert nexus.take_claim(disk, folder, 1) == nexus.read_claim(disk, folder, 1) == nexus.OUR_CLAIM
+    nexus.append_log(disk, f"{folder}/stdout.log", b"one\ntwo\n", 0)
+    reader = nexus.LogReader(disk, folder)
+    reader.begin((), (0, 0), 1)
+    assert [entry.content for entry in reader.read()] == [b"two\n"] and nexus.measure_logs(disk, folder) == (8, 0)
+    nexus.remove_job_files(disk, layout.log_dir, folder)
+    leases = [nexus.Leases(disk, "/nowhere/leases", f"0-{letter * 8}") for letter in "ab"]
+    leases[0].take("abc", ["GPU-1"])
+    assert leases[1].find_holders(["GPU-1"]) and os.listdir(tmp_path / "leases") == ["GPU-1"]
+    leases[0].close_own("abc")
+    lock = nexus.take_lock(disk, layout.lock_file)
+    assert nexus.is_locked(disk, layout.lock_file) and nexus.take_lock(disk, layout.lock_file) is None
+    disk.close(lock)
+    nexus.change_tokens(disk, layout.tokens_file, lambda tokens: nexus.add_token(tokens, "bob", "secret-of-bob", None, 0))
+    assert [token.user for token in nexus.read_tokens(disk, layout.tokens_file).values()] == ["bob"]
+    assert not os.path.exists("/nowhere") and os.listdir(tmp_path / "home/logs") == []
 
 
 # Whole files
@@ -24,7 +75,7 @@ def test_write_atomic_replaces_the_file(tmp_path, pieces, mode, content):
     """Bytes that are no text stay; and nobody else reads it."""
     path = tmp_path / "state.json"
     path.write_text("old")
-    nexus.write_atomic(str(path), pieces, mode)
+    nexus.write_atomic(DISK, str(path), pieces, mode)
     assert path.read_bytes() == content and path.stat().st_mode & 0o777 == mode and os.listdir(tmp_path) == ["state.json"]
 
 
@@ -50,9 +101,9 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch,
         raise OSError(errno.EIO, "Input/output error")
 
     if broken:
-        monkeypatch.setattr(os, broken, refuse)
+        monkeypatch.setattr(DISK, broken, refuse)
     with pytest.raises(exception):
-        nexus.write_atomic(str(path), pieces())
+        nexus.write_atomic(DISK, str(path), pieces())
     monkeypatch.undo()
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["state.json"]
 
@@ -85,18 +136,18 @@ THERE = [  # reason, what is there, whether it is written
 def test_what_is_there_needs_no_room(tmp_path, monkeypatch, reason, make, is_written):
     path = tmp_path / "supervisor.sh"
     make(path)
-    real_open = os.open
+    real_open = DISK.open
 
-    def refuse(name, flags, *mode, **where):
+    def refuse(path, flags, *mode, **where):
         if flags & os.O_CREAT:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return real_open(name, flags, *mode, **where)
+        return real_open(path, flags, *mode, **where)
 
-    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(DISK, "open", refuse)
     with pytest.raises(nexus.NexusError) if is_written else contextlib.nullcontext():
-        nexus.write_if_changed(str(path), "text")
+        nexus.write_if_changed(DISK, str(path), "text")
     monkeypatch.undo()
-    nexus.write_if_changed(str(path), "text")
+    nexus.write_if_changed(DISK, str(path), "text")
     assert path.read_text() == "text" and not path.is_symlink() and not path.stat().st_mode & 0o022
 
 
@@ -118,7 +169,7 @@ def test_find_tail_is_where_the_last_lines_begin(tmp_path_factory, lines, ends_w
     content = b"\n".join(lines) + (b"\n" if ends_with_newline else b"")
     path = tmp_path_factory.mktemp("tail") / "log"
     path.write_bytes(content)
-    assert content[nexus.find_tail(str(path), count):] == last_lines(content, count)
+    assert content[nexus.find_tail(DISK, str(path), count):] == last_lines(content, count)
 
 
 BLOCK = 65536
@@ -132,7 +183,7 @@ TAILS = [  # reason, content, lines wanted
 @pytest.mark.parametrize("reason, content, count", TAILS, ids=[case[0] for case in TAILS])
 def test_find_tail_over_blocks(tmp_path, reason, content, count):
     (tmp_path / "log").write_bytes(content)
-    assert content[nexus.find_tail(str(tmp_path / "log"), count):] == last_lines(content, count)
+    assert content[nexus.find_tail(DISK, str(tmp_path / "log"), count):] == last_lines(content, count)
 
 
 def test_find_tail_reads_only_the_end(tmp_path):
@@ -141,8 +192,8 @@ def test_find_tail_reads_only_the_end(tmp_path):
         file.truncate(2**36)                    # 64 GiB of nothing, which take no room
         file.seek(0, os.SEEK_END)
         file.write(b"\nlast\n")
-    assert nexus.find_tail(str(path), 1) == 2**36 + 1
-    assert nexus.find_tail(str(path), 9, 2**36 - 100000) == 2**36 - 100000
+    assert nexus.find_tail(DISK, str(path), 1) == 2**36 + 1
+    assert nexus.find_tail(DISK, str(path), 9, 2**36 - 100000) == 2**36 - 100000
 
 
 def bar(count):
@@ -162,7 +213,7 @@ BARS = [  # reason, a log, what is shown of it, with lines of more than 50 bytes
 @pytest.mark.parametrize("reason, log, shown", BARS, ids=[case[0] for case in BARS])
 def test_a_progress_bar_is_shown_as_it_was_last(tmp_path, reason, log, shown):
     (tmp_path / "stdout.log").write_bytes(log)
-    reader = nexus.LogReader(str(tmp_path), (0,))
+    reader = nexus.LogReader(DISK, str(tmp_path), (0,))
     first = list(reader.read((), 50))
     entries = first + list(reader.flush())
     assert b"".join(entry.content for entry in entries) == shown
@@ -171,7 +222,7 @@ def test_a_progress_bar_is_shown_as_it_was_last(tmp_path, reason, log, shown):
         file.write(bar(5))
     assert b"".join(entry.content for entry in [*reader.read(), *reader.flush()]) == bar(5), "all that comes then"
     for offset in {entry.end for entry in first}:
-        resumed = nexus.LogReader(str(tmp_path), (0,))
+        resumed = nexus.LogReader(DISK, str(tmp_path), (0,))
         resumed.begin((), (offset, 0), None)
         assert b"".join(entry.content for entry in [*resumed.read(), *resumed.flush()]) == (log + bar(5))[offset:]
 
@@ -202,7 +253,7 @@ def test_a_reader_of_logs_loses_and_repeats_nothing(tmp_path_factory, steps, not
     with open(folder / nexus.LOG_TIMES, "ab") as file:
         file.write(torn)
     attempts = [nexus.Attempt(number=1 + number, log_start=start) for number, start in enumerate([(0, 0), *sorted(starts)])]
-    reader = nexus.LogReader(str(folder))
+    reader = nexus.LogReader(DISK, str(folder))
     reader.begin(attempts, offsets, tail)
     begun = list(reader.offsets)
     assert all(place in (0, offset) or tail is not None for place, offset in zip(begun, offsets))
@@ -217,11 +268,11 @@ def test_a_reader_of_logs_loses_and_repeats_nothing(tmp_path_factory, steps, not
     assert ends == reader.offsets == sizes
     if tail is not None:
         assert sum(piece.count(b"\n") for piece in seen) <= tail
-    again = nexus.LogReader(str(folder))
+    again = nexus.LogReader(DISK, str(folder))
     again.begin(attempts, (0, 0), None)
     entries = [*again.read(attempts), *again.flush()]
     for place in range(len(entries)):               # and so does who goes on after any of them
-        resumed = nexus.LogReader(str(folder))
+        resumed = nexus.LogReader(DISK, str(folder))
         known = [0, 0]
         for entry in entries[:place]:
             known[entry.stream] = entry.end
@@ -235,10 +286,10 @@ def test_whole_lines_that_are_all_noted_come_in_their_order(tmp_path_factory, st
     folder = tmp_path_factory.mktemp("logs")
     steps = [(stream, b"%d\n" % number) for number, stream in enumerate(streams)]
     grow(folder, steps)
-    reader = nexus.LogReader(str(folder))
+    reader = nexus.LogReader(DISK, str(folder))
     assert b"".join(entry.content for entry in reader.read()) == b"".join(piece for _, piece in steps)
     for tail in range(len(steps) + 1):
-        reader = nexus.LogReader(str(folder))
+        reader = nexus.LogReader(DISK, str(folder))
         reader.begin((), (0, 0), tail)
         assert b"".join(entry.content for entry in reader.read()) == b"".join(piece for _, piece in steps[len(steps) - tail:])
 
@@ -264,20 +315,20 @@ def files_of(folder):
 def test_of_a_job_all_that_is_nexus_own_is_removed(tmp_path):
     fill(tmp_path, *(f"job_abc/{name}" for name in OWN), "job_abcd/stdout.log")
     for _ in range(2):                          # the second time nothing is there
-        nexus.remove_job_files(str(tmp_path), str(tmp_path / "job_abc"))
+        nexus.remove_job_files(DISK, str(tmp_path), str(tmp_path / "job_abc"))
         assert os.listdir(tmp_path) == ["job_abcd"]
 
 
 def test_what_a_job_made_is_never_removed(tmp_path):
     fill(tmp_path / "job_abc", *OWN, *MADE)
-    nexus.remove_job_files(str(tmp_path), str(tmp_path / "job_abc"))
+    nexus.remove_job_files(DISK, str(tmp_path), str(tmp_path / "job_abc"))
     assert files_of(tmp_path / "job_abc") == sorted(MADE)
 
 
 @pytest.mark.parametrize("made", [(), ("work/a",)])
 def test_a_script_that_came_with_a_job_is_nexus_own(tmp_path, made):
     fill(tmp_path / "job_abc", "stdout.log", "work/main.py", *made)
-    nexus.remove_job_files(str(tmp_path), str(tmp_path / "job_abc"))
+    nexus.remove_job_files(DISK, str(tmp_path), str(tmp_path / "job_abc"))
     assert files_of(tmp_path / "job_abc") == list(made) and (tmp_path / "job_abc").exists() == bool(made)
 
 
@@ -285,7 +336,7 @@ def test_a_link_in_place_of_the_script_s_folder(tmp_path):
     fill(tmp_path / "project", "main.py")
     fill(tmp_path / "job_abc", "stdout.log")
     (tmp_path / "job_abc/work").symlink_to(tmp_path / "project")
-    nexus.remove_job_files(str(tmp_path), str(tmp_path / "job_abc"))
+    nexus.remove_job_files(DISK, str(tmp_path), str(tmp_path / "job_abc"))
     assert files_of(tmp_path / "project") == ["main.py"]
 
 
@@ -296,7 +347,7 @@ def test_what_links_point_to_stays(tmp_path):
     os.symlink(outside, tmp_path / "logs/job_abc/stderr.log")
     os.symlink(outside / "weights.pt", tmp_path / "logs/job_abc/attempt-1")
     os.symlink("/nowhere", tmp_path / "logs/job_abc/job.sh")
-    nexus.remove_job_files(str(tmp_path / "logs"), str(tmp_path / "logs/job_abc"))
+    nexus.remove_job_files(DISK, str(tmp_path / "logs"), str(tmp_path / "logs/job_abc"))
     assert not (tmp_path / "logs/job_abc").exists() and files_of(outside) == ["weights.pt"]
 
 
@@ -315,7 +366,7 @@ def test_no_other_folder_is_touched(tmp_path, reason, log_dir, folder):
     (tmp_path / "logs" / "job_file").write_text("a file")
     before = sorted(str(path) for path in tmp_path.rglob("*"))
     with pytest.raises(nexus.NexusError) if reason != "nothing" else contextlib.nullcontext():
-        nexus.remove_job_files(os.path.normpath(tmp_path / log_dir), f"{tmp_path}/{folder}" if folder else "")
+        nexus.remove_job_files(DISK, os.path.normpath(tmp_path / log_dir), f"{tmp_path}/{folder}" if folder else "")
     assert sorted(str(path) for path in tmp_path.rglob("*")) == before
 
 
@@ -324,10 +375,10 @@ def test_no_other_folder_is_touched(tmp_path, reason, log_dir, folder):
 
 def test_config_file_is_read(tmp_path):
     path = tmp_path / "config.toml"
-    assert nexus.load_config(str(path), {}) == nexus.parse_config({}, "config.toml"), "no file: the defaults"
+    assert nexus.load_config(DISK, str(path), {}) == nexus.parse_config({}, "config.toml"), "no file: the defaults"
     path.write_text('[service]\nport = 7000\n[gpu]\nids = [0, 2]\n')
     for environ, mock in (({}, None), ({"NEXUS_MOCK_GPUS": "3"}, 3)):
-        made = nexus.load_config(str(path), environ)
+        made = nexus.load_config(DISK, str(path), environ)
         assert (made.service.port, list(made.gpu.ids), made.mock_gpus) == (7000, [0, 2], mock)
 
 
@@ -344,7 +395,7 @@ def test_a_bad_config_is_refused_with_where_and_why(tmp_path, reason, content, e
     path = tmp_path / "config.toml"
     path.write_bytes(content)
     with pytest.raises(nexus.NexusError) as caught:
-        nexus.load_config(str(path), environ)
+        nexus.load_config(DISK, str(path), environ)
     assert caught.value.kind == "usage"
     assert all(word in caught.value.message for word in words), caught.value.message
 
@@ -359,7 +410,7 @@ NO_FILES = [  # reason, how it is made
 def test_what_stands_in_the_place_of_the_file_is_not_taken_for_none(tmp_path, reason, make):
     make(tmp_path / "config.toml")
     with pytest.raises(nexus.NexusError, match=r"config\.toml is no") as caught:
-        nexus.load_config(str(tmp_path / "config.toml"), {})
+        nexus.load_config(DISK, str(tmp_path / "config.toml"), {})
     assert caught.value.kind == "usage" and caught.value.hint
 
 
@@ -370,22 +421,22 @@ def test_what_stands_in_the_place_of_the_file_is_not_taken_for_none(tmp_path, re
 def test_tokens_made_at_once_are_all_kept(tmp_path):
     code = """
         for number in range(10):
-            nexus.change_tokens(sys.argv[1], lambda tokens: nexus.add_token(
+            nexus.change_tokens(nexus.DISK, sys.argv[1], lambda tokens: nexus.add_token(
                 tokens, f"user{sys.argv[2]}", f"token-{sys.argv[2]}-{number:06}", None, 1000.0))
     """
     code, path = "import sys\nimport nexus\n" + textwrap.dedent(code), str(tmp_path / "tokens.json")
     children = [subprocess.Popen([sys.executable, "-c", code, path, str(number)], cwd=TOP) for number in range(4)]
     assert [child.wait(60) for child in children] == [0] * 4
-    assert len(nexus.read_tokens(path)) == 40 and os.stat(path).st_mode & 0o777 == 0o600
-    nexus.change_tokens(path, lambda tokens: nexus.revoke_tokens(tokens, "user1"))
-    assert {token.user for token in nexus.read_tokens(path).values()} == {"user0", "user2", "user3"}
+    assert len(nexus.read_tokens(DISK, path)) == 40 and os.stat(path).st_mode & 0o777 == 0o600
+    nexus.change_tokens(DISK, path, lambda tokens: nexus.revoke_tokens(tokens, "user1"))
+    assert {token.user for token in nexus.read_tokens(DISK, path).values()} == {"user0", "user2", "user3"}
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"tokens": [{"user": "bob"}]}', '{"tokens": 5}'])
 def test_tokens_that_are_garbage_let_nobody_in(tmp_path, text):
     path = str(tmp_path / "tokens.json")
     (tmp_path / "tokens.json").write_text(text)
-    for act in (lambda: nexus.read_tokens(path), lambda: nexus.change_tokens(path, lambda tokens: tokens)):
+    for act in (lambda: nexus.read_tokens(DISK, path), lambda: nexus.change_tokens(DISK, path, lambda tokens: tokens)):
         with pytest.raises(nexus.NexusError, match="not as nexus writes it") as raised:
             act()
         assert raised.value.kind == "unavailable"
@@ -397,8 +448,8 @@ def test_tokens_that_are_garbage_let_nobody_in(tmp_path, text):
 
 def test_nobody_waits_for_a_fifo_in_the_place_of_a_log(tmp_path):
     os.mkfifo(tmp_path / "stderr.log")
-    assert nexus.read_part(str(tmp_path / "stderr.log"), 0, 9) == b"" and nexus.measure_logs(str(tmp_path)) == (0, 0)
-    assert nexus.read_text(str(tmp_path / "stderr.log")) == ""
+    assert nexus.read_part(DISK, str(tmp_path / "stderr.log"), 0, 9) == b"" and nexus.measure_logs(DISK, str(tmp_path)) == (0, 0)
+    assert nexus.read_text(DISK, str(tmp_path / "stderr.log")) == ""
 
 
 # What a job may have put into its own folder, where its job.sh, its agent and the service look
@@ -430,16 +481,16 @@ HOSTILE_FILES = [  # reason, what makes the file
 def test_what_a_job_put_in_place_of_its_files_is_none_of_them(tmp_path, reason, make):
     for name in ("result-1.json", "attempt-1", "fault-2", "log.times"):
         make(tmp_path / name)
-    assert nexus.read_result(str(tmp_path), 1) is None
-    assert not nexus.read_claim(str(tmp_path), 1).pid, "nobody's whom we could end"
+    assert nexus.read_result(DISK, str(tmp_path), 1) is None
+    assert not nexus.read_claim(DISK, str(tmp_path), 1).pid, "nobody's whom we could end"
     (tmp_path / "result-2.json").write_text('{"exit_code": null, "runtime_seconds": 0.0, "cause": "launch"}')
-    line = nexus.read_result(str(tmp_path), 2).cause_line
+    line = nexus.read_result(DISK, str(tmp_path), 2).cause_line
     assert line is None or (len(line) <= nexus.MAX_WORDS and line.isprintable())
-    assert nexus.read_log_times(str(tmp_path), (0, 0)) == []
+    assert nexus.read_log_times(DISK, str(tmp_path), (0, 0)) == []
 
 
 def test_an_end_in_no_year_is_none(tmp_path):
     (tmp_path / "result-1.json").write_text('{"exit_code": 0, "runtime_seconds": 1.0}')
     os.utime(tmp_path / "result-1.json", (0, 300000000000))
-    found = nexus.read_result(str(tmp_path), 1)
+    found = nexus.read_result(DISK, str(tmp_path), 1)
     assert found is None or found.finished_at <= nexus.MAX_TIME, "a file system may take no such time"

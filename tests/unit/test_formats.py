@@ -926,9 +926,9 @@ def holders(tokens, now=NOW):
 
 
 def test_tokens_are_written_and_read(tmp_path):
-    nexus.change_tokens(str(tmp_path / "tokens.json"), lambda none: TOKENS)
+    nexus.change_tokens(nexus.DISK, str(tmp_path / "tokens.json"), lambda none: TOKENS)
     text = (tmp_path / "tokens.json").read_text()
-    assert nexus.read_tokens(str(tmp_path / "tokens.json")) == TOKENS and "secret" not in text and "second" not in text
+    assert nexus.read_tokens(nexus.DISK, str(tmp_path / "tokens.json")) == TOKENS and "secret" not in text and "second" not in text
     assert holders(TOKENS) == {"secret-of-ann": "ann", "secret-of-bob": "bob", "second-of-bob": "bob"}
     assert holders(TOKENS, NOW + DAY) == {"secret-of-ann": "ann", "second-of-bob": "bob"}
 

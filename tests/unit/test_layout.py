@@ -137,6 +137,45 @@ def test_values_use_no_clock_disk_process_socket_environment_or_randomness():
             assert len(node.args) >= PURE_OF_TIME[node.func.attr], f"line {node.lineno}: it asks the clock"
 
 
+# Files: sections 9 to 15 reach them by the operations of Disk, so that a test or a simulation can have a disk of its own
+
+FILE_CALLS = {"access", "chmod", "chown", "close", "dup", "fchmod", "fchown", "fdatasync", "fdopen", "fstat", "fsync", "ftruncate", "link",
+              "listdir", "lseek", "lstat", "makedirs", "mkdir", "mkfifo", "open", "pread", "pwrite", "read", "readlink", "remove",
+              "removedirs", "rename", "renames", "replace", "rmdir", "scandir", "sendfile", "stat", "statvfs", "symlink", "truncate",
+              "unlink", "utime", "walk", "write", "exists", "getatime", "getctime", "getmtime", "getsize", "isdir", "isfile", "islink",
+              "ismount", "lexists", "realpath", "samefile"}                         # of os and os.path
+FILE_MODULES = {"fcntl", "glob", "pathlib", "shutil", "tempfile"}
+OTHER_FILES = {  # who reaches files that are not on that disk: which
+    "Disk": "it is the disk",
+    **dict.fromkeys(("run", "open_scratch", "read_scratch"), "files without a name, for what a program prints"),
+    **dict.fromkeys(("find_program", "spawn", "is_own_folder"), "the programs on PATH"),
+    **dict.fromkeys(("withhold_descriptors", "read_proc", "read_proc_words", "Processes", "find_process_user", "find_pid_namespace"),
+                    "the kernel's"),
+    **dict.fromkeys(("take_snapshot", "check_sizes", "push_large_files"), "a user's work tree, and git's"),
+    **dict.fromkeys(("RunnerEvents", "AgentLine", "open_socket_path"), "pipes and sockets"),
+    "ScriptRules": "users' scripts", "service_argv": "what Python has compiled", "make_log": "service.log, which logging writes"}
+
+
+def file_calls(node, scope=""):
+    """(the function or class at the top of the file, what of a file it calls, line)."""
+    for child in ast.iter_child_nodes(node):
+        name = scope or (child.name if isinstance(child, (ast.FunctionDef, ast.ClassDef)) else "")
+        if isinstance(child, ast.Attribute):
+            owner = ast.unparse(child.value)
+            if owner in FILE_MODULES or (owner in ("os", "os.path") and child.attr in FILE_CALLS):
+                yield name, f"{owner}.{child.attr}", child.lineno
+        elif isinstance(child, ast.Name) and child.id == "open":
+            yield name, "open", child.lineno
+        yield from file_calls(child, name)
+
+
+def test_files_are_reached_through_disk():
+    first, last = [SECTIONS.index(name) + 1 for name in ("DISK", "SERVER")]
+    calls = [each for each in file_calls(TREE) if first <= section_of(each[2]) <= last]
+    assert [f"line {line}: {name} calls {call}" for name, call, line in calls if name not in OTHER_FILES] == []
+    assert OTHER_FILES.keys() == {name for name, _, _ in calls}, "who needs no row any more has none"
+
+
 def test_the_import_is_light():
     """What a plain `nexus add` does not need is imported where it is used."""
     heavy = {"typing", "dataclasses", "subprocess", "http", "argparse", "asyncio", "logging", "tomllib", "tomli",

@@ -31,13 +31,13 @@ class Box:
 
     def __init__(self, folder):
         self.folder = str(folder)
-        self.layout = nexus.make_layout(self.folder, config())
+        self.layout, self.disk = nexus.make_layout(self.folder, config()), nexus.Disk()
         self.said = []
 
     def open(self, **facts):
         log = logging.Logger("test")
         log.addHandler(type("Keep", (logging.Handler,), {"emit": lambda _, record: self.said.append(record.getMessage())})())
-        self.store = nexus.Store(self.layout, nexus.Clock(), log)
+        self.store = nexus.Store(self.layout, nexus.Clock(), self.disk, log)
         weakref.finalize(self.store, self.store.journal.close)         # a service ends with its process, a test does not
         for name, fact in facts.items():
             setattr(self.store, name, fact)
@@ -75,7 +75,7 @@ class Box:
         return Box(folder)
 
     def is_one_file(self):
-        return nexus.is_same_file(self.path("state.json"), self.path("state.json.prev"))
+        return nexus.is_same_file(self.disk, self.path("state.json"), self.path("state.json.prev"))
 
     def cut(self, name):
         """Damage a file in its place."""
@@ -155,7 +155,7 @@ def test_a_decision_that_fails_changes_nothing(box, tmp_path, reason, act):
 
 
 def test_who_only_looks_costs_no_sync(box, monkeypatch):
-    monkeypatch.setattr(os, "fdatasync", lambda _: pytest.fail("synced"))
+    monkeypatch.setattr(box.disk, "fdatasync", lambda _: pytest.fail("synced"))
     assert box.update(answer=5) == 5
 
 
@@ -178,7 +178,7 @@ def test_many_threads_lose_nothing(box, tmp_path):
 @contextlib.contextmanager
 def quick_disk():
     """Syncs that take no time: what is on this disk survives the tests' crashes, which are not the machine's."""
-    with mock.patch.object(os, "fsync", lambda _: None), mock.patch.object(os, "fdatasync", lambda _: None):
+    with mock.patch.multiple(nexus.Disk, fsync=lambda *_: None, fdatasync=lambda *_: None):
         yield
 
 
@@ -304,7 +304,7 @@ def test_the_previous_file_leaves_nothing_aside(tmp_path):
     (tmp_path / "state.json").touch()
     for _ in range(2):
         path = str(tmp_path / "state.json")
-        nexus.make_previous(nexus.keep_aside(path), path)
+        nexus.make_previous(nexus.DISK, nexus.keep_aside(nexus.DISK, path), path)
     assert sorted(os.listdir(tmp_path)) == ["state.json", "state.json.prev"]
 
 
@@ -347,7 +347,7 @@ def test_recovery_on_a_full_disk(history, tmp_path, monkeypatch, reason, act, na
     """All is there to be read; nothing is changed before what was recovered is on the disk again."""
     box = history.crash(tmp_path / "copy")
     act(box)
-    monkeypatch.setattr(os, name, failing())
+    monkeypatch.setattr(box.disk, name, failing())
     box.open()
     assert box.dump() == history.dump()
     if not box.store.unsettled:
@@ -929,9 +929,9 @@ def failing(number=errno.ENOSPC):
     return refuse
 
 
-REFUSALS = [  # reason, calls of the system that fail
-    ("no room", ["pwrite"]), ("the sync fails", ["fdatasync"]), ("the sync fails, and what was written stays", ["fdatasync", "ftruncate"]),
-    ("a write is cut short and stays", ["half", "ftruncate"]), ("it cannot be opened again", ["fdatasync", "open"]),
+REFUSALS = [  # reason, operations of the disk that fail
+    ("no room", ["pwrite"]), ("the sync fails", ["fdatasync"]), ("the sync fails, and what was written stays", ["fdatasync", "truncate"]),
+    ("a write is cut short and stays", ["half", "truncate"]), ("it cannot be opened again", ["fdatasync", "open"]),
 ]
 
 
@@ -939,15 +939,15 @@ REFUSALS = [  # reason, calls of the system that fail
 def test_what_the_disk_refuses_has_not_happened(box, tmp_path, monkeypatch, reason, names):
     box.add("abc")
     before, version = box.dump(), box.store.version
-    real_pwrite = os.pwrite
+    real_pwrite = box.disk.pwrite
 
-    def write_half(handle, data, offset):
+    def write_half(handle, data, at):
         if len(data) < 100:
             failing()()
-        return real_pwrite(handle, data[:50], offset)
+        return real_pwrite(handle, data[:50], at)
 
     for name in names:
-        monkeypatch.setattr(os, "pwrite" if name == "half" else name, write_half if name == "half" else failing())
+        monkeypatch.setattr(box.disk, "pwrite" if name == "half" else name, write_half if name == "half" else failing())
     for _ in range(2):
         with pytest.raises(nexus.NexusError) as caught:
             box.add("xyz")
@@ -975,7 +975,7 @@ def test_a_snapshot_that_fails_leaves_all_as_it_was(box, tmp_path, monkeypatch, 
     box.store.save_checkpoint()
     box.add("uvw")
     before = box.store.checkpoint_seq
-    monkeypatch.setattr(os, name, failing())
+    monkeypatch.setattr(box.disk, name, failing())
     with contextlib.suppress(OSError):
         box.store.save_checkpoint()
         assert name == "link", "a file system may have none"
@@ -1005,14 +1005,14 @@ def test_an_edit_of_an_edit(box):
 
 def test_an_edit_just_as_state_json_is_written(box, monkeypatch):
     box.add("abc")
-    path, rename = pathlib.Path(box.path("state.json")), os.replace
+    path, rename = pathlib.Path(box.path("state.json")), box.disk.replace
 
     def replace(source, target):
         rename(source, target)
         if target == str(path):
             path.write_text(json.dumps({**json.loads(path.read_text()), "paused": True}))
 
-    monkeypatch.setattr(os, "replace", replace)
+    monkeypatch.setattr(box.disk, "replace", replace)
     box.store.save_checkpoint()
     monkeypatch.undo()
     assert box.read_edit() == {"paused": True}
@@ -1139,7 +1139,7 @@ def test_the_version_grows_with_what_is_on_the_disk_and_over_restarts(box, tmp_p
     assert first < box.store.version < (last := box.crash(tmp_path / "copy").open().store.version)
     assert last
     before = box.store.version
-    monkeypatch.setattr(os, "fdatasync", failing())
+    monkeypatch.setattr(box.disk, "fdatasync", failing())
     with pytest.raises(nexus.NexusError):
         box.add("xyz")
     assert box.store.version == before
