@@ -30,7 +30,7 @@ import nexus
 SUPPORT = pathlib.Path(__file__).resolve().parent
 NEXUS = SUPPORT.parents[1] / "nexus.py"
 COMMAND = SUPPORT / "nexus"     # the same as an installed command, which starts in a third of the time
-PATIENCE_S = 60.0                       # for what takes a second on an idle machine; the tests run six at once on two cores
+PATIENCE_S = 60.0                       # for what takes a second on an idle machine; the tests run four at once on two cores
 
 
 def until(look, what="it", timeout_s=PATIENCE_S, interval_s=0.02):
