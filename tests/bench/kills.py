@@ -233,6 +233,8 @@ class Verdict:
         if len(runs) + len(orphans) != len(all_runs):
             self.blame(job_id, "two attempts had one runner")
         attempts = [each for each in job["attempts"] if each["started_at"] is not None]
+        # On a full disk job.sh cannot begin with its attempt: the next one is no retry.
+        attempts = [each for each in attempts[:-1] if (each["cause"], each["pid"]) != ("launch", None)] + attempts[-1:]
         for attempt in attempts:
             run = runs.pop(attempt["pid"], None)
             if run is None and orphans and (job_id, attempt["pid"]) in self.killer.runners:
