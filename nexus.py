@@ -7654,9 +7654,9 @@ hide_environment() {
 SLURM_NAMES = "SLURM[A-Z0-9_]*|[A-Z]+_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ZE_AFFINITY_MASK"
 
 
-# Everybody can read the arguments of a program: so bash gives a job its variables in the environment, as assignments
-# before env(1).  What bash cannot pass on so comes as NEXUS_JOB_VARIABLE_1, whose text is `NAME=TEXT`: names that are
-# none for bash, like those of exported functions, and those that only bash itself sets.
+# Everybody can read the arguments of a program: so job.sh gives a job its variables as assignments before its command.
+# What bash cannot pass on so comes as NEXUS_JOB_VARIABLE_1, whose text is `NAME=TEXT`: names that are none for bash, like
+# those of exported functions, and those that only bash itself sets.
 BASH_NAMES = (r"BASH(_VERSINFO|_ARG[CV]|_SOURCE|_LINENO|OPTS|PID)|SHELLOPTS|E?UID|PPID|GROUPS|FUNCNAME"
               r"|(?![A-Za-z_][A-Za-z0-9_]*$)(.|\n)*")
 MAX_CACHED = 1000               # characters of a text that quote_variable() keeps
@@ -7673,6 +7673,21 @@ UNPACK_SCRIPT = r"""
   done
   [ "${#unpack[@]}" -gt 0 ] || echo "nexus: without Python these variables are not set:" @NAMES@ >&5
 """
+
+
+# bash makes way for a command that is one program with plain words: so job.sh runs that at once, without its start.
+# Not what bash does itself, nor where the job's environment has it do more: BASH_ENV, exported functions.
+BASH_WORDS = (
+    r"[.:]|alias|bg|bind|break|builtin|caller|case|cd|command|compgen|complete|compopt|continue|coproc|declare|dirs"
+    r"|disown|do|done|echo|elif|else|enable|esac|eval|exec|exit|export|false|fc|fg|fi|for|function|getopts|hash|help"
+    r"|history|if|in|jobs|kill|let|local|logout|mapfile|popd|printf|pushd|pwd|read|readarray|readonly|return|select"
+    r"|set|shift|shopt|source|suspend|test|then|time|times|trap|true|type|typeset|ulimit|umask|unalias|unset|until"
+    r"|wait|while")
+PLAIN_COMMAND = " *([A-Za-z0-9_./][A-Za-z0-9_./+-]*)( +[A-Za-z0-9_./:,+@%=-]+)* *"
+# In command_of_the_job().  bash mends a PWD that is another directory, and says why a program cannot be run.
+PLAIN_SCRIPT = """
+  local program=(@WORDS@)
+  { [ @PWD@ -ef . ] && PATH=$job_path type -P "${program[0]}" > /dev/null; } || program=(@BASH@)"""
 
 
 @functools.lru_cache(1024)
@@ -7705,18 +7720,23 @@ def build_assignments(environment: Mapping[str, str], is_slurm: bool) -> tuple[l
     return pairs, carried
 
 
-def build_launch(job: Job, shell: str | None, has_carried: bool) -> tuple[list[str], list[str]]:
-    """(further assignments; the words, quoted, that run a job's command: bash, in a terminal of its own, in conda).
+def build_launch(job: Job, environment: Mapping[str, str], has_carried: bool) -> tuple[str, list[str], list[str]]:
+    """(a script; further assignments; the words, quoted, that run a job's command: bash, in a terminal, in conda).
 
-    `shell`: the job's SHELL.  `has_carried`: "${unpack[@]}" unpacks some of its variables.
+    `has_carried`: "${unpack[@]}" unpacks some of its variables.
     """
     command, pairs = job.command, list[str]()
     if re.search(TEE_PIPE, command) and len(command.encode("utf-8", "replace")) + len(TEE_ENDING) < MAX_ARGUMENT_BYTES:
         command += TEE_ENDING
     launch = list(map(quote, ["bash", "-c", *(["--"] if command.startswith(("-", "+")) else []), command]))
+    match, is_bare = re.fullmatch(PLAIN_COMMAND, command), not (has_carried or job.tty or job.conda)
+    if match and not re.fullmatch(BASH_WORDS, match[1]) and is_bare and "BASH_ENV" not in environment:
+        script = PLAIN_SCRIPT.replace("@PWD@", quote(environment.get("PWD", "."))).replace("@WORDS@", command)
+        pairs = [] if "PWD" in environment else ['PWD="$PWD"']
+        return script.replace("@BASH@", " ".join(launch)), pairs, ['"${program[@]}"']
     words = ['"${unpack[@]}"', *launch] if has_carried else launch
     if job.tty:                                 # script(1) runs $SHELL, which may be fish, or /bin/false
-        before = "unset SHELL"
+        before, shell = "unset SHELL", environment.get("SHELL")
         if shell is not None:
             pairs.append(f"NEXUS_JOB_SHELL={quote(shell)}")
             before = 'export SHELL="$NEXUS_JOB_SHELL"; unset NEXUS_JOB_SHELL'
@@ -7726,7 +7746,7 @@ def build_launch(job: Job, shell: str | None, has_carried: bool) -> tuple[list[s
     if job.conda:                               # -p: this bash ignores BASH_ENV, which is the command's
         pairs.append('NEXUS_JOB_FAULT="${attempt:+$dir/fault-$attempt}"')
         words = [*map(quote, ["bash", "-p", "-c", CONDA_SCRIPT, "nexus", job.conda]), *words]
-    return pairs, words
+    return "", pairs, words
 
 
 def build_script(job: Job, environment: Mapping[str, str], layout: Layout,
@@ -7735,12 +7755,12 @@ def build_script(job: Job, environment: Mapping[str, str], layout: Layout,
 
     `recorder`: the pid of a service beside it, which records its end: job.sh need not wait for the disk; 0: none.
     """
-    is_slurm, unpack = job.current.slurm_key is not None, ""
+    is_slurm = job.current.slurm_key is not None
     variables, carried = build_assignments(environment, is_slurm)
-    others, words = build_launch(job, environment.get("SHELL"), bool(carried))
+    script, others, words = build_launch(job, environment, bool(carried))
     if carried:
         unpack = UNPACK_SCRIPT.replace("@PYTHON@", quote(sys.executable)).replace("@PROGRAM@", quote(UNPACK_PROGRAM))
-        unpack = unpack.replace("@NAMES@", " ".join(map(quote, carried)))
+        script += unpack.replace("@NAMES@", " ".join(map(quote, carried)))
     folder, cwd = layout.folder_of(job), job.cwd
     settings = {"id": job.id, "dir": folder, "recorder": str(0 if is_slurm else recorder), "events": layout.events_file,
                 "kept": SLURM_NAMES if is_slurm else "", "job_path": environment.get("PATH") or os.defpath,
@@ -7763,7 +7783,7 @@ def build_script(job: Job, environment: Mapping[str, str], layout: Layout,
         f"lease_files=({' '.join(quote(path) for path, _, _ in leases)})",
         f"lease_handles=({' '.join(path for _, path, _ in leases)})", "",
         HIDE_SCRIPT,
-        "# $1: `exec`, by hand.", "command_of_the_job() {", '  umask "$umask"', "  hide_environment" + unpack,
+        "# $1: `exec`, by hand.", "command_of_the_job() {", '  umask "$umask"', "  hide_environment" + script,
         *(f"  {pair} \\" for pair in (*others, *variables)),      # others first: a job may have a `dir` of its own
         f'    "$@" {" ".join(words)} >&6 2>&5 5>&- 6>&- 7>&-', "}",
         *([SNAPSHOT_SCRIPT] if job.snapshot else []), JOB_SCRIPT])
@@ -7786,7 +7806,7 @@ def build_environment(job: Job, variables: Mapping[str, str], gpus: Sequence[Gpu
               and not (is_slurm and name.startswith("SLURM_")) and (text or name not in PORT_VARIABLES)}
     passed.update(job.variables)
     port_text = passed.get("MASTER_PORT") or passed.get("PET_MASTER_PORT") or str(port)
-    kept = {"PYTHONUNBUFFERED": "1", **dict.fromkeys(PORT_VARIABLES, port_text), **passed}
+    kept = {"SHLVL": "0", "PYTHONUNBUFFERED": "1", **dict.fromkeys(PORT_VARIABLES, port_text), **passed}
     return {**kept, **{name: text for name, text in own.items() if name not in unset}}
 
 

@@ -362,8 +362,8 @@ def test_the_environment_is_exactly_what_it_was(box, environment):
 def test_no_argument_shows_a_variable(box):
     """Every user of the machine can read the arguments of each process."""
     box.prepare("true", environment={"PATH": os.environ["PATH"], "WANDB_API_KEY": "hush"})
-    before, _, arguments = box.text("job.sh").partition("/usr/bin/env -u _ --")
-    assert "WANDB_API_KEY=hush" in before and "hush" not in arguments
+    before, words, arguments = box.text("job.sh").partition('"$@" bash -c')
+    assert words and "WANDB_API_KEY=hush" in before and "hush" not in arguments
 
 
 def test_a_large_environment_and_command(box):
@@ -701,3 +701,34 @@ def test_the_supervisor_takes_another_python(tmp_path, reason, change, is_used, 
     assert told == (["check  serve --x y", " first serve --x y"] if is_used else [])
     said = "neither first nor another Python here can run the service\n"
     assert (said in (tmp_path / "service.log").read_text()) != is_used
+
+
+PLAIN = (
+    "/usr/bin/env", " env  ", "env -u NEXUS_JOB_ID A=1 printenv A SHLVL PWD", "echo a  b=c", "kill -l", "no_such_program --x=1",
+    "./no_such_program", "/tmp", "type ls", "false", "./script one two", "./no_interpreter", "sh -c exit", "printenv words place PWD")
+
+
+def test_what_bash_does_itself():
+    words = subprocess.run(["bash", "-c", "compgen -bk"], capture_output=True, text=True, check=True).stdout.split()
+    known = [word for word in words if re.fullmatch(nexus.PLAIN_COMMAND, word)]
+    assert [word for word in known if not re.fullmatch(nexus.BASH_WORDS, word)] == [] and len(known) > 50
+
+
+@pytest.mark.parametrize("command", PLAIN)
+@pytest.mark.parametrize("environment", [{}, {"SHLVL": "3", "words": "w", "place": "p", "OLDPWD": "/"}, {"PWD": "@link"}, {"PWD": "/"},
+                                         {"BASH_ENV": "/dev/null"}, {"BASH_FUNC_env%%": "() { echo mine; }"}], ids=str)
+def test_a_plain_command_does_what_bash_does_with_it(box, command, environment):
+    """As it is, and with a comment behind it, so that job.sh runs bash: output, exit code and variables are the same."""
+    link = f"{box.home}-link"
+    os.symlink(box.home, link)
+    for name, text in (("script", 'echo "$0" "$@"; exit 7'), ("no_interpreter", "#!/no/such/program")):
+        pathlib.Path(box.home, name).write_text(text + "\n")
+        os.chmod(f"{box.home}/{name}", 0o700)
+    given = {name: text.replace("@link", link) for name, text in environment.items()}
+    seen = []
+    for number, text in enumerate((command, f"{command} #'")):
+        variables = nexus.build_environment(running("abc", nonce="n"), {"PATH": os.environ["PATH"], **given}, (), 20001)
+        result = box.run(text, id=f"abc{number}", environment=variables)
+        output, errors = (box.text(name, f"abc{number}") for name in ("stdout.log", "stderr.log"))
+        seen.append((result.exit_code, sorted(output.splitlines()), re.sub(r"(?m)^\S+: line \d+: ", "", errors)))
+    assert seen[0] == seen[1]
