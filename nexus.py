@@ -7655,8 +7655,8 @@ SLURM_NAMES = "SLURM[A-Z0-9_]*|[A-Z]+_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ZE_AFFI
 
 
 # Everybody can read the arguments of a program: so job.sh gives a job its variables as assignments before its command.
-# What bash cannot pass on so comes as NEXUS_JOB_VARIABLE_1, whose text is `NAME=TEXT`: names that are none for bash, like
-# those of exported functions, and those that only bash itself sets.
+# What bash cannot pass on so comes as NEXUS_JOB_VARIABLE_1, whose text is `NAME=TEXT`: names that are none for bash,
+# like those of exported functions, and those that only bash itself sets.
 BASH_NAMES = (r"BASH(_VERSINFO|_ARG[CV]|_SOURCE|_LINENO|OPTS|PID)|SHELLOPTS|E?UID|PPID|GROUPS|FUNCNAME"
               r"|(?![A-Za-z_][A-Za-z0-9_]*$)(.|\n)*")
 MAX_CACHED = 1000               # characters of a text that quote_variable() keeps
@@ -7684,10 +7684,11 @@ BASH_WORDS = (
     r"|set|shift|shopt|source|suspend|test|then|time|times|trap|true|type|typeset|ulimit|umask|unalias|unset|until"
     r"|wait|while")
 PLAIN_COMMAND = " *([A-Za-z0-9_./][A-Za-z0-9_./+-]*)( +[A-Za-z0-9_./:,+@%=-]+)* *"
-# In command_of_the_job().  bash mends a PWD that is another directory, and says why a program cannot be run.
+# In command_of_the_job().  Like bash it keeps a PWD that goes through links; bash says why a program cannot be run.
 PLAIN_SCRIPT = """
-  local program=(@WORDS@)
-  { [ @PWD@ -ef . ] && PATH=$job_path type -P "${program[0]}" > /dev/null; } || program=(@BASH@)"""
+  local place=@PWD@ program=(@WORDS@)
+  [ "$place" -ef . ] || place=$PWD
+  PATH=$job_path type -P "${program[0]}" > /dev/null || program=(@BASH@)"""
 
 
 @functools.lru_cache(1024)
@@ -7696,14 +7697,14 @@ def quote_variable(name: str, text: str) -> str | None:
     return None if re.fullmatch(BASH_NAMES, name) else f"{name}={quote(text)}"
 
 
-def build_assignments(environment: Mapping[str, str], is_slurm: bool) -> tuple[list[str], list[str]]:
-    """(assignments that give a command its variables; the names that come as NEXUS_JOB_VARIABLE_n)"""
+def build_assignments(environment: Mapping[str, str], is_slurm: bool) -> tuple[dict[str, str], list[str]]:
+    """({name: assignment} that give a command its variables; the names that come as NEXUS_JOB_VARIABLE_n)"""
     # Without the nonce, a job.sh that is run by hand is not this job, which the service would end.
     nonce = environment.get("NEXUS_JOB_NONCE", "")
-    pairs = [f'NEXUS_JOB_NONCE="${{attempt:+{nonce}}}"'] if nonce else []
+    pairs = {"NEXUS_JOB_NONCE": f'NEXUS_JOB_NONCE="${{attempt:+{nonce}}}"'} if nonce else {}
     if is_slurm:
-        pairs += ['CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES-}"',
-                  'NEXUS_GPU_ID="${SLURM_JOB_GPUS:-${CUDA_VISIBLE_DEVICES-}}"']
+        pairs["CUDA_VISIBLE_DEVICES"] = 'CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES-}"'
+        pairs["NEXUS_GPU_ID"] = 'NEXUS_GPU_ID="${SLURM_JOB_GPUS:-${CUDA_VISIBLE_DEVICES-}}"'
     carried = list[str]()
     for name, text in environment.items():
         if name in ("NEXUS_JOB_NONCE", "_"):
@@ -7712,39 +7713,38 @@ def build_assignments(environment: Mapping[str, str], is_slurm: bool) -> tuple[l
         pair = build(name, text)
         if pair is None:
             carried.append(name)
-            pairs.append(f"NEXUS_JOB_VARIABLE_{len(carried)}={quote(f'{name}={text}')}")
+            pairs[name] = f"NEXUS_JOB_VARIABLE_{len(carried)}={quote(f'{name}={text}')}"
         elif is_slurm and re.fullmatch(SLURM_NAMES, name):      # Slurm's own counts more
-            pairs.append(f"{name}=${{{name}-{quote(text)}}}")
+            pairs[name] = f"{name}=${{{name}-{quote(text)}}}"
         else:
-            pairs.append(pair)
+            pairs[name] = pair
     return pairs, carried
 
 
-def build_launch(job: Job, environment: Mapping[str, str], has_carried: bool) -> tuple[str, list[str], list[str]]:
-    """(a script; further assignments; the words, quoted, that run a job's command: bash, in a terminal, in conda).
+def build_launch(job: Job, environment: Mapping[str, str], has_carried: bool) -> tuple[str, dict[str, str], list[str]]:
+    """(a script; {name: further assignment}; the quoted words that run a job's command: bash, in a terminal, in conda).
 
     `has_carried`: "${unpack[@]}" unpacks some of its variables.
     """
-    command, pairs = job.command, list[str]()
+    command, pairs = job.command, dict[str, str]()
     if re.search(TEE_PIPE, command) and len(command.encode("utf-8", "replace")) + len(TEE_ENDING) < MAX_ARGUMENT_BYTES:
         command += TEE_ENDING
     launch = list(map(quote, ["bash", "-c", *(["--"] if command.startswith(("-", "+")) else []), command]))
     match, is_bare = re.fullmatch(PLAIN_COMMAND, command), not (has_carried or job.tty or job.conda)
     if match and not re.fullmatch(BASH_WORDS, match[1]) and is_bare and "BASH_ENV" not in environment:
-        script = PLAIN_SCRIPT.replace("@PWD@", quote(environment.get("PWD", "."))).replace("@WORDS@", command)
-        pairs = [] if "PWD" in environment else ['PWD="$PWD"']
-        return script.replace("@BASH@", " ".join(launch)), pairs, ['"${program[@]}"']
+        script = PLAIN_SCRIPT.replace("@PWD@", quote(environment.get("PWD", ""))).replace("@WORDS@", command)
+        return script.replace("@BASH@", " ".join(launch)), {"PWD": 'PWD="$place"'}, ['"${program[@]}"']
     words = ['"${unpack[@]}"', *launch] if has_carried else launch
     if job.tty:                                 # script(1) runs $SHELL, which may be fish, or /bin/false
         before, shell = "unset SHELL", environment.get("SHELL")
         if shell is not None:
-            pairs.append(f"NEXUS_JOB_SHELL={quote(shell)}")
+            pairs["NEXUS_JOB_SHELL"] = f"NEXUS_JOB_SHELL={quote(shell)}"
             before = 'export SHELL="$NEXUS_JOB_SHELL"; unset NEXUS_JOB_SHELL'
         unpack = '"${unpack[*]@Q}"' if has_carried else ""
         inner = quote(f"{before}; exec ") + unpack + quote(f" {' '.join(launch)}")
         words = ["/usr/bin/env SHELL=/bin/sh script -q -e -f -c", inner, "/dev/null"]
     if job.conda:                               # -p: this bash ignores BASH_ENV, which is the command's
-        pairs.append('NEXUS_JOB_FAULT="${attempt:+$dir/fault-$attempt}"')
+        pairs["NEXUS_JOB_FAULT"] = 'NEXUS_JOB_FAULT="${attempt:+$dir/fault-$attempt}"'
         words = [*map(quote, ["bash", "-p", "-c", CONDA_SCRIPT, "nexus", job.conda]), *words]
     return "", pairs, words
 
@@ -7784,7 +7784,8 @@ def build_script(job: Job, environment: Mapping[str, str], layout: Layout,
         f"lease_handles=({' '.join(path for _, path, _ in leases)})", "",
         HIDE_SCRIPT,
         "# $1: `exec`, by hand.", "command_of_the_job() {", '  umask "$umask"', "  hide_environment" + script,
-        *(f"  {pair} \\" for pair in (*others, *variables)),      # others first: a job may have a `dir` of its own
+        # The others come first, and count: a job may have a `dir` of its own.
+        *(f"  {pair} \\" for pair in {**others, **variables, **others}.values()),
         f'    "$@" {" ".join(words)} >&6 2>&5 5>&- 6>&- 7>&-', "}",
         *([SNAPSHOT_SCRIPT] if job.snapshot else []), JOB_SCRIPT])
 
