@@ -9501,13 +9501,12 @@ class JobHost:
             one = self.hosted.get(event.job_id)
             if one and one.job.attempt == event.attempt:
                 one.hear(event)
+        gone = self.machine.reap()                      # each time: the end of a job looks at all that are dead
         is_time = now - self.checked_at >= WATCH_INTERVAL_S
-        if is_time or not events:
-            gone = self.machine.reap()
-            if is_time or gone:
-                self.checked_at = now
-                for one in hosted:
-                    self.run_guarded(f"looking at job {one.job.id}", one.check, one.job.id in gone)
+        self.checked_at = now if is_time else self.checked_at
+        for one in hosted:
+            if is_time or one.job.id in gone:
+                self.run_guarded(f"looking at job {one.job.id}", one.check, one.job.id in gone)
         self.end_processes([one for one in hosted if one.is_due(now)], now)
         return [(job, one.progress) for job, one in zip(jobs, hosted)]
 
