@@ -4094,7 +4094,7 @@ def explain_kill(job: Job, result: Result, before: int | None, now: int | None) 
 # The processes of a job that must end, or whose command has ended
 
 SHELLS = frozenset(("sh", "bash", "dash", "zsh", "fish", "ksh", "ash"))
-LAUNCHERS = frozenset((         # they end with the program that they run, and some pass each signal on to it
+WRAPPERS = frozenset((          # they end with the program that they run, and some pass each signal on to it
     "script", "env", "nice", "time", "timeout", "uv", "conda", "mamba", "micromamba"))
 IDLE_WINDOW_S, IDLE_CPU = 20.0, 0.1     # processes idle that together used less of a core for so long
 
@@ -4103,7 +4103,7 @@ def choose_signaled(members: Sequence[Process], first_pids: Container[int], sign
                     readers: Container[int]) -> list[Process]:
     """The processes of a job that get the first signal now: its programs, and not what these have started.
 
-    It goes down through shells, which may have a trap, and through launchers, to the first program of each branch.  The
+    It goes down through shells, which may have a trap, and through wrappers, to the first program of each branch.  The
     children of a program get it when that has ended, and who reads a pipe when its writer has ended: a program that
     saves its work needs both.  `first_pids`: the pids when it all began; what a trap starts later is spared with its
     shell.  `signaled`: who has got it.  `readers`: of Processes.find_readers().
@@ -4115,9 +4115,9 @@ def choose_signaled(members: Sequence[Process], first_pids: Container[int], sign
     chosen, todo = [], [process for process in members if process.parent not in pids]
     for process in todo:                        # it grows
         children = below.get(process.pid, [])
-        if process.name in SHELLS or process.name in LAUNCHERS:
+        if process.name in SHELLS or process.name in WRAPPERS:
             todo += children
-        if process.name not in LAUNCHERS or not children:
+        if process.name not in WRAPPERS or not children:
             chosen.append(process)
     return [process for process in chosen if process.pid not in signaled and process.pid not in readers]
 
@@ -4125,7 +4125,7 @@ def choose_signaled(members: Sequence[Process], first_pids: Container[int], sign
 def choose_warned(members: Sequence[Process], catchers: Container[int], signal: str) -> list[Process]:
     """The first of each branch that handles a signal: a trainer, and not torchrun above it or its data loaders below.
 
-    A launcher handles it only to end, or to pass it on, and bash handles INT always: what handles it below them counts.
+    A wrapper handles it only to end, or to pass it on, and bash handles INT always: what handles it below them counts.
     `members`: parents first.  `catchers`: the pids of those that handle it; the others would die of it.
     """
     parents, above = {process.pid: process.parent for process in members}, set[int]()
@@ -4136,7 +4136,7 @@ def choose_warned(members: Sequence[Process], catchers: Container[int], signal: 
             pid = parents[pid]
     chosen, below = [], set[int]()
     for process in members:
-        is_between = process.name in LAUNCHERS or (process.name in SHELLS and signal == "INT")
+        is_between = process.name in WRAPPERS or (process.name in SHELLS and signal == "INT")
         if process.parent in below:
             below.add(process.pid)
         elif process.pid in catchers and not (is_between and process.pid in above):
