@@ -6337,18 +6337,6 @@ def keep_programs(disk: Disk, layout: Layout, path: str) -> None:
     write_if_changed(disk, layout.programs_file, encode_json({**known, **found}) + "\n")
 
 
-NO_SCREEN = "screen is not installed"
-
-
-def advise_on_screen(reason: str) -> str:
-    """What to do where screen cannot be used, for a reason of Screen.prepare()."""
-    if reason == NO_SCREEN:
-        return "install it: apt install screen"
-    if re.search("(?i)director|mode [0-7]{3}|too long|socket", reason):
-        return "its folder for sockets: export SCREENDIR=FOLDER, one of your own with mode 700, then nexus restart"
-    return "try it by hand: screen -ls"
-
-
 def is_own_folder(path: str) -> bool:
     """Whether nobody but root and this user can put a program there."""
     with contextlib.suppress(OSError, ValueError):
@@ -6920,6 +6908,69 @@ def find_lease_folder(disk: Disk, config: GpuConfig) -> str:
     return os.path.abspath(os.path.expanduser(config.lease_dir or f"{shared}/nexus-leases"))
 
 
+class Launcher:
+    """How job.sh is started, and the service's supervisor: in a session, with a terminal to attach to, or without."""
+    program = ""                                        # of PATH; "": it needs none
+    session_prefix = ""                                 # of the names of jobs' sessions; "": it has no sessions
+
+    def __init__(self, disk: Disk, layout: Layout) -> None:
+        self.disk, self.layout = disk, layout
+
+    @functools.cached_property
+    def path(self) -> str:
+        """PATH, on which its program is if it is installed."""
+        return complete_path(self.disk, self.layout, os.environ.get("PATH"))
+
+    def prepare(self) -> None:
+        """Raises: unavailable, when it cannot be used: why, which begins with its program, and what helps."""
+        if self.program and not find_program(self.program, self.path):
+            raise NexusError("unavailable", f"{self.program} is not installed",
+                             hint=f"install it: apt install {self.program}")
+
+    def variables(self) -> dict[str, str]:
+        """What its program needs in the environment, beside what the caller has."""
+        return {}
+
+    def environ(self) -> dict[str, str]:
+        """The environment of its program and of runners; no job gets it."""
+        names = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "USER", "LOGNAME", "SHELL")
+        passed_on = {name: os.environ[name] for name in names if name in os.environ}
+        return {"PATH": self.path, **passed_on, **self.variables()}
+
+    def argv(self, name: str, command: Sequence[str], *, is_daemon: bool) -> list[str]:
+        """How to start a command, in a session NAME.  `is_daemon`: the starter ends at once; else with the command."""
+        raise NotImplementedError
+
+    def attach(self, session: str) -> list[str]:
+        """How to show a session, PID.NAME.  The exit code is 0 when it was left, or SESSION_OVER, or NOT_OPENED."""
+        raise NotImplementedError
+
+    def find_leave_keys(self, environ: Mapping[str, str]) -> str:
+        """The keys that leave a session.  `environ`: where it is shown, as in a session of the user's own."""
+        raise NotImplementedError
+
+    def login_variables(self) -> tuple[str, ...]:
+        """The variables, as NAME=TEXT, by which a new login finds its sessions: an agent tells them to its head."""
+        return ()
+
+    def list_sessions(self) -> dict[str, str]:
+        """{PID.NAME: `Detached` or the like}.  Raises: unavailable."""
+        return {}
+
+
+SESSION_OVER, NOT_OPENED = 1, 2         # exit codes of attach()
+
+
+class Direct(Launcher):
+    """No session: job.sh is a child of the service, and the supervisor of init."""
+
+    def environ(self) -> dict[str, str]:
+        return {**super().environ(), "LC_ALL": "C"}     # bash starts sooner without a locale
+
+    def argv(self, name: str, command: Sequence[str], *, is_daemon: bool) -> list[str]:
+        return ["/bin/sh", "-c", '"$@" &', name, *command] if is_daemon else list(command)
+
+
 MAX_SCREENDIR = 70          # bytes: with a longer socket path screen fails without a message
 SCREEN_RC = """\
 # Written by nexus for its screen sessions; ~/.screenrc is not read for them.
@@ -6938,59 +6989,111 @@ bind ^\\\\
 """
 
 
-class Screen:
+class Screen(Launcher):
     """GNU screen.  Sessions are named PID.NAME, as screen matches names by their prefixes."""
+    program = "screen"
+    session_prefix = "nexus_job_"
 
     def __init__(self, disk: Disk, layout: Layout) -> None:
-        self.disk, self.layout, self.rc = disk, layout, layout.screen_rc
+        super().__init__(disk, layout)
         self.own_folder = os.path.join(layout.home, "screen")
         self.folder: str | None = None          # SCREENDIR, where the default does not work
 
-    @functools.cached_property
-    def path(self) -> str:
-        """PATH, on which screen is if it is installed."""
-        return complete_path(self.disk, self.layout, os.environ.get("PATH"))
-
-    def prepare(self) -> str | None:
-        """Choose a place for the sockets: the default, or else the home.  Return why screen cannot be used, or None."""
-        if not find_program("screen", self.path):
-            return NO_SCREEN
+    def prepare(self) -> None:
+        """Choose a place for the sockets, too: the default, or else the home."""
+        super().prepare()
         try:
-            faults = []
-            for folder in (None, self.own_folder):
-                self.folder, path = folder, folder or os.environ.get("SCREENDIR", "")
-                is_long = len(path) > MAX_SCREENDIR
-                if folder and not is_long:
-                    make_folder(self.disk, path)
-                reply = f"{path} is too long a path for its sockets" if is_long else self.call("-ls").strip()
-                if re.search(r"No Sockets found|\((Detached|Attached|Dead)|There (is|are)", reply):
-                    break
-                faults.append(reply)
-            else:
-                return f"screen: {format_line('; and '.join(faults), 300)}"
-            write_if_changed(self.disk, self.rc, SCREEN_RC)
-            self.call("-wipe", "nexus")         # removes sockets of killed sessions with this prefix
-            return None
+            faults = self.choose_folder()
+            if not faults:
+                write_if_changed(self.disk, self.layout.screen_rc, SCREEN_RC)
+                self.call("-wipe", "nexus")     # removes sockets of killed sessions with this prefix
         except (OSError, NexusError) as error:
-            return f"screen: {format_line(str(error), 200)}"
+            faults = str(error)
+        if faults:
+            is_of_folder = re.search("(?i)director|mode [0-7]{3}|too long|socket", faults)
+            raise NexusError("unavailable", f"screen: {format_line(faults, 300)}", hint=(
+                "its folder for sockets: export SCREENDIR=FOLDER, one of your own with mode 700, then nexus restart"
+                if is_of_folder else "try it by hand: screen -ls"))
+
+    def choose_folder(self) -> str:
+        """Choose a place for the sockets; return why there is none, or "".  Raises: OSError, unavailable."""
+        faults = []
+        for folder in (None, self.own_folder):
+            self.folder, path = folder, folder or os.environ.get("SCREENDIR", "")
+            is_long = len(path) > MAX_SCREENDIR
+            if folder and not is_long:
+                make_folder(self.disk, path)
+            reply = f"{path} is too long a path for its sockets" if is_long else self.call("-ls").strip()
+            if re.search(r"No Sockets found|\((Detached|Attached|Dead)|There (is|are)", reply):
+                return ""
+            faults.append(reply)
+        return "; and ".join(faults)
 
     def call(self, *words: str) -> str:
         """Raises: unavailable."""
         return run(["screen", *words], 10, self.environ()).output
 
-    def environ(self) -> dict[str, str]:
-        """The environment of screen and of runners; no job gets it."""
-        names = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "USER", "LOGNAME", "SHELL", "SCREENDIR")
-        passed_on = {name: os.environ[name] for name in names if name in os.environ}
-        own = {"SCREENDIR": self.folder} if self.folder else {}
-        return {"PATH": self.path, **passed_on, "TERM": "xterm-256color", "SYSSCREENRC": "/dev/null", **own}
+    def variables(self) -> dict[str, str]:
+        folder = self.folder or os.environ.get("SCREENDIR")
+        own = {} if folder is None else {"SCREENDIR": folder}
+        return {"PATH": self.path, "TERM": "xterm-256color", "SYSSCREENRC": "/dev/null", **own}
 
     def argv(self, name: str, command: Sequence[str], *, is_daemon: bool) -> list[str]:
-        return ["screen", "-c", self.rc, *(["-d", "-m"] if is_daemon else ["-D", "-m"]), "-S", name, *command]
+        mode = ["-d", "-m"] if is_daemon else ["-D", "-m"]
+        return ["screen", "-c", self.layout.screen_rc, *mode, "-S", name, *command]
+
+    def attach(self, session: str) -> list[str]:
+        own = session.partition(".")[0] + "."   # its pid: screen names the session a moment after the start
+        return ["sh", "-c", 'screen -x "$0" || exit 2; screen -ls "$0" | grep -qF "$0"', own]
+
+    def find_leave_keys(self, environ: Mapping[str, str]) -> str:
+        return "Ctrl-A a D" if environ.get("STY") else "Ctrl-A D"
+
+    def login_variables(self) -> tuple[str, ...]:
+        return (f"SCREENDIR={self.folder}",) if self.folder else ()
 
     def list_sessions(self) -> dict[str, str]:
-        """{PID.NAME: `Detached` or the like}"""
         return dict(re.findall(SCREEN_SESSION, self.call("-ls")))
+
+
+LAUNCHERS: Mapping[str, type[Launcher]] = {             # {[jobs] launcher: its class}
+    "screen": Screen, "direct": Direct,
+    "slurm": Direct}                                    # for the service: Slurm starts the jobs
+
+
+def prepare_launcher(name: str, disk: Disk, layout: Layout) -> tuple[Launcher, NexusError | None]:
+    """The launcher of this name; where it cannot be used, Direct, and why."""
+    launcher = LAUNCHERS[name](disk, layout)
+    try:
+        launcher.prepare()
+    except NexusError as error:
+        return Direct(disk, layout), error
+    return launcher, None
+
+
+def find_launcher(session: str) -> type[Launcher]:
+    """The launcher that has a job's session, whatever the configuration says by now."""
+    name, kinds = session.partition(".")[2], [kind for kind in LAUNCHERS.values() if kind.session_prefix]
+    return next((kind for kind in kinds if name.startswith(kind.session_prefix)), Screen)
+
+
+def list_sessions(disk: Disk, layout: Layout) -> dict[str, str]:
+    """{PID.NAME: its state} of nexus's sessions.  Raises: unavailable, when no launcher that has any can be used."""
+    found, errors = dict[str, str](), list[NexusError]()
+    kinds = [kind for kind in LAUNCHERS.values() if kind.session_prefix]
+    for kind in kinds:
+        launcher = kind(disk, layout)
+        try:
+            launcher.prepare()
+            sessions = launcher.list_sessions()
+        except NexusError as error:
+            errors.append(error)
+            continue
+        ours = re.compile(rf"\d+\.(nexus$|{kind.session_prefix})")
+        found.update((session, state) for session, state in sessions.items() if ours.match(session))
+    if len(errors) == len(kinds):
+        raise errors[0]
+    return found
 
 
 SLURM_TIMEOUT_S = 60.0          # without slurmctld or munged, Slurm's programs try for up to 50 s
@@ -7082,31 +7185,28 @@ class Machine:
         self.psutil = import_psutil()
         self.leases = (
             None if self.is_mock or is_slurm else Leases(disk, find_lease_folder(disk, config.gpu), service_id))
-        self.screen = Screen(disk, layout)
-        self.no_screen_reason: str | None = f'launcher is "{config.jobs.launcher}"'
-        if config.jobs.launcher == "screen":
-            self.no_screen_reason = self.screen.prepare()
-        self.children: dict[str, subprocess.Popen[bytes] | Spawned] = {}        # {job id: its screen or job.sh}
+        self.launcher, self.launcher_error = prepare_launcher(config.jobs.launcher, disk, layout)
+        self.no_terminal: str | None = None             # why jobs have none to attach to
+        if not self.launcher.session_prefix:
+            error = self.launcher_error
+            self.no_terminal = error.message if error else f'launcher is "{config.jobs.launcher}"'
+        self.children: dict[str, subprocess.Popen[bytes] | Spawned] = {}        # {job id: what launch() has started}
         self.boot_id = read_boot_id()
-        self.environ = self.screen.environ()            # of screen and of runners; no job gets it
-        if self.no_screen_reason:
-            self.environ["LC_ALL"] = "C"                # bash starts sooner without a locale
+        self.environ = self.launcher.environ()
         withhold_descriptors()
 
     def launch(self, job: Job, script: str) -> str | None:
-        """Start a job's script, directly or in a screen session; return that one's PID.NAME.  Raises: OSError."""
-        command, name = ["bash", script, str(job.attempt)], f"nexus_job_{job.id}"
-        if not self.no_screen_reason:
-            command = self.screen.argv(name, command, is_daemon=False)
-        child = self.children[job.id] = spawn(command, self.environ)
-        if self.no_screen_reason:
+        """Start a job's script; return the PID.NAME of its session, if it has one.  Raises: OSError."""
+        command, name = ["bash", script, str(job.attempt)], f"{self.launcher.session_prefix}{job.id}"
+        child = self.children[job.id] = spawn(self.launcher.argv(name, command, is_daemon=False), self.environ)
+        if not self.launcher.session_prefix:
             return None
         self.processes.set_aside(child.pid)
         return f"{child.pid}.{name}"
 
     def has_bash(self) -> bool:
         """Whether job.sh can be run."""
-        return find_program("bash", self.screen.path) is not None
+        return find_program("bash", self.launcher.path) is not None
 
     def count_oom_kills(self) -> int | None:
         return count_oom_kills()
@@ -7118,7 +7218,7 @@ class Machine:
         return False
 
     def reap(self) -> list[str]:
-        """The jobs whose screen or job.sh has ended since the last call."""
+        """The jobs for which what launch() started has ended since the last call."""
         alive = {job_id: child for job_id, child in self.children.items() if child.poll() is None}
         ended, self.children = [job_id for job_id in self.children if job_id not in alive], alive
         return ended
@@ -8038,23 +8138,17 @@ def service_environ(layout: Layout, environ: Mapping[str, str]) -> dict[str, str
     return {**started, "NEXUS_HOME": layout.home, "NEXUS_ROLE": "service"}
 
 
-def start_supervisor(disk: Disk, layout: Layout, screen: Screen | None, environ: Mapping[str, str],
+def start_supervisor(disk: Disk, layout: Layout, launcher: Launcher, environ: Mapping[str, str],
                      argv: Sequence[str]) -> None:
-    """Start the supervisor, which keeps the service running: in the screen session `nexus`, or detached."""
+    """Start the supervisor, which keeps the service running: in the session `nexus`, if the launcher has any."""
     import subprocess
     try:
         write_if_changed(disk, layout.supervisor_script, SUPERVISOR_SCRIPT)
         script = [layout.supervisor_script]
     except NexusError:                          # the disk is full: what waits on it is shown all the same
         script = ["-c", SUPERVISOR_SCRIPT, layout.supervisor_script]
-    command = ["/bin/sh", *script, layout.home, *argv]
-    started = service_environ(layout, environ)
-    if screen:
-        started.update({name: text for name, text in screen.environ().items()
-                        if name in ("PATH", "SYSSCREENRC", "TERM", "SCREENDIR")})
-        command = screen.argv("nexus", command, is_daemon=True)
-    else:                                       # the shell between exits at once, and init becomes the parent
-        command = ["/bin/sh", "-c", '"$@" &', "nexus", *command]
+    command = launcher.argv("nexus", ["/bin/sh", *script, layout.home, *argv], is_daemon=True)
+    started = {**service_environ(layout, environ), **launcher.variables()}
     subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
                      env=started, start_new_session=True).wait()
 
@@ -9809,10 +9903,9 @@ class Agent:
                        Worker(self, "looking at directories", self.look_at_folders).thread,
                        threading.Thread(target=self.read, daemon=True)):
             thread.start()
-        folder = self.machine.screen.folder
         self.reply(Hello(
             f"{self.machine.boot_id} {read_machine()}", self.machine.boot_id, ".".join(map(str, sys.version_info[:3])),
-            (f"SCREENDIR={folder}",) if folder else (), os.path.abspath(__file__), self.config.jobs.cpu_slots))
+            self.machine.launcher.login_variables(), os.path.abspath(__file__), self.config.jobs.cpu_slots))
         for name in self.disk.listdir(self.layout.log_dir):     # an earlier agent's; limits hold without a request
             with contextlib.suppress(KeyError, TypeError, ValueError, NexusError):      # what is no job's is left alone
                 self.take_over(name)
@@ -12045,14 +12138,12 @@ class Health(Part):
 
     def list_hints(self) -> list[str]:
         """Return what the owner should know or do, one line each."""
-        machine, jobs = self.machine, self.config.jobs
+        error = self.machine.launcher_error
         hints = [
             *(hint for *_, hint in self.list_checks()),
             "these GPUs are made up; for the real ones: nexus restart, without NEXUS_MOCK_GPUS"
-            if machine.is_mock else "",
-            f"{machine.no_screen_reason}: jobs run directly, without attach "
-            f"({advise_on_screen(machine.no_screen_reason)})" if (
-                machine.no_screen_reason and jobs.launcher == "screen") else ""]
+            if self.machine.is_mock else "",
+            f"{error.message}: jobs run directly, without attach ({error.hint})" if error else ""]
         return [hint for hint in hints if hint]
 
 
@@ -12079,7 +12170,7 @@ class Views(Part):
             "queued_by_priority": {name: len(state.prioritized.get(name, ())) for name in PRIORITIES},
             **{f"{word}_jobs": len(state.ended.get(word, ())) for word in FINAL},
             "running_jobs": self.describe_jobs(list(state.running.values())), **self.info(),
-            "no_screen": self.machine.no_screen_reason,     # why jobs here have no terminal to attach to
+            "no_screen": self.machine.no_terminal,
             "gpu_trouble": self.service.observer.find_gpu_error(), "slurm": cluster.describe() if cluster else None,
             "hints": [*self.service.health.list_hints(), *list(list_holds(state).values())[:3]],
             "bad_checks": [check["name"] for check in self.service.health.check()["checks"] if not check["is_ok"]],
@@ -14921,11 +15012,9 @@ def make_service_argv(layout: Layout, path: str, log_level: str | None) -> list[
 def launch_service(layout: Layout, environ: Mapping[str, str], config: Config, argv: Sequence[str]) -> dict[str, Any]:
     """Start a service with its supervisor; wait until it replies.  Raises: why it could not start."""
     remove_file(DISK, layout.start_error_file)
-    screen = Screen(DISK, layout) if config.jobs.launcher == "screen" else None
-    if screen and screen.prepare():             # screen cannot be used
-        screen = None
+    launcher, _ = prepare_launcher(config.jobs.launcher, DISK, layout)
     mark_stopped(DISK, layout, False)
-    start_supervisor(DISK, layout, screen, environ, argv)
+    start_supervisor(DISK, layout, launcher, environ, argv)
 
     def look() -> dict[str, Any] | None:
         refusal = read_json(DISK, layout.start_error_file)
@@ -15788,10 +15877,12 @@ def check_interactive(call: Call, command: str) -> None:
     status = call.client.status()
     if status["slurm"]:
         refuse("Slurm's jobs have no terminal to attach to", hint=f"srun --gres=gpu:1 --pty {command}; {without}")
-    if status["no_screen"] and not call.options.node:
-        refuse(f"{status['no_screen']}: jobs have no terminal to attach to", hint=(
-            f'[jobs] launcher = "screen" gives them one: nexus config edit, nexus restart; {without}'
-            if "launcher" in status["no_screen"] else f"apt install screen, then nexus restart; {without}"))
+    why = status["no_screen"]
+    if why and not call.options.node:
+        programs = [kind.program for kind in LAUNCHERS.values() if kind.program and why.startswith(kind.program)]
+        refuse(f"{why}: jobs have no terminal to attach to", hint=(
+            f"apt install {programs[0]}, then nexus restart; {without}" if programs else
+            f'[jobs] launcher = "screen" gives them one: nexus config edit, nexus restart; {without}'))
 
 
 def show_terminal(call: Call, job_id: str) -> int | None:
@@ -16161,27 +16252,26 @@ def cmd_attach(call: Call) -> int:
     return 0 if job["status"] in FINAL else code
 
 
-# $0 is the session.  The exit code is 0 when it is still there: it was left.
-ATTACH_SCRIPT = 'screen -x "$0" || exit 2; screen -ls "$0" | grep -qF "$0"'
-SESSION_OVER, NOT_OPENED, LINE_LOST = 1, 2, 255     # its other exit codes, and ssh's
+LINE_LOST = 255                 # ssh's exit code
 END_TIMEOUT_S = 10.0            # of a job's end after that of its session, above all on a node
 
 
 def open_terminal(call: Call, job: Json) -> int:
-    """Show a running job's screen session; return 0 when it was left, or another exit code of ATTACH_SCRIPT."""
+    """Show a running job's session; return 0 when it was left, or another exit code of Launcher.attach() or ssh."""
     import subprocess
     assert call.client.layout
-    own = job["session"].partition(".")[0] + "."     # its pid: screen names the session a moment after the start
-    words = ["sh", "-c", ATTACH_SCRIPT, own]
+    launcher = find_launcher(job["session"])(DISK, call.client.layout)
+    words = launcher.attach(job["session"])
     node = next((node for node in call.client.nodes()[1:] if node["name"] == job["node"]), None)
     if node:
         ssh = Ssh(parse_node({key: node[key] for key in NodeConfig.FIELDS if node[key]}), call.own_environ)
         there = ["env", "TERM=xterm-256color", *node["screen"], *words]
         words, environ = ssh.list_words(" ".join(map(quote, there)), is_tty=True), ssh.environ
     else:
-        # screen's own TERM: with one that terminfo lacks here it would end at once, with exit code 0.
-        environ = {**call.environ, **prepare_screen(call.client.layout).environ()}
-    call.say(f"on {job['node']}: {'Ctrl-A a D' if call.environ.get('STY') else 'Ctrl-A D'} leaves; "
+        launcher.prepare()
+        # The launcher's own TERM: with one that terminfo lacks here screen would end at once, with exit code 0.
+        environ = {**call.environ, **launcher.environ()}
+    call.say(f"on {job['node']}: {launcher.find_leave_keys(call.environ)} leaves; "
              + ("keys and Ctrl-C go to the program" if job["tty"] else "Ctrl-C ends the job"))
     time.sleep(1.5)                                 # to be read: screen clears the terminal
     if call.client.job(job["id"])["status"] in FINAL:
@@ -16209,21 +16299,12 @@ def say_left(call: Call, job: Json, code: int) -> None:
         call.say(f"{lost}job {job_id} goes on; nexus attach {job_id} comes back to it")
 
 
-def prepare_screen(layout: Layout) -> Screen:
-    """Raises: unavailable, when there is no usable screen."""
-    screen = Screen(DISK, layout)
-    reason = screen.prepare()
-    if reason:
-        raise NexusError("unavailable", reason, advise_on_screen(reason))
-    return screen
-
-
 def cmd_screens(call: Call) -> None:
     assert call.client.layout
     commands = {job["session"]: job["command"] for job in call.client.jobs(status=RUNNING)}
-    sessions = prepare_screen(call.client.layout).list_sessions()
+    sessions = list_sessions(DISK, call.client.layout)
     rows = [(session, state, "the service's log" if session.endswith(".nexus") else "over, or of another NEXUS_HOME")
-            for session, state in sessions.items() if re.match(r"\d+\.nexus(_job_|$)", session)]
+            for session, state in sessions.items()]
     call.show(rows, functools.partial(format_table, (
         Column("SESSION", lambda row: row[0], "magenta"),
         Column("STATE", lambda row: row[1]),

@@ -19,7 +19,7 @@ import live
 import psutil
 import pytest
 from live import PATIENCE_S, until
-from makers import SUPPORT, config, gpu, running
+from makers import SUPPORT, config, find_faults, gpu, running
 
 import nexus
 
@@ -762,15 +762,15 @@ needs_screen = pytest.mark.skipif(not shutil.which("screen"), reason="screen is 
 @needs_screen
 def test_sessions_are_told_apart_by_pid_and_whole_name(screens):
     screen = screens()
-    assert screen.prepare() is None
+    screen.prepare()
     names = ["nexus_job_ab", "nexus_job_abc", "nexus_job_abcd", "nexus"]
     processes = {name: screens.start(screen, name) for name in names}
     assert screen.list_sessions() == {f"{process.pid}.{name}": "Detached" for name, process in processes.items()}
-    assert screens().prepare() is None, "sessions that run are no fault"
+    screens().prepare()                         # sessions that run are no fault
     processes["nexus_job_abc"].kill()
     processes["nexus_job_abc"].wait()
     assert screen.list_sessions()[f"{processes['nexus_job_abc'].pid}.nexus_job_abc"].startswith("Dead")
-    assert screens().prepare() is None
+    screens().prepare()
     assert {session.partition(".")[2] for session in screen.list_sessions()} == {"nexus_job_ab", "nexus_job_abcd", "nexus"}
 
 
@@ -778,7 +778,7 @@ def test_sessions_are_told_apart_by_pid_and_whole_name(screens):
 def test_a_broken_screendir_is_replaced_by_one_of_nexus(screens, short):
     os.chmod(f"{short}/s", 0o755)               # "Directory ... must have mode 700."
     screen = screens()
-    assert screen.prepare() is None
+    screen.prepare()
     assert screen.folder == f"{short}/screen" and os.stat(screen.folder).st_mode & 0o777 == 0o700
     process = screens.start(screen, "nexus_job_abc")
     assert list(screen.list_sessions()) == [f"{process.pid}.nexus_job_abc"]
@@ -789,26 +789,63 @@ def test_a_broken_screendir_is_replaced_by_one_of_nexus(screens, short):
 def test_where_no_place_is_short_enough_the_reason_is_said(screens, short):
     os.chmod(f"{short}/s", 0o755)
     screen = screens(f"{short}/{'x' * 80}")
-    reason = screen.prepare()
-    assert reason.startswith("screen: ") and "mode 700" in reason and "too long" in reason
+    with pytest.raises(nexus.NexusError) as caught:
+        screen.prepare()
+    assert re.match("screen: .*mode 700.* too long", caught.value.message) and "SCREENDIR" in caught.value.hint
 
 
-NO_SCREEN = [  # reason, the program (None: none), words
-    ("not installed", None, "screen is not installed"),
-    ("it cannot be run", "\0\0", "Exec format"),
-    ("it fails as it likes", "#!/bin/sh\necho getpwuid can not identify your account >&2; exit 1\n", "getpwuid"),
+NO_LAUNCHER = [  # reason, its program (None: none), what it says, what helps
+    ("not installed", None, "{} is not installed", "apt install {}"),
+    ("it cannot be run", "\0\0", "Exec format", "by hand: {}"),
+    ("it fails as it likes", "#!/bin/sh\necho getpwuid can not identify your account >&2; exit 1\n", "getpwuid", "by hand: {}"),
 ]
+WITH_SESSIONS = [name for name, kind in nexus.LAUNCHERS.items() if kind.session_prefix]
 
 
-@pytest.mark.parametrize("reason, program, words", NO_SCREEN, ids=[case[0] for case in NO_SCREEN])
-def test_why_screen_cannot_be_used(short, monkeypatch, reason, program, words):
+@pytest.mark.parametrize("launcher", WITH_SESSIONS)
+@pytest.mark.parametrize("reason, program, words, help", NO_LAUNCHER, ids=[case[0] for case in NO_LAUNCHER])
+def test_a_launcher_that_cannot_be_used(short, monkeypatch, launcher, reason, program, words, help):
+    """Jobs run directly then; why it is, stands where a launcher was chosen that has none."""
+    name, layout = nexus.LAUNCHERS[launcher].program, nexus.make_layout(short, config())
     os.mkdir(f"{short}/bin")
     monkeypatch.setenv("PATH", f"{short}/bin")
     if program is not None:
-        with open(f"{short}/bin/screen", "w") as file:
+        with open(f"{short}/bin/{name}", "w") as file:
             file.write(program)
-        os.chmod(f"{short}/bin/screen", 0o755)
-    assert words in nexus.Screen(nexus.DISK, nexus.make_layout(short, config())).prepare()
+        os.chmod(f"{short}/bin/{name}", 0o755)
+    machine = nexus.Machine(config(launcher=launcher, mock_gpus=1), layout, nexus.DISK, "0-aaaaaaaa")
+    error = machine.launcher_error
+    assert type(machine.launcher) is nexus.Direct and machine.no_terminal == error.message
+    assert error.message.startswith(name) and words.format(name) in error.message and help.format(name) in error.hint
+
+
+# Launchers
+
+
+def test_every_launcher_of_the_configuration_is_one_of_the_table():
+    assert [*nexus.LAUNCHERS] == nexus.JobsConfig.FIELDS["launcher"].schema["enum"]
+
+
+@pytest.mark.parametrize("name", [name for name in nexus.LAUNCHERS if name not in WITH_SESSIONS])
+def test_a_launcher_without_sessions(short, name):
+    machine = nexus.Machine(config(launcher=name, mock_gpus=1), nexus.make_layout(short, config()), nexus.DISK, "0-aaaaaaaa")
+    assert (machine.no_terminal, machine.launcher_error) == (f'launcher is "{name}"', None)
+    assert not machine.launcher.list_sessions() and not machine.launcher.login_variables()
+    # Nothing of another launcher's is there.
+    assert {*machine.launcher.environ()} <= {"PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "USER", "LOGNAME", "SHELL"}
+
+
+SESSIONS = [  # session, its launcher
+    *((f"12.{nexus.LAUNCHERS[name].session_prefix}abc", name) for name in WITH_SESSIONS),
+    ("12.nexus_job_abc", "screen"), ("12.whatever", "screen"),
+]
+
+
+@pytest.mark.parametrize("session, launcher", SESSIONS)
+def test_a_session_tells_its_launcher(session, launcher):
+    """So a job is attached to by the one that started it, whatever the configuration says by then, here or on a node."""
+    assert nexus.find_launcher(session) is nexus.LAUNCHERS[launcher]
+    assert not find_faults(nexus.FACT_KINDS["Session"].schema, session)
 
 
 # OpenSSH

@@ -40,7 +40,7 @@ class Box:
 
     def use_screen(self):
         self.screen = nexus.Screen(nexus.DISK, self.layout)
-        assert self.screen.prepare() is None
+        self.screen.prepare()
 
     def prepare(self, command, leases=(), environment=None, **fields):
         """Write job.sh; return the job."""

@@ -105,24 +105,20 @@ class FakePsutil:
         return types.SimpleNamespace(total=4 * 2**30, available=2**30)
 
 
-class FakeMachine(nexus.NvidiaSmi):
-    """Its GPUs are what the test says."""
+class FakeMachine(nexus.Machine, nexus.NvidiaSmi):
+    """A Machine whose GPUs and processes are what the test says."""
 
-    is_mock, no_screen_reason, leases = True, "launcher is \"direct\"", None
-
-    def __init__(self, clock, gpus):
+    def __init__(self, clock, gpus, config, layout, disk):
+        super().__init__(nexus.replace(config, mock_gpus=0), layout, disk, "0-aaaaaaaa")
+        self.is_mock, self.leases = True, None
         self.clock, self.boot_id, self.gpu_source = clock, BOOT, self
         self.shown = gpus
         self.processes, self.psutil = FakeProcesses(self), FakePsutil()
-        self.children, self.gone, self.launched, self.refusal = {}, [], [], None
-        self.next_pid = 100
+        self.gone, self.launched, self.refusal = [], [], None
         self.oom_kills = 0
 
     def count_oom_kills(self):
         return self.oom_kills
-
-    def has_bash(self):
-        return True
 
     def query_gpus(self, known):
         if isinstance(self.shown, Exception):
@@ -156,9 +152,9 @@ class World:
     def __init__(self, folder, gpus=2, **config):
         self.folder = folder
         self.clock, self.disk = FakeClock(), nexus.Disk()
-        self.machine = FakeMachine(self.clock, [makers.gpu(index) for index in range(gpus)])
         self.config = makers.config(**{"history_limit": 100, "launcher": "direct", "kill_grace_seconds": 10, **config})
         self.layout = nexus.Layout(str(folder), str(folder / "state.json"), str(folder / "logs"))
+        self.machine = FakeMachine(self.clock, [makers.gpu(index) for index in range(gpus)], self.config, self.layout, self.disk)
         self.log = logging.getLogger(f"test-{id(self)}")
         self.log.propagate = False
         self.lines = []

@@ -97,6 +97,13 @@ def test_a_section_uses_only_those_above_it():
     assert not downward, "\n".join(f"line {line}: {fault}" for line, fault in downward)
 
 
+def test_what_a_launcher_does_stands_in_its_class():
+    """Nobody asks which one it is, but for Slurm's jobs: they have a backend of their own."""
+    compared = {(each.value, node.lineno) for node in ast.walk(TREE) if isinstance(node, ast.Compare) and "launcher" in ast.unparse(node)
+                for each in ast.walk(node) if isinstance(each, ast.Constant)}
+    assert {(value, line) for value, line in compared if value in {*nexus.LAUNCHERS} - {"slurm"}} == set()
+
+
 # Part I: no clock, disk, process, socket, environment, randomness
 
 PURE_MODULES = {"base64", "__future__", "bisect", "calendar", "collections", "collections.abc", "contextlib", "csv", "datetime", "decimal",
