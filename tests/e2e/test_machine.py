@@ -794,18 +794,18 @@ def test_where_no_place_is_short_enough_the_reason_is_said(screens, short):
     assert re.match("screen: .*mode 700.* too long", caught.value.message) and "SCREENDIR" in caught.value.hint
 
 
-NO_LAUNCHER = [  # reason, its program (None: none), what it says, what helps
-    ("not installed", None, "{} is not installed", "apt install {}"),
-    ("it cannot be run", "\0\0", "Exec format", "by hand: {}"),
-    ("it fails as it likes", "#!/bin/sh\necho getpwuid can not identify your account >&2; exit 1\n", "getpwuid", "by hand: {}"),
+NO_LAUNCHER = [  # reason, its program (None: none), why
+    ("not installed", None, "is not installed"),
+    ("it cannot be run", "\0\0", "Exec format"),
+    ("it fails as it likes", "#!/bin/sh\necho getpwuid can not identify your account >&2; exit 1\n", "getpwuid"),
 ]
 WITH_SESSIONS = [name for name, kind in nexus.LAUNCHERS.items() if kind.session_prefix]
 
 
 @pytest.mark.parametrize("launcher", WITH_SESSIONS)
-@pytest.mark.parametrize("reason, program, words, help", NO_LAUNCHER, ids=[case[0] for case in NO_LAUNCHER])
-def test_a_launcher_that_cannot_be_used(short, monkeypatch, launcher, reason, program, words, help):
-    """Jobs run directly then; why it is, stands where a launcher was chosen that has none."""
+@pytest.mark.parametrize("reason, program, words", NO_LAUNCHER, ids=[case[0] for case in NO_LAUNCHER])
+def test_a_launcher_that_cannot_be_used(short, monkeypatch, launcher, reason, program, words):
+    """Jobs run directly then."""
     name, layout = nexus.LAUNCHERS[launcher].program, nexus.make_layout(short, config())
     os.mkdir(f"{short}/bin")
     monkeypatch.setenv("PATH", f"{short}/bin")
@@ -816,7 +816,7 @@ def test_a_launcher_that_cannot_be_used(short, monkeypatch, launcher, reason, pr
     machine = nexus.Machine(config(launcher=launcher, mock_gpus=1), layout, nexus.DISK, "0-aaaaaaaa")
     error = machine.launcher_error
     assert type(machine.launcher) is nexus.Direct and machine.no_terminal == error.message
-    assert error.message.startswith(name) and words.format(name) in error.message and help.format(name) in error.hint
+    assert error.message.startswith(name) and words in error.message and name in error.hint
 
 
 # Launchers
