@@ -73,6 +73,8 @@ class Field:
     form = False                                # it is in the first part of the page's form
     chosen = False                              # what is not given is chosen: the sample file has it as a comment
     hidden = public = False                     # no reply has it; other users see it too
+    listed = False                              # of a filter: lists have it, and commands that change jobs do not
+    option = told = ""                          # of a filter: its option's help; how messages say it: ` of group g`
     place = ""                                  # where a parameter of a call is: "path", "query" or "header"
 
     def __init__(self, schema: Schema, help: str = "", marks: str = "", flag: str = "", **facts: Any) -> None:
@@ -1854,12 +1856,76 @@ ASKED: Mapping[str, Field] = {name: row for name, row in {**JOB_FIELDS, **Asked.
 SUBMISSION = object_of(ASKED, "a job", nulls=ASKED, required=(),
                        examples=[{"command": "python train.py", "gpus": 1}])
 KEPT = [name for name, row in JOB_FIELDS.items() if row.kept]      # what a retry takes over from the first job
-CHOICE_KEYS = {
-    "ids": Field(list_of(STRING, 1, MAX_JOBS), "these jobs", default=None),
+
+
+class Choice(Value):
+    """Which jobs: those in `ids`, or else all that match the other fields, which are filters.
+
+    A row here and a line in fits() are a filter wherever jobs are chosen: in the parameters of lists, in bodies, and,
+    with a `flag`, in commands.  `public`: it looks at what all users may see of a job.
+    """
+    ids: Sequence[str] = optional((), list_of(STRING, 1, MAX_JOBS), "these jobs")
+    status: Sequence[str] = optional(
+        (), list_of(STATUS), "jobs of this status; several: status=failed,cancelled", "public", flag="--status S,S",
+        option=f"of these statuses: {', '.join(STATUSES)}",
+        text=matching(f"^(?i:({'|'.join(STATUSES)})(,({'|'.join(STATUSES)}))*)$",
+                      f"some of {', '.join(STATUSES)}, with commas between"),
+        parse=lambda text: text.lower().split(","))
+    user: str | None = optional(
+        None, STRING, "jobs of this user alone", "public listed", flag="--user", option="the jobs of this user",
+        told="of")
+    group: str | None = optional(
+        None, STRING, "only this group's; empty: of no group", flag="--group G", option="the jobs of this group",
+        told="of group")
+    name: str | None = optional(
+        None, STRING, "only those of this name", "listed", flag="--name", option="the jobs of this name",
+        told="named")
+    text: str | None = optional(
+        None, STRING,
+        "only jobs with this text in their id, name, command, user, group, directory, machine, or cause", "listed",
+        told="with the text")
+
+    def fits(self, job: Job) -> bool:
+        """Whether a job matches; the caller has checked ids and status."""
+        return (self.user in (None, job.user)
+                and self.group in (None, job.group or "")
+                and self.name in (None, job.name or "")
+                and (not self.text or self.text.lower() in join_texts(job).lower()))
+
+    def select(self, jobs: Iterable[Job], may_see: Callable[[str], bool]) -> list[Job]:
+        """The jobs that match.  A choice by what is not public would reveal it of jobs of others."""
+        is_public = all(self.FIELDS[name].public for name in self.given)
+        return [job for job in jobs if (is_public or may_see(job.user)) and self.fits(job)]
+
+    @property
+    def given(self) -> list[str]:
+        """The fields that restrict it; none: it is all jobs."""
+        return [name for name, row in self.FIELDS.items() if getattr(self, name) != row.default]
+
+
+FILTERS = {name: row for name, row in Choice.FIELDS.items() if name != "ids"}
+
+
+def join_texts(job: Job) -> str:
+    """What Choice.text looks for in a job, a line each."""
+    last = job.current
+    texts = (job.id, job.name, job.command, job.user, job.group, job.cwd, last.node, last.slurm_node, last.cause,
+             last.cause_line)
+    return "\n".join(filter(None, texts))
+
+
+def describe_filters(filters: Mapping[str, Any], mark: Callable[[str], str] = quote) -> str:
+    """What jobs are chosen by, beside their status, for a message: ` of group g named x`; "" for all."""
+    return "".join(f" {row.told} {mark(format_line(filters[name], 60))}" for name, row in FILTERS.items()
+                   if row.told and filters.get(name) is not None)
+
+
+CHOICE_KEYS = {                                 # of bodies: what is chosen is changed
+    "ids": Choice.FIELDS["ids"],
     "group": Field(STRING, "jobs of this group", default=None),
     "status": Field(list_of(STATUS, 1), "jobs of these statuses; beside `ids`, what those must be", default=None,
                     text=STATUS, parse=lambda text: (text,)),
-}
+    **{name: row for name, row in FILTERS.items() if name not in ("group", "status") and not row.listed}}
 CHOICE = object_of(CHOICE_KEYS, "which jobs", minProperties=1,
                    examples=[{"ids": ["abc", "abd"]}, {"group": "sweep", "status": "failed"}])
 CANCEL_KEYS = {**CHOICE_KEYS, "signal": Field(
@@ -11183,30 +11249,6 @@ class Caller(Value):
         return job if self.may_see(user) else hide_private(job, PUBLIC_JOB_KEYS)
 
 
-class Choice(Value):
-    """Selects jobs: those in `ids`, or else all that match the other fields."""
-    ids: Sequence[str] = ()
-    status: Sequence[str] = ()
-    group: str | None = None
-    user: str | None = None
-    name: str | None = None
-    text: str | None = None                     # part of any text of the job; ignores case
-
-    def fits(self, job: Job) -> bool:
-        """Whether a job matches; the caller has checked ids and status."""
-        last = job.current
-        texts = (job.id, job.name, job.command, job.user, job.group, job.cwd, last.node, last.slurm_node,
-                 last.cause, last.cause_line)
-        return (self.group in (None, job.group or "") and self.user in (None, job.user)
-                and self.name in (None, job.name or "")
-                and (not self.text or self.text.lower() in "\n".join(filter(None, texts)).lower()))
-
-    def select_for(self, caller: Caller, jobs: Iterable[Job]) -> list[Job]:
-        """The jobs that match.  A choice by group, name or text would reveal what is private of others' jobs."""
-        is_public = (self.group, self.name, self.text) == (None,) * 3
-        return [job for job in jobs if (is_public or caller.may_see(job.user)) and self.fits(job)]
-
-
 # Every caller may read these fields, so every caller may sort by them.
 SORTED_BY = ("created_at", "started_at", "finished_at", "runtime_seconds", "gpus", "user")
 
@@ -12401,10 +12443,10 @@ class Views(Part):
             self.service.gpu_watch.see_gpus(state), self.config, self.clock.now(), self.service.pool.view_nodes())
 
 def choose_pending(queue: PendingQueue, caller: Caller, choice: Choice) -> tuple[Iterable[Job], int]:
-    """(the pending jobs that match, in the queue's order; how many).  Only names and texts are looked for in each."""
+    """(the pending jobs that match, in the queue's order; how many).  There are indexes by user and by group."""
     state = queue.state
-    if choice.name is not None or choice.text is not None:
-        jobs = choice.select_for(caller, queue.walk(state.queued))
+    if not {*choice.given} <= {"status", "user", "group"}:
+        jobs = choice.select(queue.walk(state.queued), caller.may_see)
         return jobs, len(jobs)
     if choice.group is None:
         places = state.queued
@@ -12468,7 +12510,7 @@ class Overview(Part):
         """The document.  Its rows are without what is null."""
         import itertools
         views, state = self.service.views, self.store.state
-        status, is_chosen = views.status_for(caller), choice != Choice()
+        status, is_chosen = views.status_for(caller), bool(choice.given)
         visible = list_visible_groups(state, caller) if not is_chosen or choice.group else {}
         lists = Lists(state, caller, choice, {} if is_chosen else visible)
         waiting, ended = (list(itertools.islice(jobs, limit)) for jobs in (lists.waiting, lists.ended))
@@ -12509,15 +12551,15 @@ class Lists:
         self.queue = PendingQueue(state)
         self.user_of = {group: find_group_user(self.queue, group, users) for group, users in groups.items()}
         statuses = choice.status or STATUSES
-        self.running = choice.select_for(caller, state.running.values() if RUNNING in statuses else ())
+        self.running = choice.select(state.running.values() if RUNNING in statuses else (), caller.may_see)
         self.waiting: Iterable[Job] = ()
         self.ended: Iterable[Job] = ()
         self.waiting_count = self.ended_count = 0
-        if choice != Choice():
+        if choice.given:
             if PENDING in statuses:
                 self.waiting, self.waiting_count = choose_pending(self.queue, caller, choice)
-            self.ended = choice.select_for(caller, [
-                job for job in reversed(list_finished(state)) if job.status in statuses])
+            self.ended = choice.select(
+                [job for job in reversed(list_finished(state)) if job.status in statuses], caller.may_see)
             self.ended_count = len(self.ended)
         else:
             self.fold_waiting()
@@ -12892,9 +12934,10 @@ def choose_jobs(state: State, choice: Choice, caller: Caller, statuses: Sequence
             raise NexusError(error.kind, error.message + rest, error.hint) from None
         named = list({job.id: job for job in found}.values())
         for job in named:
-            if choice.group is not None and choice.group != (job.group or ""):
-                raise NexusError("conflict", f"job {job.id} is not of group '{format_line(choice.group, 60)}'",
-                                 "nothing was done")
+            if not choice.fits(job):
+                others = {name: fact for name in choice.given if name in FILTERS
+                          and not Choice(**{name: (fact := getattr(choice, name))}).fits(job)}
+                raise NexusError("conflict", f"job {job.id} is not{describe_filters(others, repr)}", "nothing was done")
         return named
     if choice.group:
         check_group(state, choice.group, caller)
@@ -13045,7 +13088,7 @@ class Route(Value):
     access: str                                 # "owner"; "user": with a token, for its own jobs; "anyone": without one
     summary: str
     handler: Callable[..., Any]                 # (api, caller, **arguments) -> Response, JSON, or None for 204
-    arguments: Sequence[str]                    # "request"; "body", its JSON; names of parameters
+    arguments: Sequence[str]                    # "request"; "body", its JSON; "choice"; names of parameters
     parameters: Mapping[str, Field]             # {name in the request: row}
     answer: str                                 # the reply, for make_answer(); "": none, with 204
     body: str                                   # the request's body, in the same form
@@ -13069,18 +13112,15 @@ def parse_flag(text: str) -> bool:
     return text.lower() in ("", "true", "1")
 
 
-PARAMETERS: Mapping[str, Field] = {             # names with a dash are headers
+PARAMETERS: Mapping[str, Field] = {             # names with a dash are headers; what jobs are chosen by: class Choice
     "id": Field({**STRING, "examples": ["abc"]}, "the job's id or name"),
     "index": Field(matching(f"^{GPU_PLACE}$", "a GPU like 0 or n1:0", examples=["0"]),
                    "the GPU's index; 0.1 is a MIG slice of GPU 0; of a node, with its name: n1:0"),
-    "name": Field({**STRING, "examples": ["n1"]}, "a node's name; of jobs: only those of this name"),
+    "name": Field({**STRING, "examples": ["n1"]}, "a node's name"),
     "force": Field(QUERY_FLAG, "forget it at once: its jobs are given up", parse=parse_flag),
-    "status": Field(list_of(STATUS), "jobs of this status; several: status=failed,cancelled"),
-    "user": Field(STRING, "jobs of this user alone"),
-    "user_id": Field(STRING, "jobs of this user alone"),
-    "group": Field(STRING, "only this group's; empty: of no group"),
-    "text": Field(
-        STRING, "only jobs with this text in their id, name, command, user, group, directory, machine, or cause"),
+    "status": FILTERS["status"],
+    "user_id": FILTERS["user"],
+    "group": Field(STRING, "only this group"),
     "sort": Field(one_of(*(sign + name for name in SORTED_BY for sign in ("", "-"))),
                   "by this field, with - in reverse: sort=-finished_at; jobs without it last"),
     "limit": Field(COUNT, "at most so many, the first ones; the header Total-Count says how many there are"),
@@ -13119,26 +13159,30 @@ def read_parameter(name: str, row: Field, texts: Sequence[str]) -> Any:
         if len(texts) > 1 and kind != "array":
             refuse(f"{name} may be given once, and stands in the address {len(texts)} times", hint="")
         is_whole = kind == "integer" and re.fullmatch("[0-9]{1,18}", value)
-        value = ",".join(texts).split(",") if kind == "array" else int(value) if is_whole else value
-        check(row.schema, value, name)
+        if kind == "array":                     # words have no commas
+            value = ",".join(texts).split(",") if "enum" in row.schema["items"] else texts
+        value = check(row.schema, int(value) if is_whole else value, name)
     return row.parse(value) if row.parse else value
 
 
-def route(call: str, access: str, summary: str, answer: str = "", body: str = "",
-          statuses: tuple[int, ...] = ()) -> Callable[[T], T]:
+def route(call: str, access: str, summary: str, answer: str = "", body: str = "", statuses: tuple[int, ...] = (),
+          without: Sequence[str] = ()) -> Callable[[T], T]:
     """Make a method of Api answer a call.
 
-    Its arguments after `caller` are names of parameters, `body` (its JSON), or `request`.
+    Its arguments after `caller` are names of parameters, `body` (its JSON), `request`, or `choice`: all FILTERS, but
+    those in `without`.
     """
     method, pattern = call.split(" ")
 
     def add(handler: Any) -> Any:
         arguments = handler.__code__.co_varnames[2:handler.__code__.co_argcount]
+        filters = {name: row for name, row in FILTERS.items() if "choice" in arguments and name not in without}
+        others = {name: row for name, row in PARAMETERS.items() if argument_of(name) in arguments}
         parameters = {}
-        for name, row in PARAMETERS.items():
-            if argument_of(name) in arguments:
-                place = "path" if f"{{{name}}}" in pattern else "header" if "-" in name else "query"
-                parameters[name] = Field(row.schema, row.help, parse=row.parse, place=place)
+        for name, row in {**filters, **others}.items():
+            place = "path" if f"{{{name}}}" in pattern else "header" if "-" in name else "query"
+            parse = None if row.text else row.parse             # of an option's text
+            parameters[name] = Field(row.schema, row.help, parse=parse, place=place)
         ROUTES.append(Route(method, pattern, access, summary, handler, arguments, parameters, answer, body,
                             statuses or ((200,) if answer else (204,))))
         return handler
@@ -13251,6 +13295,8 @@ class Gate:
             texts = places[row.place].get(name.lower())
             if texts is not None:
                 found[argument_of(name)] = read_parameter(name, row, [texts] if isinstance(texts, str) else texts)
+        if "choice" in route.arguments:
+            found["choice"] = Choice(**{name: found.pop(name) for name in FILTERS if name in found})
         if "body" in route.arguments:
             found["body"] = self.read_json(request)
         return found
@@ -13390,14 +13436,13 @@ class Calls(Gate):
         return {"name": "nexus", **self.service.views.info(), "calls": calls}
 
     @route("GET /status", "user", "GPUs, running jobs, and how many wait; with `after`: what has changed since then",
-           "Status")
-    def get_status(self, caller: Caller, after: int | None = None, status: Sequence[str] = (), user: str | None = None,
-                   group: str | None = None, text: str | None = None, limit: int = 50) -> Response | dict[str, Any]:
+           "Status", without=("name",))
+    def get_status(self, caller: Caller, choice: Choice, after: int | None = None,
+                   limit: int = 50) -> Response | dict[str, Any]:
         self.service.gpu_watch.first_probe.wait(SMI_WAIT_S + 5)
         if after is None:
             return self.service.views.status_for(caller)
         clock, store, overview = self.service.clock, self.service.store, self.service.overview
-        choice = Choice(status=tuple(status), user=user, group=group, text=text)
         looked: tuple[int | None, float] = None, 0.0                # the version, and when to look again
 
         def find_news() -> dict[str, Any] | None:
@@ -13426,11 +13471,10 @@ class Calls(Gate):
 
         return Response(200, stream=wait())
 
-    @route("GET /queue", "user", "pending jobs in the order they would start", "Job[]")
-    def get_queue(self, caller: Caller, user: str | None = None, group: str | None = None, name: str | None = None,
-                  text: str | None = None, limit: int | None = None, fields: Sequence[str] = ()) -> Response:
-        choice = Choice(status=(PENDING,), user=user, group=group, name=name, text=text)
-        return self.list_jobs(caller, choice, limit, fields)
+    @route("GET /queue", "user", "pending jobs in the order they would start", "Job[]", without=("status",))
+    def get_queue(self, caller: Caller, choice: Choice, limit: int | None = None,
+                  fields: Sequence[str] = ()) -> Response:
+        return self.list_jobs(caller, replace(choice, status=(PENDING,)), limit, fields)
 
     @route("POST /queue", "user", "add a job, or a list of jobs, all or none", "Added", body="Submissions")
     def post_queue(self, caller: Caller, body: Any, idempotency_key: str | None = None) -> dict[str, Any]:
@@ -13471,10 +13515,8 @@ class Calls(Gate):
         return self.describe(self.service.admission.edit(id, caller, **read_object(EDIT_KEYS, EDIT, body)))
 
     @route("GET /jobs", "user", "all jobs kept: finished, running, pending", "Job[]")
-    def get_jobs(self, caller: Caller, status: Sequence[str] = (), user: str | None = None, group: str | None = None,
-                 name: str | None = None, text: str | None = None, sort: str = "", limit: int | None = None,
+    def get_jobs(self, caller: Caller, choice: Choice, sort: str = "", limit: int | None = None,
                  fields: Sequence[str] = ()) -> Response:
-        choice = Choice(status=status, user=user, group=group, name=name, text=text)
         return self.list_jobs(caller, choice, limit, fields, sort)
 
     def list_jobs(self, caller: Caller, choice: Choice, limit: int | None = None, fields: Sequence[str] = (),
@@ -13487,7 +13529,7 @@ class Calls(Gate):
             waiting, total = choose_pending(PendingQueue(state), caller, choice)
             jobs = list(itertools.islice(waiting, limit))
         else:
-            jobs = choice.select_for(caller, list_jobs(state, choice.status or STATUSES))
+            jobs = choice.select(list_jobs(state, choice.status or STATUSES), caller.may_see)
             jobs, total = (sort_jobs(jobs, sort) if sort else jobs)[:limit], len(jobs)
         pieces, headers = self.service.views.encode_jobs(caller, jobs, fields, rename), {"Total-Count": str(total)}
         if len(jobs) <= JOBS_A_PIECE:
@@ -15961,9 +16003,10 @@ def describe_seen_end(job: Json) -> str:
 
 def cmd_wait(call: Call) -> int:
     ids = call.options.ids
-    if call.options.group is None and not ids:
+    is_chosen = bool(read_choice(call))
+    if not is_chosen and not ids:
         refuse("wait takes jobs, or --group", hint="nexus wait ID, or nexus wait --group NAME")
-    if call.options.group is not None:
+    if is_chosen:
         of_group = [job for job in ask_for_jobs(call) if job["status"] != COMPLETED and not job["retried_as"]]
         ids = [*ids, *(job["id"] for job in of_group)]
     ended, total = set[str](), len(set(ids))
@@ -15979,13 +16022,13 @@ def cmd_wait(call: Call) -> int:
 
 
 def ask_for_jobs(call: Call) -> list[dict[str, Any]]:
-    """All jobs, or those of --group.  Raises: not_found."""
-    group = call.options.group
-    jobs = call.client.jobs(group=group)
-    if group is not None and not jobs:
-        known = {job["group"] for job in call.client.jobs() if job["group"]}
-        raise NexusError("not_found", f"there is no job of group '{format_line(group, 60)}'",
-                         hint=suggest(group, known) or "nexus jobs lists all")
+    """The jobs that the options choose, or all.  Raises: not_found."""
+    choice = read_choice(call)
+    jobs = call.client.jobs(**choice)
+    if choice and not jobs:
+        groups = {job["group"] for job in call.client.jobs() if job["group"]} if "group" in choice else ()
+        raise NexusError("not_found", f"there is no job{describe_filters(choice, repr)}",
+                         hint=suggest(choice.get("group", ""), groups) or "nexus jobs lists all")
     return jobs
 
 
@@ -15995,15 +16038,18 @@ def list_part(call: Call, path: str, **query: Any) -> tuple[list[dict[str, Any]]
     most = options.number
     if most is None and call.paint.height and not options.json and not getattr(options, "since", None):
         most = max(10, call.paint.height - 6)
-    query.update(limit=most or None, user=options.user, group=options.group, name=options.name)
-    return call.client.ask_list(path + encode_query(query))
+    return call.client.ask_list(path + encode_query({**query, "limit": most or None, **read_choice(call)}))
+
+
+def read_choice(call: Call) -> dict[str, Any]:
+    """{filter: what an option chooses by}"""
+    return {name: fact for name in FILTERS if (fact := getattr(call.options, f"by_{name}", None)) is not None}
 
 
 def describe_choice(call: Call) -> str:
     """Which jobs the options choose, beside their status, for a message: ` of group g`, or "" for all."""
-    words = {"user": "of", "group": "of group", "name": "named", "since": "of the last"}
-    return "".join(f" {word} {quote(format_line(text, 60))}" for name, word in words.items()
-                   if (text := getattr(call.options, name, None)) is not None)
+    since = getattr(call.options, "since", None)
+    return describe_filters(read_choice(call)) + (f" of the last {quote(format_line(since, 60))}" if since else "")
 
 
 def cmd_queue(call: Call) -> None:
@@ -16025,14 +16071,14 @@ def cmd_jobs(call: Call) -> None:
 
 def show_latest(call: Call, statuses: Sequence[str], order: str, when_empty: str) -> None:
     """Show the newest jobs, the newest last, next to the prompt."""
-    since = call.options.since
-    if call.options.status:
-        statuses = call.options.status
+    since, chosen = call.options.since, read_choice(call)
+    if "status" in chosen:
+        statuses = chosen["status"]
         when_empty = f"no job{describe_choice(call)} is {' or '.join(statuses)}"
     jobs, total = list_part(call, "/jobs", status=statuses, sort=f"-{order}")
     begin = time.time() - parse_duration(since) if since else 0.0
-    chosen = [job for job in jobs[::-1] if parse_time(job["finished_at"] or job["created_at"]) >= begin]
-    call.show(chosen, format_jobs, when_empty)
+    shown = [job for job in jobs[::-1] if parse_time(job["finished_at"] or job["created_at"]) >= begin]
+    call.show(shown, format_jobs, when_empty)
     if len(jobs) < total:
         call.say(f"the last {len(jobs)} of {total}; nexus {call.options.subcommand} -n 0 shows all")
 
@@ -16044,7 +16090,7 @@ def cmd_end(call: Call) -> None:
     """kill, cancel and remove: end jobs, all or none; return when they have ended."""
     options, command = vars(call.options), call.options.subcommand
     targets, takes_all = options["ids"], options.get("all", False)
-    choice = {name: options[name] for name in ("group", "status") if options.get(name) is not None}
+    choice = read_choice(call)
     if choice.get("group") == "":               # perhaps a variable that is not set
         refuse("--group needs a name", hint="nexus jobs lists the groups")
     if bool(targets) == bool(choice):
@@ -16072,8 +16118,7 @@ def cmd_end(call: Call) -> None:
         say_late(job)
     ended = [job for job in jobs if job["status"] in FINAL]
     if len(ended) > 1 and not targets:
-        group = f" of group {choice['group']}" if "group" in choice else ""
-        call.say(f"{len(ended)} pending jobs{group} cancelled")
+        call.say(f"{len(ended)} pending jobs{describe_filters(choice, str)} cancelled")
     else:
         for job in ended:
             call.say(describe_end(job))
@@ -16166,7 +16211,7 @@ def describe_changes(change: Json) -> str:
 
 def cmd_retry(call: Call) -> None:
     options, ids = call.options, call.options.ids
-    takes_failed = options.failed or options.group is not None
+    takes_failed = options.failed or bool(read_choice(call))
     if bool(ids) == takes_failed:
         refuse("retry takes jobs, or --failed, or --group",
                hint="nexus retry ID, nexus retry --failed, or nexus retry --group NAME")
@@ -16313,24 +16358,23 @@ def cmd_screens(call: Call) -> None:
 
 
 def cmd_clear(call: Call) -> None:
-    options = call.options
-    if not (options.ids or options.all or options.status or options.group is not None):
+    options, choice = call.options, read_choice(call)
+    if not (options.ids or options.all or choice):
         refuse("name the jobs to forget: their logs are deleted too",
                hint="nexus clear ID, --status failed, --group NAME, or --all")
-    status = options.status or (None if options.ids else list(FINAL))
-    choice = {"ids": options.ids or None, "group": options.group, "status": status}
+    choice = {**choice, "ids": options.ids} if options.ids else {"status": list(FINAL), **choice}
     if not options.ids and sys.stdin.isatty() and call.err.isatty():
-        jobs = call.client.jobs(group=options.group, status=status, fields="id")
+        jobs = call.client.jobs(**choice, fields="id")
         call.say(f"forget {format_count(len(jobs), 'finished job')}, with all logs? (y: yes)")
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             return call.say("nothing was forgotten")
-    ids = call.client.clear(**{name: fact for name, fact in choice.items() if fact is not None})
+    ids = call.client.clear(**choice)
     call.say(f"{format_count(len(ids), 'finished job')} forgotten, with {'its' if len(ids) == 1 else 'their'} logs")
 
 
 def cmd_pause(call: Call) -> None:
     """Pause or resume the queue, a group, GPUs, or pending jobs."""
-    verb, targets, group = call.options.subcommand, call.options.targets, call.options.group
+    verb, targets, group = call.options.subcommand, call.options.targets, read_choice(call).get("group")
     goes_on = "; running jobs go on" if verb == "pause" else ""
     if targets and group is not None:
         refuse(f"{verb} takes GPUs and jobs, or --group, not both", hint=f"nexus help {verb}")
@@ -16841,22 +16885,30 @@ JOB_OPTIONS = (
     argument("--file", metavar="FILE", help="one command a line (\\ joins the next), # comments; - is standard input"),
     argument("--dry-run", action="store_true", help="check it, show the commands, add nothing"),
 )
-GROUP = argument("--group", metavar="G", help="the jobs of this group")
+
+
+def filter_option(name: str, help: str = "") -> Any:
+    """The option of a filter.  `edit` and `retry` have options of the same names, for what jobs are to be."""
+    row = FILTERS[name]
+    return argument(row.flag, dest=f"by_{name}", metavar=row.metavar or name.upper(), row=row, help=help or row.option)
+
+
+def filter_options(*without: str) -> list[Any]:
+    """The options of all filters but these."""
+    return [filter_option(name) for name, row in FILTERS.items() if row.flag and name not in without]
+
+
+GROUP = filter_option("group")
+LISTED = [name for name, row in FILTERS.items() if row.listed]
 CHANGE_OPTIONS, LINK_OPTIONS = (tuple(
     argument(row.flag or "--command", *OTHER_FLAGS.get(name, ()), dest=name, metavar=row.metavar or "CMD",
              type=functools.partial(parse_change if name in CLEARED else parse_option, row, row.flag or "--command"),
              help=row.help.partition(" (default")[0] + (f" (like {row.like})" if row.like else ""))
     for name, row in EDITS.items() if (name in CHANGES) == is_change) for is_change in (True, False))
-NAME = argument("--name", help="the jobs of this name")
-STATUS_OPTION = argument("--status", metavar="S,S", row=Field(
-    matching(f"^(?i:({'|'.join(STATUSES)})(,({'|'.join(STATUSES)}))*)$",
-            f"some of {', '.join(STATUSES)}, with commas between"),
-    convert=lambda text: text.lower().split(",")), help=f"of these statuses: {', '.join(STATUSES)}")
 LINES = Field(integer_in(0, 10**9), like="20")
 NUMBER_OPTION = argument("-n", "--number", row=LINES, metavar="N",
                          help="show N rows; 0: all (default: what fits on the terminal; all if it is none)")
 SINCE = argument("--since", metavar="TIME", row=Field(DURATION_TEXT, like="24h"), help="at most so old, like 24h or 7d")
-CHOICE_OPTIONS = (argument("--user", help="the jobs of this user"), GROUP, NAME)
 IDS = argument("ids", nargs="+", metavar="ID", help="ids or names")
 ANY_IDS = argument("ids", nargs="*", metavar="ID", help="ids or names")
 ID = argument("id", metavar="ID", help="its id or name")
@@ -16888,17 +16940,17 @@ COMMANDS = (
                 'run "python train.py"', "run --tty bash",
                 'run --gpus 0 "python prepare.py" && nexus add "python train.py"')),
     Command("queue", "pending jobs in the order they would start, and why they wait", cmd_queue, (
-        NUMBER_OPTION, *CHOICE_OPTIONS, JSON_OPTION)),
+        NUMBER_OPTION, *filter_options("status"), JSON_OPTION)),
     Command("history", "finished jobs", cmd_history, (
-        NUMBER_OPTION, SINCE, STATUS_OPTION, *CHOICE_OPTIONS, JSON_OPTION),
+        NUMBER_OPTION, SINCE, *filter_options(), JSON_OPTION),
             examples=("history --since 24h", "history --status failed")),
-    Command("jobs", "all jobs kept", cmd_jobs, (NUMBER_OPTION, SINCE, STATUS_OPTION, *CHOICE_OPTIONS, JSON_OPTION),
+    Command("jobs", "all jobs kept", cmd_jobs, (NUMBER_OPTION, SINCE, *filter_options(), JSON_OPTION),
             examples=("jobs --status running,pending", "jobs --name baseline --json")),
     Command("show", "all that is known of a job", cmd_show, (ID, JSON_OPTION)),
     Command("why", "why a job waits, GPU by GPU",
             lambda call: call.show(call.client.why(call.options.id), format_why), (ID, JSON_OPTION)),
     Command("wait", "wait for jobs to finish; exit with the first exit code that is not 0", cmd_wait, (
-        ANY_IDS, GROUP,
+        ANY_IDS, GROUP, *filter_options("group", "status", *LISTED),
         argument("--any", action="store_true", help="return when the first of them has finished, with its exit code")),
             examples=("wait --group exp1", "wait --any abc abd")),
     Command("logs", "what a job printed, or the service's log", cmd_logs, (
@@ -16911,18 +16963,19 @@ COMMANDS = (
     Command("kill", "stop running jobs and all they started; returns when they are gone", cmd_end, (
         argument("ids", nargs="*", metavar="ID|GPU"),
         argument("--all", action="store_true", help="with a GPU: all jobs that share it"),
-        argument("--group", metavar="G", help="all of this group, pending ones too"),
-        STATUS_OPTION,
+        filter_option("group", "all of this group, pending ones too"),
+        *filter_options("group", *LISTED),
         argument("--signal", metavar="NAME", row=CANCEL_KEYS["signal"],
                  help="the first signal, like INT (default: TERM); KILL follows in "
                  f"{JobsConfig.kill_grace_seconds:g} s, or what kill_grace_seconds says")),
             examples=("kill abc", "kill 0", "kill --signal INT abc", "kill --group exp1")),
-    Command("cancel", "stop jobs, pending or running", cmd_end, (ANY_IDS, GROUP, STATUS_OPTION),
+    Command("cancel", "stop jobs, pending or running", cmd_end, (ANY_IDS, GROUP, *filter_options("group", *LISTED)),
             examples=("cancel abc abd", "cancel --group exp1", "cancel --status pending")),
     Command("remove", "take pending jobs out of the queue", cmd_end, (IDS,)),
     Command("retry", "run finished jobs again, as new ones; prints their ids", cmd_retry, (
         ANY_IDS, argument("--failed", action="store_true", help="all jobs that failed and were not retried yet"),
-        argument("--group", metavar="G", help="the failed jobs of this group"),
+        filter_option("group", "the failed jobs of this group"),
+        *filter_options("group", "status", *LISTED),
         argument("--dry-run", action="store_true", help="show them, add nothing"), *CHANGE_OPTIONS),
             "With options like --gpus 2, the new jobs use these instead of the old values; none, as in --timeout none, "
             "takes one away.",
@@ -16933,7 +16986,8 @@ COMMANDS = (
             examples=("edit abc --gpus 2 --timeout 4h", "edit abc --after none",
                       'edit abc --command "python train.py --lr 0.01"')),
     Command("clear", "forget finished jobs, with their logs", cmd_clear, (
-        ANY_IDS, GROUP, STATUS_OPTION, argument("--all", action="store_true", help="all finished jobs")),
+        ANY_IDS, GROUP, *filter_options("group", *LISTED),
+        argument("--all", action="store_true", help="all finished jobs")),
             "Pending and running jobs stay.", examples=("clear abc", "clear --status failed,cancelled")),
     Command("move", "change a pending job's place", cmd_move, (
         ID, argument("--first", action="store_true", help="before all others, whatever their priority"),

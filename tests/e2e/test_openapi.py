@@ -46,6 +46,38 @@ def test_every_route_is_in_it():
                for kind, (_, _, meaning) in nexus.KINDS.items())
 
 
+WITHOUT = {("GET", "/jobs"): set(), ("GET", "/queue"): {"status"}, ("GET", "/status"): {"name"}}     # which filter a list lacks
+
+
+def test_a_filter_is_served_wherever_jobs_are_chosen():
+    listed = {name for name, row in nexus.FILTERS.items() if row.listed}
+    for (method, path), without in WITHOUT.items():
+        rows = DOCUMENT["paths"][path][method.lower()]["parameters"]
+        assert {name: row.help for name, row in nexus.FILTERS.items() if name not in without}.items() <= {
+            row["name"]: row["description"] for row in rows}.items(), path
+        assert not without & {row["name"] for row in rows}
+    for body in ("Choice", "CancelChoice", "RetryChoice"):
+        keys = DOCUMENT["components"]["schemas"][body]["properties"].keys()
+        assert keys & {"ids", *nexus.FILTERS} == {"ids", *nexus.FILTERS} - listed, body
+    for command in nexus.COMMANDS:
+        flags = {flag for flags, settings in command.arguments for flag in flags if settings.get("dest", "").startswith("by_")}
+        filters = {row.flag for row in nexus.FILTERS.values() if row.flag}
+        if command.name in ("jobs", "history"):
+            assert flags == filters
+        elif command.name in ("kill", "cancel", "clear"):
+            assert flags == {row.flag for name, row in nexus.FILTERS.items() if row.flag and name not in listed}, command.name
+
+
+def test_a_parameter_means_one_thing():
+    told = {}
+    for path, methods in DOCUMENT["paths"].items():
+        for method, operation in methods.items():
+            for row in operation["parameters"]:
+                told[method.upper(), path, row["name"]] = row["description"]
+    assert "node" not in told["GET", "/jobs", "name"] and "job" not in told["DELETE", "/nodes/{name}", "name"]
+    assert "of no group" in told["GET", "/queue", "group"] and "of no group" not in told["POST", "/service/pause", "group"]
+
+
 def test_every_key_says_what_it_means():
     for name, schema in DOCUMENT["components"]["schemas"].items():
         for key, row in schema.get("properties", {}).items():

@@ -349,3 +349,22 @@ def test_of_whom_the_history_is_shortened(reason, ended, limit, gone):
     made = state(*(finished(letters(number), number=number, user=user, started_at=NOW if has_run else None,
                             status_history=(("completed", NOW + number),)) for number, (user, has_run) in enumerate(ended)))
     assert [one.number for one in nexus.choose_trimmed(made, limit)] == gone
+
+
+FILTERED = {  # filter: what is chosen by, a job that it fits, one that it does not
+    "user": ("ann", {"user": "ann"}, {"user": "bob"}),
+    "group": ("g", {"group": "g"}, {"group": "gg"}),
+    "name": ("lr", {"name": "lr"}, {"name": "lr=1"}),
+    "text": ("Train", {"command": "python train.py"}, {"command": "true"}),
+}
+
+
+def test_each_filter_chooses():
+    assert FILTERED.keys() == nexus.FILTERS.keys() - {"status"}, "a new filter has a case here; the status is an index"
+    for name, (wanted, fitting, other) in FILTERED.items():
+        choice, made = nexus.Choice(**{name: wanted}), [job("abc", **fitting), job("abd", **other)]
+        assert choice.given == [name] and choice.select(made, lambda user: True) == made[:1], name
+        seen = choice.select(made, lambda user: False)
+        assert seen == (made[:1] if nexus.FILTERS[name].public else []), f"{name}: nothing is told of what others may not see"
+    assert nexus.Choice().given == [] and nexus.Choice(group="").given == ["group"], "which is: of no group"
+    assert nexus.describe_filters({"status": ["failed"], "group": "g", "name": "y z"}) == " of group g named 'y z'"
