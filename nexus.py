@@ -1236,6 +1236,22 @@ class Gpu(Value):
         return not {self.index, str(self.index), self.local_place}.isdisjoint(places)
 
 
+def is_gpu_meant(wanted: str, place: str) -> bool:
+    """Whether the GPU of a place, like `0.1` or `n1:0`, is meant by its own or by its card's."""
+    return wanted in (place, re.sub(r"\.\d+$", "", place))
+
+
+def find_places(wanted: str, places: Iterable[str], node: str) -> list[str]:
+    """The GPUs that a person means by a place: that one, or all slices of that card.  `node`: this machine's name.
+
+    Raises: not_found.
+    """
+    found = [place for place in places if is_gpu_meant(wanted.removeprefix(f"{node}:"), place)]
+    if not found:
+        raise NexusError("not_found", f"there is no GPU {wanted}", "nexus shows them")
+    return found
+
+
 class KnownNode(Value):
     """Another machine that was added."""
     config: NodeConfig
@@ -1474,15 +1490,34 @@ def end_branch(state: State, job: Job, status: str, now: float, **facts: Any) ->
     release_dependents() follows, once for all jobs that end together.  Raises: conflict.
     """
     yield end_one(job, status, now, is_hook_due=state.has_hook, **facts)
-    ended = [job.id]
-    for job_id in ended:                        # it grows: those that come after them, and so on
-        parent = state.jobs[job_id]
-        for child in state.list_dependents(job_id) if parent.status != COMPLETED else ():
-            if job_id in child.after:
-                yield end_one(child, CANCELLED, now, cause="dependency", cause_line=describe_parent(parent),
-                              is_hook_due=state.has_hook)
-                ended.append(child.id)
-    return ended
+    branch = find_branch(state, [job.id]) if status != COMPLETED else {}
+    for child_id, parent_id in branch.items():
+        yield end_one(state.jobs[child_id], CANCELLED, now, cause="dependency", is_hook_due=state.has_hook,
+                      cause_line=describe_parent(state.jobs[parent_id]))
+    return [job.id, *branch]
+
+
+def find_branch(state: State, job_ids: Sequence[str]) -> dict[str, str]:
+    """{pending job that can never start unless these complete: the one that it comes after}, parents first."""
+    found, parents = dict.fromkeys(job_ids, ""), [*job_ids]
+    for parent_id in parents:                   # it grows: those that come after them, and so on
+        for child in state.list_dependents(parent_id):
+            if child.id not in found and parent_id in child.after:
+                found[child.id] = parent_id
+                parents.append(child.id)
+    return {child_id: parent_id for child_id, parent_id in found.items() if parent_id}
+
+
+def is_left_to_retry(status: str, cause: str | None, retried_as: str | None) -> bool:
+    """Whether `retry` takes a job that is not named: it failed or lost one that it came after, and was not retried."""
+    return not retried_as and (status == FAILED or cause == "dependency")
+
+
+def check_can_retry(job_id: str, status: str) -> None:
+    """Raises: conflict."""
+    if status not in FINAL:
+        raise NexusError("conflict", f"job {job_id} is {status}; only a finished one can be run again",
+                         hint=f"nexus show {job_id}")
 
 
 def release_dependents(state: State, ended: Sequence[str]) -> Changes:
@@ -11553,10 +11588,11 @@ class Admission(Part):
             yield from end_job(state, job, CANCELLED, now, cause="dependency", cause_line=describe_parent(lost))
         return job
 
-    def cancel(self, choice: Choice, caller: Caller, signal: str | None = None) -> list[Job]:
-        """Remove pending jobs from the queue and stop running jobs; return the jobs that end, as they are then.
+    def cancel(self, choice: Choice, caller: Caller, signal: str | None = None) -> tuple[list[Job], list[str]]:
+        """Remove pending jobs from the queue and stop running jobs.
 
-        Finished jobs are skipped.  All named ones must have `choice.status`.  Raises: not_found, forbidden, conflict.
+        Returns the jobs that end, as they are then, and which others cannot start after them.  Finished jobs are
+        skipped.  All named ones must have `choice.status`.  Raises: not_found, forbidden, conflict.
         """
         now = self.clock.now()
 
@@ -11580,6 +11616,8 @@ class Admission(Part):
 
         def stop(state: State) -> Changes:
             left, over = find(state), list[str]()
+            branch = [job_id for job_id in find_branch(state, [job.id for job in left])
+                      if caller.may_see(state.jobs[job_id].user)]
             for job_id in [job.id for job in left]:
                 job = state.jobs[job_id]                            # a job before it may have ended it too
                 if job.status == PENDING or job.current.slurm_key in withdrawn:
@@ -11587,13 +11625,13 @@ class Admission(Part):
                 elif job.status not in FINAL and job.current.stop_cause != "killed":    # killed means no retry
                     yield change_job(job, stop_cause="killed", stop_by=caller.name, stop_line=None, stop_signal=signal)
             yield from release_dependents(state, over)
-            return [state.jobs[job.id] for job in left]
+            return [state.jobs[job.id] for job in left], branch
 
-        ended: list[Job] = self.store.update(stop)
+        ended, dependents = self.store.update(stop)
         if ended:
             self.log.info("Job %s: stopped by %s", join_some([job.id for job in ended]), caller.name)
             self.service.wake()
-        return ended
+        return ended, dependents
 
     def retry(self, choice: Choice, caller: Caller, change: Mapping[str, Any] = {}) -> list[str]:
         """Queue finished jobs again as new ones, all or none, with a `change` by the keys of CHANGES; return their ids.
@@ -11606,14 +11644,15 @@ class Admission(Part):
 
         def find(state: State) -> list[Job]:
             jobs = choose_jobs(state, choice, caller, FINAL)
-            return jobs if choice.ids else [job for job in jobs if job.status in FINAL and not job.retried_as and (
-                choice.status or job.status == FAILED or job.current.cause == "dependency")]
+            return jobs if choice.ids else [
+                job for job in jobs if is_left_to_retry(job.status, job.current.cause, job.retried_as)
+                or (choice.status and job.status in FINAL and not job.retried_as)]
 
         def add(state: State) -> Changes:
             new_ids, jobs, latest = list[str](), find(state), dict[str, str]()
             check_link_count(state, jobs)
             for job in jobs:
-                check_status(job, FINAL, "only a finished one can be run again")
+                check_can_retry(job.id, job.shown_status)
                 check_status(job, choice.status or FINAL, "nothing was done")
                 after, after_any = (
                     tuple(dict.fromkeys(find_retried(state, one, latest) for one in parents if one in state.jobs))
@@ -11734,12 +11773,10 @@ class GpuWatch(Part):
     def set_gpu_paused(self, place: str, is_paused: bool, who: str) -> None:
         """Pause or resume a GPU, or all slices of a card, also of a node.  Raises: not_found."""
         self.first_probe.wait(FIRST_LOOK_S)
-        place = place.removeprefix(f"{self.service.node}:")
-        gpus = find_gpus(self.all_gpus(), place)
-        if ":" in place:
-            self.service.pool.find_node(place.partition(":")[0])
-        if not gpus:
-            raise NexusError("not_found", f"there is no GPU {place}", "nexus shows them")
+        node, gpus_at = place.rpartition(":")[0], {gpu.place: gpu for gpu in self.all_gpus()}
+        if node not in ("", self.service.node):
+            self.service.pool.find_node(node)
+        gpus = [gpus_at[found] for found in find_places(place, gpus_at, self.service.node)]
         uuids = [gpu.uuid for gpu in gpus]
 
         def pause(state: State) -> Changes:
@@ -11868,12 +11905,6 @@ class GpuWatch(Part):
             place = next((gpu.place for gpu in self.all_gpus() if gpu.uuid == uuid), uuid)
             self.log.error("GPU %s is paused: %s; nexus resume %s clears it", place, reason, place)
             self.service.wake()
-
-
-def find_gpus(gpus: Iterable[Gpu], place: str) -> list[Gpu]:
-    """The GPU of a place like `0`, `0.1` or `n1:0`, or all slices of that card."""
-    node, _, name = place.rpartition(":")
-    return [gpu for gpu in gpus if gpu.node == node and gpu.is_named((name,))]
 
 
 def pause_gpus(state: State, uuids: Sequence[str], *reasons: tuple[str, str]) -> Changes:
@@ -12011,7 +12042,8 @@ class Housekeeping(Part):
                 gpus = self.service.gpu_watch.all_gpus()
                 known = {*(gpu.uuid for gpu in gpus), *state.paused_gpus}   # a card that was paused may come back
                 named = dict.fromkeys(uuid for item in map(str, listed)
-                                      for uuid in [gpu.uuid for gpu in find_gpus(gpus, item)] or [item])
+                                      for uuid in [gpu.uuid for gpu in gpus if is_gpu_meant(item, gpu.place)]
+                                      or [item])
                 yield from pause_gpus(state, [uuid for uuid in named if uuid in known or not gpus])
             return before != (state.paused, state.paused_gpus)
 
@@ -13560,10 +13592,11 @@ class Calls(Gate):
     def post_cancel(self, caller: Caller, body: Any) -> Response:
         choice = read_object(CANCEL_KEYS, CANCEL, body)
         signal = choice.pop("signal", None)
-        jobs = self.service.admission.cancel(Choice(**choice), caller, signal)
+        jobs, dependents = self.service.admission.cancel(Choice(**choice), caller, signal)
         keys = ("id", "status", "node", "unknown_since", "outcome", "cause_line")
         return json_response({
-            "ids": [job.id for job in jobs], "jobs": self.service.views.describe_jobs(jobs, keys)}, 202)
+            "ids": [job.id for job in jobs], "jobs": self.service.views.describe_jobs(jobs, keys),
+            "dependents": dependents}, 202)
 
     @route("POST /jobs/clear", "user",
            "forget finished jobs, with their logs: those named, or all of a group or status", "Ids", body="Choice")
@@ -16101,7 +16134,8 @@ def cmd_end(call: Call) -> None:
         choice = {"ids": targets, "status": ENDED_STATUSES[command]}
     if options.get("signal") is not None:
         choice["signal"] = options["signal"]
-    jobs = call.client.ask("POST", "/jobs/cancel", choice)["jobs"]
+    answer = call.client.ask("POST", "/jobs/cancel", choice)
+    jobs = answer["jobs"]
     if not jobs:
         return call.say("no such job is pending or running")
     if len(jobs) < len(set(targets)):
@@ -16124,20 +16158,19 @@ def cmd_end(call: Call) -> None:
             call.say(describe_end(job))
     call.client.wait([job["id"] for job in jobs if job["status"] not in FINAL],
                      lambda job: call.say(describe_end(job)), on_look=say_late)
-    say_dragged(call, [job["id"] for job in jobs])
+    say_dragged(call, answer["ids"], answer["dependents"])
 
 
 def say_unheard(call: Call, job: Json, what: str) -> None:
     call.say(f"{job['node']} has not been heard since {local_time(job['unknown_since'], '%m-%d %H:%M')}: {what}")
 
 
-def say_dragged(call: Call, ended: Sequence[str]) -> None:
-    """Name the jobs that were cancelled because they were to come after these."""
-    gone, children = list(ended), [job for job in call.client.jobs(status=CANCELLED, fields="id,after,cause,retried_as")
-                                   if job["cause"] == "dependency" and not job["retried_as"]]       # none of others
-    for parent in gone:                         # it grows
-        gone += [job["id"] for job in children if parent in job["after"] and job["id"] not in gone]
-    if dragged := gone[len(ended):]:
+def say_dragged(call: Call, ended: Sequence[str], dependents: Sequence[str]) -> None:
+    """Name the dependents that were cancelled: a job that was to be stopped may have completed before."""
+    lost = {job["id"] for job in call.client.jobs(status=CANCELLED, fields="id,cause")
+            if job["cause"] == "dependency"} if dependents else ()
+    if dragged := [job_id for job_id in dependents if job_id in lost]:
+        gone = [*ended, *dragged]
         call.say(f"with it {format_count(len(dragged), 'job')} that came after: {join_some(dragged, 10)}; to run all "
                  f"again: nexus retry {' '.join(gone) if len(gone) <= 10 else 'ID...'}")
 
@@ -16153,8 +16186,11 @@ def cmd_show(call: Call) -> None:
     gpus = call.client.status()["gpu_status"] if is_on_gpus else []
     if job["started_at"] and not call.options.json:
         query = encode_query({"tail": LAST_LINES, "offset": -LAST_BYTES})
-        _, pieces = call.client.open_stream(f"/jobs/{quote_path(job['id'])}/logs{query}")
-        text = re.sub("(?m)^---- attempt .*----$", "", b"".join(pieces).decode("utf-8", "replace"))
+        _, pieces = call.client.open_stream(f"/jobs/{quote_path(job['id'])}/logs{query}", NDJSON)
+        texts = dict[int, str]()                    # {attempt: what it printed}
+        for entry in map(load_json, split_lines(pieces)):
+            texts[entry["attempt"]] = texts.get(entry["attempt"], "") + entry["text"]
+        text = "\n".join(texts.values()).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
         lines = find_last_lines(text, LAST_LINES) or list(filter(None, [job["last_line"]]))
     call.show(job, functools.partial(format_job, last_lines=lines, gpus=gpus))
 
@@ -16167,12 +16203,10 @@ def find_targets(call: Call, target: str, takes_all: bool = False) -> list[str]:
     """[job id] for an id, or for a GPU like `0` or `n1:0.1`.  Raises: not_found; conflict, when jobs share the GPU."""
     if not re.fullmatch(GPU_PLACE, target):
         return [target]
-    status, (node, _, name) = call.client.status(), target.rpartition(":")
-    gpus = [gpu for gpu in status["gpu_status"] if gpu["node"] == (node or status["host"]["name"])
-            and name in (str(gpu["index"]), gpu["place"].rpartition(":")[2])]       # a card's number: all its slices
-    if not gpus:
-        raise NexusError("not_found", f"there is no GPU {target}", hint="nexus shows them")
-    job_ids = list(dict.fromkeys(job_id for gpu in gpus for job_id in gpu["job_ids"]))
+    status = call.client.status()
+    jobs_at = {gpu["place"]: gpu["job_ids"] for gpu in status["gpu_status"]}
+    places = find_places(target, jobs_at, status["host"]["name"])
+    job_ids = list(dict.fromkeys(job_id for place in places for job_id in jobs_at[place]))
     if not job_ids:
         raise NexusError("not_found", f"no job of nexus runs on GPU {target}", hint="nexus shows what runs where")
     if len(job_ids) > 1 and not takes_all:
@@ -16216,8 +16250,8 @@ def cmd_retry(call: Call) -> None:
         refuse("retry takes jobs, or --failed, or --group",
                hint="nexus retry ID, nexus retry --failed, or nexus retry --group NAME")
     if takes_failed:
-        ids = [job["id"] for job in ask_for_jobs(call) if not job["retried_as"] and (
-            job["status"] == FAILED or job["cause"] == "dependency")]
+        ids = [job["id"] for job in ask_for_jobs(call)
+               if is_left_to_retry(job["status"], job["cause"], job["retried_as"])]
         if not ids:
             return call.say("no failed job is left to run again")
     change = read_fields(call, CHANGES)
@@ -16226,8 +16260,7 @@ def cmd_retry(call: Call) -> None:
         return show_added(call, call.client.ask("POST", "/jobs/retry", body))
     jobs = [call.client.job(job_id) for job_id in ids]
     for job in jobs:
-        if job["status"] not in FINAL:
-            raise NexusError("conflict", f"job {job['id']} is {job['status']}; only a finished one can be run again")
+        check_can_retry(job["id"], job["status"])
     call.print(*(f"{job['id']}: {job['command']}" for job in jobs))
     call.say(f"{format_count(len(jobs), 'job')} would be run again; this was a dry run")
 

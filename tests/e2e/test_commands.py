@@ -608,6 +608,9 @@ def test_retry_with_other_options(own_home):
     done = own_home.main("retry", "--failed", "--timeout", "1:00:00", "--name", "longer", "--dry-run")
     assert done.out == f"{bad}: exit 4\n" and "1 job would be run again" in done.err, done
     assert len(own_home.client().jobs()) == 1
+    waits = own_home.main("add", "true", "--begin", "+1h").id
+    refused = [own_home.main("retry", waits, *words).err for words in ([], ["--dry-run"])]
+    assert refused[0] == refused[1] and "only a finished one" in refused[0], "a dry run refuses what a retry does, in its words"
     again = own_home.job(own_home.main("retry", "--failed", "--timeout", "1:00:00", "--command", "true").id)
     assert (again["timeout_seconds"], again["command"], again["name"]) == (3600, "true", None)
     assert own_home.main("wait", again["id"]).code == 0
@@ -784,6 +787,11 @@ def test_logs_come_in_order_with_their_times_attempt_by_attempt(own_home):
     with own_home.terminal("logs", job_id) as terminal:
         shown = terminal.end()[1].splitlines()
     assert shown[:4] == shown[5:] == lines and re.fullmatch(r"nexus: attempt 2, \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", shown[4]), shown
+    shown = own_home.main("show", job_id).out
+    assert "Last lines\n  err 2\n" + "".join(f"  {line}\n" for line in lines) in shown and "----" not in shown, shown
+    alike = own_home.main("add", "echo one; echo '---- attempt 9, noon ----'").id
+    assert own_home.main("wait", alike).code == 0
+    assert "Last lines\n  one\n  ---- attempt 9, noon ----\n" in own_home.main("show", alike).out, "the job's own words"
     done = own_home.main("logs", job_id, "--timestamps", "--stream", "stdout")
     assert re.fullmatch(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d out [12]\n){4}", done.out) and "attempt 2" in done.err
     long = own_home.main("add", "head -c 200000 /dev/zero | tr '\\0' x; echo").id
@@ -1041,6 +1049,9 @@ def test_a_cancel_names_what_goes_with_it(own_home):
     done = own_home.main("cancel", first)
     assert f"with it 2 jobs that came after: {second}, {third}" in done.err
     assert f"nexus retry {first} {second} {third}" in done.err, done
+    parents = [add(own_home, "true") for _ in range(2)]
+    child = add(own_home, "true", "--after", ",".join(parents))
+    assert child in own_home.main("cancel", parents[0]).err and child not in own_home.main("cancel", parents[1]).err, "it had gone before"
     token = own_home.main("token", "create", "ann").out.strip()
     environ = {"NEXUS_URL": f"http://127.0.0.1:{own_home.port}", "NEXUS_TOKEN": token}
     mine = own_home.main("add", "true", **environ).id

@@ -368,3 +368,25 @@ def test_each_filter_chooses():
         assert seen == (made[:1] if nexus.FILTERS[name].public else []), f"{name}: nothing is told of what others may not see"
     assert nexus.Choice().given == [] and nexus.Choice(group="").given == ["group"], "which is: of no group"
     assert nexus.describe_filters({"status": ["failed"], "group": "g", "name": "y z"}) == " of group g named 'y z'"
+
+
+MEANT = [  # what is named, the places of this machine, which is called head, those that are meant
+    ("0", ["0", "1"], ["0"]), ("0", ["0.0", "0.1", "1"], ["0.0", "0.1"]), ("0.1", ["0.0", "0.1"], ["0.1"]), ("head:0", ["0", "n1:0"], ["0"]),
+    ("n1:0", ["0", "n1:0", "n1.x:0"], ["n1:0"]), ("n1.2:0", ["n1.2:0.1", "n1:0"], ["n1.2:0.1"]), ("1", ["10", "0.1"], None), ("n2:0", ["0"], None)]
+
+
+@pytest.mark.parametrize("wanted, places, meant", MEANT)
+def test_which_gpus_a_place_means(wanted, places, meant):
+    if meant is None:
+        with pytest.raises(nexus.NexusError, match=f"there is no GPU {wanted}"):
+            nexus.find_places(wanted, places, "head")
+    else:
+        assert nexus.find_places(wanted, places, "head") == meant
+
+
+def test_what_can_never_start_after_others():
+    made = state(job("abc"), job("abd", 2, after=("abc",), pending_dependencies=("abc",)),
+                 job("abe", 3, after_any=("abc",), pending_dependencies=("abc",)),
+                 job("abf", 4, after=("abd", "abc"), pending_dependencies=("abd", "abc")))
+    assert nexus.find_branch(made, ["abc"]) == {"abd": "abc", "abf": "abc"}
+    assert nexus.find_branch(made, ["abd", "abc"]) == {"abf": "abd"}
