@@ -8834,9 +8834,9 @@ class Worker:
 
     pause_s: float | None = 0.0
 
-    def __init__(self, service: Service | Agent, doing: str, step: Callable[[], float | None]) -> None:
+    def __init__(self, loop: HostLoop, doing: str, step: Callable[[], float | None]) -> None:
         import threading
-        self.service, self.doing, self.step, self.is_ended = service, doing, step, False
+        self.loop, self.doing, self.step, self.is_ended = loop, doing, step, False
         self.wanted, self.thread = threading.Event(), threading.Thread(target=self.run, name=doing, daemon=True)
 
     def end(self) -> None:
@@ -8848,12 +8848,12 @@ class Worker:
         while True:
             self.wanted.wait(self.pause_s)
             self.wanted.clear()
-            if self.is_ended or self.service.is_stopping:
+            if self.is_ended or self.loop.is_stopping:
                 return
             try:
                 self.pause_s = self.step()
             except Exception as error:
-                self.service.fail(self.doing, error)
+                self.loop.fail(self.doing, error)
                 self.pause_s = None if self.pause_s is None else max(self.pause_s, WATCH_INTERVAL_S)
 
 
@@ -8931,9 +8931,9 @@ class SlurmBackend(Backend):
         if state.paused or self.error or self.refused.find_why(service.clock.monotonic()):
             return None
         try:
-            service.local.host.write_script(service.starter.make_order(job, variables))
+            service.host.write_script(service.starter.make_order(job, variables))
         except (OSError, NexusError) as error:
-            return service.local.host.judge_start_error(error, job)
+            return service.host.judge_start_error(error, job)
         try:
             limits = find_limits(job, config.jobs)
             slurm_id, words = self.slurm.submit(build_sbatch(job, self.slurm.service_id, folder, limits, config.slurm))
@@ -9230,8 +9230,10 @@ class Observer:
         pause_s = max(refresh_s, PROBE_BACKOFF_FACTOR * took_s)
         return min(pause_s, TROUBLE_INTERVAL_S) if fault else pause_s
 
-    def take_in(self, running: Sequence[Job]) -> None:
-        """Take the latest reading; find the owners of GPU processes, and what the running jobs take."""
+    def take_in(self, running: Sequence[Job]) -> bool:
+        """Take a new reading; find the owners of GPU processes, and what the running jobs take.  False: none is new."""
+        if self.latest is self.observation:
+            return False
         self.observation = self.latest
         self.oom_kills = (*self.oom_kills[-1:], self.machine.count_oom_kills())
         here = [job for job in running if job.current.boot_id == self.machine.boot_id]
@@ -9239,6 +9241,7 @@ class Observer:
         self.misplaced = {(job.id, job.attempt): self.misplaced.get((job.id, job.attempt), "") for job in running}
         self.annotate(running)
         self.measure_jobs(here, members)
+        return True
 
     def annotate(self, jobs: Iterable[Job]) -> None:
         """Find who uses the GPUs.  `jobs`: those that run here."""
@@ -9743,6 +9746,89 @@ class JobHost:
             self.machine.leases.close_own(job.id)
 
 
+class HostLoop:
+    """The loop of a process that looks after jobs on its machine: the service, or the agent of a node.
+
+    The FIFO (a job started or ended), wake(), and timeouts wake it.  Threads read the GPUs and measure memory, so that
+    neither holds up the loop, or the other.
+    """
+
+    def __init__(self, config: Config, layout: Layout, machine: Machine, clock: Clock, disk: Disk, log: logging.Logger,
+                 visible_devices: str | None, umask: int, recorder: int = 0) -> None:
+        self.config, self.layout, self.machine, self.clock, self.disk, self.log = (
+            config, layout, machine, clock, disk, log)
+        self.is_stopping = False
+        self.failure_count = 0
+        self.failed_at = float("-inf")                  # monotonic
+        self.last_failure = ""
+        self.events = RunnerEvents(layout.events_file, log)
+        self.observer = Observer(machine, clock, config, log, visible_devices)
+        self.host = JobHost(self.observer, layout, disk, umask, self.get_limits, self.run_guarded, recorder)
+
+    def get_limits(self, job: Job) -> Limits:
+        return find_limits(job, self.config.jobs)
+
+    @property
+    def may_lack_gpus(self) -> bool:
+        """Whether the machine may be without a GPU, and without what reads them."""
+        return False
+
+    @property
+    def disk_error(self) -> NexusError | None:
+        """Why nothing can be recorded now, which is in the log; other words of that are not."""
+        return None
+
+    def begin_workers(self, *others: Worker) -> None:
+        for worker in (Worker(self, "asking for the GPUs", self.probe),
+                       Worker(self, "measuring jobs' memory", self.observer.measure_memory), *others):
+            worker.thread.start()
+
+    def probe(self) -> float:
+        """Read the GPUs once; return the seconds until the next time."""
+        pause_s = self.observer.probe(self.may_lack_gpus)
+        self.wake()
+        return pause_s
+
+    def wake(self) -> None:
+        self.events.wake()
+
+    def turn(self) -> None:
+        """Wait until something is to be done, and do it."""
+        self.tick(self.events.wait(self.find_wait_s()))
+
+    def tick(self, runner_events: Sequence[RunnerEvent]) -> None:
+        """Run one tick.  A phase that fails is logged and counted; the other phases still run."""
+        raise NotImplementedError
+
+    def find_wait_s(self) -> float:
+        """Seconds until something must be looked at; longer after a failure."""
+        if self.clock.monotonic() - self.failed_at < WATCH_INTERVAL_S:
+            return WATCH_INTERVAL_S
+        return min(WATCH_INTERVAL_S, self.find_due_s(), self.host.find_next_look_s())
+
+    def find_due_s(self) -> float:
+        """Seconds until something is due besides what the jobs here need; infinite: nothing is."""
+        raise NotImplementedError
+
+    def run_guarded(self, doing: str, act: Callable[..., object], *arguments: Any) -> None:
+        """Call `act`; log an error instead of raising it."""
+        try:
+            act(*arguments)
+        except NexusError as error:
+            if self.disk_error is None:
+                self.log.warning("%s: %s", doing, error.message)
+        except Exception as error:
+            self.fail(doing, error)
+
+    def fail(self, doing: str, error: BaseException) -> None:
+        self.failure_count += 1
+        failure, before = f"{doing}: {describe_exception(error)}", self.failed_at
+        self.failed_at = self.clock.monotonic()
+        if failure != self.last_failure or self.failed_at - before > 60:    # repeated errors must not fill the disk
+            self.log.error("Internal error while %s", doing, exc_info=error)
+        self.last_failure = failure
+
+
 def list_news(known: Iterable[tuple[Job, Progress]]) -> Iterator[Finding]:
     """What is not recorded yet of jobs' progress.  A Result comes when none of the job's processes is left."""
     for job, progress in known:
@@ -9778,8 +9864,7 @@ class Local(MachineBackend):
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
-        self.host = JobHost(service.observer, service.layout, service.disk, service.umask,
-                            lambda job: find_limits(job, self.config.jobs), service.run_guarded, os.getpid())
+        self.host: JobHost = service.host
 
     def start(self, job: Job, variables: Mapping[str, str] | None) -> News | None:
         return self.host.start(self.service.starter.make_order(job, variables))
@@ -9958,7 +10043,7 @@ def find_key(job: Job) -> str:
     return f"{job.id}-{job.number}"
 
 
-class Agent:
+class Agent(HostLoop):
     """Looks after a head's jobs on the machine that it runs on.
 
     Each line on stdin is a Question, each line on stdout the Report that replies to it.  What the head wants is in the
@@ -9968,18 +10053,15 @@ class Agent:
     def __init__(self, layout: Layout, config: Config, disk: Disk, head: str, environ: Mapping[str, str],
                  log: logging.Logger) -> None:
         import collections
-        self.clock, self.disk = Clock(), disk
-        self.layout, self.config, self.environ, self.log = layout, config, environ, log
-        self.machine = Machine(config, layout, disk, head)
-        self.observer = Observer(self.machine, self.clock, config, log, find_visible_devices(environ))
+        machine, visible_devices = Machine(config, layout, disk, head), find_visible_devices(environ)
+        super().__init__(config, layout, machine, Clock(), disk, log, visible_devices, os.umask(0o077))
+        self.environ = environ
         self.limits: dict[str, Limits] = {}             # {find_key(): what the head has said last}
-        self.host = JobHost(self.observer, layout, disk, os.umask(0o077), self.get_limits, self.run_guarded)
-        self.events = RunnerEvents(layout.events_file, log)
         self.jobs: dict[str, Job] = {}                  # {find_key(): its attempt here}
         self.refused: dict[str, JobReport] = {}         # {find_key(): the attempt that could not be started}
         self.requests: collections.deque[bytes] = collections.deque()
         self.replies = start_writer(sys.stdout.buffer, "replies")
-        self.is_connected, self.is_stopping = True, False
+        self.is_connected = True
         self.question: Question | None = None           # to be answered
         self.wanted: Mapping[str, Wanted] | None = None     # by the latest question
         self.asked_at = self.clock.monotonic()
@@ -9987,23 +10069,12 @@ class Agent:
         self.shown: tuple[Gpu, ...] | None = None       # the GPUs in it
         self.folders: dict[str, bool] = {}
 
-    def fail(self, doing: str, error: BaseException) -> None:
-        self.log.error("Internal error while %s", doing, exc_info=error)
-
-    def run_guarded(self, doing: str, act: Callable[..., object], *arguments: Any) -> None:
-        try:
-            act(*arguments)
-        except Exception as error:
-            self.fail(doing, error)
-
     def run(self) -> None:
         """Serve until the connection has ended, and no job is left."""
         import threading
-        self.observer.probe(False)
-        for thread in (Worker(self, "reading the GPUs", self.observe).thread,
-                       Worker(self, "looking at directories", self.look_at_folders).thread,
-                       threading.Thread(target=self.read, daemon=True)):
-            thread.start()
+        self.begin_workers(Worker(self, "looking at directories", self.look_at_folders))
+        threading.Thread(target=self.read, daemon=True).start()
+        wait_until(lambda: self.observer.latest is not self.observer.observation, SMI_WAIT_S, 0.01)
         self.reply(Hello(
             f"{self.machine.boot_id} {read_machine()}", self.machine.boot_id, ".".join(map(str, sys.version_info[:3])),
             self.machine.launcher.login_variables(), os.path.abspath(__file__), self.config.jobs.cpu_slots))
@@ -10012,11 +10083,11 @@ class Agent:
                 self.take_over(name)
         self.tick_jobs()
         while self.is_asked() or any(not (one.is_over or one.requeue) for one in self.host.hosted.values()):
-            self.tick(self.events.wait(self.find_wait_s()))
+            self.turn()
 
     def get_limits(self, job: Job) -> Limits:
         """The limits of a job.  Of one that an older agent kept: what this machine's configuration says."""
-        return self.limits.get(find_key(job)) or find_limits(job, self.config.jobs)
+        return self.limits.get(find_key(job)) or super().get_limits(job)
 
     def take_over(self, name: str) -> None:
         """Go on with a job of an earlier agent, from its folder.  Raises: KeyError, TypeError, ValueError, NexusError.
@@ -10036,47 +10107,44 @@ class Agent:
         """Whether a head is there.  That it has vanished without a word, the connection shows much later."""
         return self.is_connected and self.clock.monotonic() - self.asked_at < HEAD_SILENCE_S
 
-    def observe(self) -> float:
-        """Read the GPUs, and what jobs take; return the pause in seconds."""
-        pause_s = self.observer.probe(False)
-        self.events.wake()
-        self.observer.measure_memory()
-        return pause_s
-
     def look_at_folders(self) -> float:
         """See which of the head's directories are there, in a thread, as a file system may hang; return the pause."""
         question = self.question
         found = {path: is_folder(self.disk, path) for path in (question.folders if question else ())}
         if question and found != self.folders:
             self.folders = found
-            self.events.wake()
+            self.wake()
         return FOLDERS_INTERVAL_S if found else 0.05
 
     def read(self) -> None:
         """In a thread: read the requests."""
         for line in sys.stdin.buffer:
             self.requests.append(line)
-            self.events.wake()
+            self.wake()
         self.is_connected = False
-        self.events.wake()
+        self.wake()
 
     def reply(self, answer: Value) -> None:
         self.replies.put(encode_json(encode_value(answer)).encode("ascii") + b"\n")
 
-    def find_wait_s(self) -> float:
-        """Seconds until something must be looked at."""
-        pause_s = LOG_INTERVAL_S if self.question and self.jobs else WATCH_INTERVAL_S
-        return min(pause_s, self.host.find_next_look_s())
+    def find_due_s(self) -> float:
+        return LOG_INTERVAL_S if self.question and self.jobs else float("inf")
 
-    def tick(self, events: Sequence[RunnerEvent]) -> None:
-        """Take in requests and events, look after the jobs, and reply."""
+    def tick(self, runner_events: Sequence[RunnerEvent]) -> None:
+        self.run_guarded("taking questions", self.take_questions)
+        self.run_guarded("reading GPUs", self.observer.take_in, list(self.jobs.values()))
+        self.run_guarded("looking after jobs", self.look_after_jobs, runner_events)
+
+    def take_questions(self) -> None:
+        """Take in what has come; each question ends the wait for news of the one before."""
         while self.requests:
             if self.question:
                 self.answer(self.tick_jobs())
             self.run_guarded("taking a request", self.take, self.requests.popleft())
-        if self.observer.latest is not self.observer.observation:
-            self.observer.take_in(list(self.jobs.values()))
-        known = self.tick_jobs(events)
+
+    def look_after_jobs(self, runner_events: Sequence[RunnerEvent]) -> None:
+        """Follow the jobs, end and forget those that must, and reply."""
+        known = self.tick_jobs(runner_events)
         for key, progress in known.items():
             if progress.stop and not self.jobs[key].current.stop_cause:
                 self.run_guarded(f"stopping job {key}", self.stop, key, *progress.stop)
@@ -10823,7 +10891,7 @@ class Outcomes(Part):
 
     def find_runtime_s(self, job: Job, now: float) -> float:
         """Seconds that a job has run.  The wall clock, which may have been set, is the last resort."""
-        host: JobHost = self.service.local.host
+        host: JobHost = self.service.host
         hosted = host.hosted.get(job.id)
         runtime_s = (hosted if hosted and hosted.job.attempt == job.attempt else HostedJob(host, job)).find_runtime_s()
         return max(0.0, find_age(job, now)) if runtime_s is None else runtime_s
@@ -10832,7 +10900,7 @@ class Outcomes(Part):
         """Drop what was kept for a running job."""
         for table in (self.unrecorded, self.learned, self.service.observer.usage):
             table.pop(job.id, None)
-        self.service.local.host.forget(job)
+        self.service.host.forget(job)
 
     def report_end(self, before: Job, job: Job) -> None:
         """Log an end, and tell the GPU guard of it.  `before`: the job as it ran."""
@@ -10902,9 +10970,9 @@ class Starter(Part):
             backend = next((one for one in self.service.backends if one.has(job)), self.service.local)
             news = backend.start(job, variables)
         except (OSError, NexusError) as error:
-            news = self.service.local.host.fail(job, error)
+            news = self.service.host.fail(job, error)
         except Exception as error:
-            hosted = self.service.local.host.hosted.get(job.id)
+            hosted = self.service.host.hosted.get(job.id)
             if not hosted or hosted.launched_at is None:
                 why = format_line(describe_exception(error), 300)
                 self.service.outcomes.take_news(job, Result(None, None, 0.0, "launch", why))
@@ -11764,12 +11832,6 @@ class GpuWatch(Part):
         self.idle: Mapping[str, tuple[float, float, float]] = {}
         self.looked_at = float("-inf")                      # monotonic: when jobs were looked at for that
 
-    def probe(self) -> float:
-        """Read the GPUs once; return the seconds until the next time."""
-        pause_s: float = self.observer.probe(bool(self.service.pool.nodes))         # a head may have no GPU
-        self.service.wake()
-        return pause_s
-
     def set_gpu_paused(self, place: str, is_paused: bool, who: str) -> None:
         """Pause or resume a GPU, or all slices of a card, also of a node.  Raises: not_found."""
         self.first_probe.wait(FIRST_LOOK_S)
@@ -11792,10 +11854,10 @@ class GpuWatch(Part):
 
     def take_in_observation(self) -> None:
         """Take the latest reading of the GPUs, and show it to the scheduler."""
-        latest, before = self.observer.latest, self.observer.observation
-        if latest is before:
+        before = self.observer.observation
+        if not self.observer.take_in(self.service.local.list_jobs()):
             return
-        self.observer.take_in(self.service.local.list_jobs())
+        latest = self.observer.observation
         self.show_gpus()
         self.note_loads()
         if (latest.error != before.error or len(latest.gpus) != len(before.gpus)) and not self.service.is_slurm:
@@ -12659,16 +12721,18 @@ def settle(row: Mapping[str, Any]) -> dict[str, Any]:
         "estimated_start": start and f"{start[:17]}00Z"})
 
 
-class Service:
+class Service(HostLoop):
     """The service: its parts take requests, watch, start and end jobs; its loop drives them."""
 
     def __init__(self, config: Config, layout: Layout, store: Store, machine: Machine, clock: Clock, disk: Disk,
                  log: logging.Logger, environ: Mapping[str, str]) -> None:
         from collections import Counter
-        self.config, self.layout, self.store, self.machine = config, layout, store, machine
-        self.clock, self.disk, self.log = clock, disk, log
-        self.environ = list_inherited(environ)          # `nexus serve` may be typed in a job
+        self.is_slurm = config.jobs.launcher == "slurm"
+        self.visible_devices = None if self.is_slurm else find_visible_devices(environ)
         self.umask = int(environ.get("NEXUS_UMASK", "022"), 8)      # for hooks, and for jobs without one
+        super().__init__(config, layout, machine, clock, disk, log, self.visible_devices, self.umask, os.getpid())
+        self.store = store
+        self.environ = list_inherited(environ)          # `nexus serve` may be typed in a job
         self.former_python = environ.get("NEXUS_FORMER_PYTHON", "")     # in whose place the supervisor took another
         self.user = find_user(os.geteuid())
         self.owner = Caller(self.user, self.user)
@@ -12676,21 +12740,14 @@ class Service:
         self.url = ""                                       # where it listens, once it does
         self.node = store.host.partition(CONTAINER)[0]
         self.started_monotonic = clock.monotonic()
-        self.is_stopping = self.is_going_down = False
+        self.is_going_down = False
         self.plan = Plan(hold=Reason("node-down", "", "the service has not read the GPUs yet"))
         self.turned_at = clock.monotonic()                  # when the last tick ended
         self.tick_s = 0.0                                   # how long that took
         # Jobs that have ended since this service started, for GET /metrics
         self.end_counts = Counter({(COMPLETED, ""): 0, (FAILED, "exit"): 0, (CANCELLED, "killed"): 0})
         store.note_status_changes = self.note_status_changes
-        self.failure_count = 0
-        self.failed_at = float("-inf")                      # monotonic
-        self.last_failure = ""
-        self.events = RunnerEvents(layout.events_file, log)
         self.hooks = Hooks(self)
-        self.is_slurm = config.jobs.launcher == "slurm"
-        self.visible_devices = None if self.is_slurm else find_visible_devices(environ)
-        self.observer = Observer(machine, clock, config, log, self.visible_devices)
         self.jobs_file = JobsFile(self, config.jobs.jobs_file) if config.jobs.jobs_file else None
         self.scripts = ScriptRules(self)
         self.drafts = Drafts(self)
@@ -12708,8 +12765,13 @@ class Service:
         has_slurm_jobs = any(job.current.slurm_key for job in store.state.live.values())
         self.cluster = SlurmBackend(self) if self.is_slurm or has_slurm_jobs else None
 
-    def wake(self) -> None:
-        self.events.wake()
+    @property
+    def may_lack_gpus(self) -> bool:
+        return bool(self.pool.nodes)
+
+    @property
+    def disk_error(self) -> NexusError | None:
+        return self.store.last_error
 
     def change(self, decide: Callable[[State], Iterable[Put]], message: str, *details: object) -> Any:
         """Commit the changes of a request, log the message, wake the loop.  Raises: what Store.update() raises."""
@@ -12746,16 +12808,13 @@ class Service:
         """Work until stop() is called, or until somebody has removed the home, or the lock that it holds there."""
         self.run_guarded("looking for jobs whose hook is due", self.hooks.begin)
         self.outcomes.adopt()
-        for worker in (Worker(self, "asking for the GPUs", self.gpu_watch.probe),
-                       Worker(self, "measuring jobs' memory", self.observer.measure_memory),
-                       Worker(self, "looking at the disks", self.health.look_at_disks),
-                       Worker(self, "writing state.json", self.housekeeping.keep_state),
-                       Worker(self, "trimming the history", self.housekeeping.trim_history),
-                       self.hooks.worker, self.log_watch.worker,
-                       *(one.worker for one in (self.cluster, self.jobs_file) if one)):
-            worker.thread.start()
+        self.begin_workers(Worker(self, "looking at the disks", self.health.look_at_disks),
+                           Worker(self, "writing state.json", self.housekeeping.keep_state),
+                           Worker(self, "trimming the history", self.housekeeping.trim_history),
+                           self.hooks.worker, self.log_watch.worker,
+                           *(one.worker for one in (self.cluster, self.jobs_file) if one))
         while not self.is_stopping:
-            self.tick(self.events.wait(self.next_wait_s()))
+            self.turn()
             if not self.disk.stat(lock).st_nlink:
                 self.log.warning("Service ended: %s was removed", self.layout.lock_file)
                 return
@@ -12774,7 +12833,7 @@ class Service:
 
         def end(state: State) -> Changes:
             for job in list(state.running.values()):
-                hosted = self.local.host.hosted.get(job.id)
+                hosted = self.host.hosted.get(job.id)
                 is_over = job.id in self.outcomes.unrecorded or (hosted and hosted.result and not hosted.processes_left)
                 if self.local.has(job) and not job.current.stop_cause and not is_over:
                     yield change_job(job, stop_cause="reboot", stop_line=MACHINE_DOWN)
@@ -12783,10 +12842,9 @@ class Service:
         self.log.info("The machine goes down: its jobs are ended")
         give_up_at = self.clock.monotonic() + self.config.jobs.kill_grace_seconds + 2 * RUNNER_TIMEOUT_S
         while self.local.list_jobs() and self.clock.monotonic() < give_up_at:
-            self.tick(self.events.wait(self.next_wait_s()))
+            self.turn()
 
     def tick(self, runner_events: Sequence[RunnerEvent]) -> None:
-        """Run one tick.  A phase that fails is logged and counted; the other phases still run."""
         began = self.clock.monotonic()
         for backend in self.backends:
             self.run_guarded(f"hearing of jobs {backend.name or 'here'}", self.take_in, backend, runner_events)
@@ -12817,34 +12875,13 @@ class Service:
     def backends(self) -> Sequence[Backend]:
         return (self.local, *self.pool.nodes.values(), *([self.cluster] if self.cluster else []))
 
-    def run_guarded(self, doing: str, act: Callable[..., object], *arguments: Any) -> None:
-        """Call `act`; log an error instead of raising it."""
-        try:
-            act(*arguments)
-        except NexusError as error:
-            if self.store.last_error is None:
-                self.log.warning("%s: %s", doing, error.message)
-        except Exception as error:
-            self.fail(doing, error)
-
-    def fail(self, phase: str, error: BaseException) -> None:
-        self.failure_count += 1
-        failure, before = f"{phase}: {describe_exception(error)}", self.failed_at
-        self.failed_at = self.clock.monotonic()
-        if failure != self.last_failure or self.failed_at - before > 60:    # repeated errors must not fill the disk
-            self.log.error("Internal error while %s", phase, exc_info=error)
-        self.last_failure = failure
-
-    def next_wait_s(self) -> float:
-        is_late = self.clock.monotonic() - self.failed_at < WATCH_INTERVAL_S
-        next_look_s = self.local.host.find_next_look_s()
-        if is_late or (self.store.last_error and next_look_s == float("inf")):
-            return WATCH_INTERVAL_S             # backoff after a failure
+    def find_due_s(self) -> float:
+        if self.store.last_error:                           # it is tried again as after any failure
+            return float("inf")
         if self.outcomes.unrecorded:
             return TERMINATION_INTERVAL_S
         until = self.plan.delayed_until
-        delay_s = WATCH_INTERVAL_S if until is None else max(0.01, until - self.clock.now())
-        return min(WATCH_INTERVAL_S, delay_s, next_look_s)
+        return float("inf") if until is None else max(0.01, until - self.clock.now())
 
     def record(self, job: Job, is_synced: bool = True, /, **facts: Any) -> None:
         """Change fields of a job, or of its last attempt.  Raises: unavailable."""
@@ -12857,7 +12894,7 @@ class Service:
         evidence = {job.id: self.outcomes.gather_evidence(job, over[job.id])
                     for job in self.store.state.live.values() if job.id in over}
         hold = "the machine goes down" if self.is_going_down else (
-            self.local.host.start_backoff.find_why(self.clock.monotonic()) or "")
+            self.host.start_backoff.find_why(self.clock.monotonic()) or "")
         starting: list[tuple[Job, Mapping[str, str] | None]] = []
 
         def decide(state: State) -> Changes:

@@ -89,6 +89,26 @@ def test_without_psutil_there_the_job_says_so(box):
     live.until(lambda: any("psutil is missing there" in note for note in box.job(job_id)["notes"]), lambda: box.job(job_id))
 
 
+def test_a_program_that_hangs_there_holds_up_no_limit(box):
+    """What reads the GPUs keeps neither memory from being measured, nor the agent from its head."""
+    smi, ssh, hung = box.folder / "far-bin" / "nvidia-smi", box.bin / "ssh", box.folder / "hung"
+    smi.write_text(f"#!/bin/sh\n[ -e {box.folder}/hang ] || exit 6\ntouch {hung}\nexec sleep 600\n")
+    smi.chmod(0o755)
+    ssh.write_text(ssh.read_text().replace("export ", "unset NEXUS_MOCK_GPUS; export "))
+    kill_agent(box)
+    job_id = box.add(f"until [ -e {box.folder}/grow ]; do sleep 0.1; done; exec {box.holder}", node="n1", gpus=0)
+    live.until(lambda: box.job(job_id)["peak_rss_mib"], "its first measurement")
+    (box.folder / "hang").touch()
+    live.until(hung.exists, "a call that hangs")
+    before_s = box.job(job_id)["runtime_seconds"]
+    (box.folder / "grow").touch()
+    job = box.wait(job_id, "failed")
+    assert job["cause"] == "host-memory" and job["runtime_seconds"] - before_s < 30, job
+    hung.unlink()
+    kill_agent(box)
+    live.until(lambda: hung.exists() and box.call("GET", "/nodes")[1][1]["is_reachable"], lambda: box.call("GET", "/nodes")[1])
+
+
 # What a job may do in its own folder on the node, and to the FIFO of its agent
 SABOTAGE = r"""
 cd "$(dirname "$(ls FAR/agent/*/jobs/job_"$NEXUS_JOB_ID"-*/job.sh)")" || exit 9

@@ -52,7 +52,7 @@ class Bench:
         machine = nexus.Machine(self.config, self.layout, disk, self.store.service_id)
         self.service = nexus.Service(self.config, self.layout, self.store, machine, clock, disk, log,
                                      {"HOME": "/root", "SERVICE": "1"})
-        self.service.gpu_watch.probe()
+        self.service.probe()
         self.service.gpu_watch.take_in_observation()
         self.api = nexus.Api(self.service, TOKEN)
 

@@ -192,7 +192,7 @@ class World:
         os.close(self.service.events.source)
 
     def probe(self):
-        self.service.gpu_watch.probe()
+        self.service.probe()
         self.service.gpu_watch.take_in_observation()
         self.service.observer.measure_memory()
 
@@ -686,10 +686,10 @@ def test_a_slow_nvidia_smi_is_waited_for_and_said(world):
 def test_how_often_nvidia_smi_is_asked(world):
     w = world(refresh_rate_seconds=600)
     w.machine.query_gpus = lambda known: (w.clock.pass_(8), (_ for _ in ()).throw(nexus.NexusError("unavailable", "no")))[1]
-    assert w.service.gpu_watch.probe() == nexus.TROUBLE_INTERVAL_S, "soon again, when it fails"
+    assert w.service.probe() == nexus.TROUBLE_INTERVAL_S, "soon again, when it fails"
     w.service.observer.config = makers.config(refresh_rate_seconds=1)
     w.machine.query_gpus = lambda known: (w.clock.pass_(3), [makers.gpu(0)])[1]
-    assert w.service.gpu_watch.probe() == 30, "seldom, when it is slow"
+    assert w.service.probe() == 30, "seldom, when it is slow"
 
 
 def test_a_worker_goes_on_after_a_step_that_failed(world, monkeypatch):
@@ -970,7 +970,7 @@ def test_a_job_begins_when_it_is_to(world):
     later, now = w.add(gpus=0, begin="+2h"), w.add(gpus=0)
     w.turn()
     assert (w.job(later).status, w.job(now).status) == ("pending", "running")
-    assert w.job(later).begin_at == w.clock.wall + 7200 and w.service.next_wait_s() <= 7200
+    assert w.job(later).begin_at == w.clock.wall + 7200 and w.service.find_wait_s() <= 7200
     w.turn(seconds=7199)
     assert w.job(later).status == "pending" and w.api(later)["waiting_for"] == "begins in 1s, as asked"
     w.turn(seconds=1.5)
