@@ -5528,6 +5528,13 @@ class Disk:
         """fsync() without the times of the file."""
         os.fdatasync(handle)
 
+    def renumber(self, handle: int, least: int) -> int:
+        """The same open file as a handle of at least this number, in place of this one."""
+        import fcntl
+        moved = fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, least)
+        os.close(handle)
+        return moved
+
     def lock(self, handle: int, is_shared: bool = False, waits: bool = False) -> bool:
         """Lock an open file until it is closed; False when somebody else has locked it, unless this `waits`."""
         import fcntl
@@ -6384,8 +6391,11 @@ class Spawned(Value):
         return status if ended else None
 
 
-def spawn(argv: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes] | Spawned:
+def spawn(argv: Sequence[str], environ: Mapping[str, str],
+          handles: Sequence[int] = ()) -> subprocess.Popen[bytes] | Spawned:
     """Start a program of PATH that goes on by itself: in a session of its own, in /, on /dev/null.  Raises: OSError.
+
+    `handles`: open files that it gets, under the same numbers.
 
     posix_spawn() takes a third of subprocess's time, and of that before Python 3.10, which forks, a thirtieth.  It
     cannot change the directory, and some builds of Python cannot have it make a session.
@@ -6393,7 +6403,10 @@ def spawn(argv: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[b
     import signal
     import subprocess
     if os.getcwd() == "/":
-        files = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0), *(
+        # A copy is inherited; onto its own number dup2() changes nothing in older C libraries.
+        files: list[tuple[Any, ...]] = [
+            (os.POSIX_SPAWN_DUP2, *pair) for handle in handles for pair in ((handle, 1), (1, handle))]
+        files += [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0), *(
             (os.POSIX_SPAWN_DUP2, 0, number) for number in (1, 2))]
         paths = (f"{folder}/{argv[0]}" for folder in environ["PATH"].split(":"))
         program = next((path for path in paths if os.access(path, os.X_OK) and os.path.isfile(path)), argv[0])
@@ -6401,7 +6414,7 @@ def spawn(argv: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[b
             return Spawned(os.posix_spawn(program, list(argv), environ, file_actions=files, setsid=True,
                                           setsigdef=[signal.SIGPIPE, signal.SIGXFSZ]))
     return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                            cwd="/", env=environ, start_new_session=True)
+                            cwd="/", env=environ, pass_fds=handles, start_new_session=True)
 
 
 def withhold_descriptors() -> None:
@@ -6887,6 +6900,9 @@ LEASE_TIMEOUT_S = 0.003         # another service that only looks keeps a file l
 LEASE_TOUCH_S = 3600.0          # more often than cleaners of /tmp run
 
 
+FIRST_LEASE = 10            # the least handle of a lease: job.sh uses those below for itself
+
+
 class Leases:
     """Which user's service has which GPU, without root and without a common service.
 
@@ -6922,6 +6938,7 @@ class Leases:
                     handle, holder = self.lock(folder, uuid)
                     if handle is None:
                         raise NexusError("conflict", f"the nexus of {holder} took {uuid} first")
+                    handle = self.disk.renumber(handle, FIRST_LEASE)
                     files.append((os.path.join(self.folder, name_lease(uuid)), handle))
         except BaseException:
             self.close_own(job_id)
@@ -6933,6 +6950,10 @@ class Leases:
         The second path is that of an open file, which nobody can replace.
         """
         return [(path, f"{PROC}/{os.getpid()}/fd/{handle}", self.service_id) for path, handle in self.held[job_id]]
+
+    def handles(self, job_id: str) -> list[int]:
+        """The handles of a job's locked files.  A child that gets them has the locks."""
+        return [handle for _, handle in self.held[job_id]]
 
     def close_own(self, job_id: str) -> None:
         """Close this service's descriptors for a job: from then on the locks are its runner's alone."""
@@ -7013,6 +7034,7 @@ class Launcher:
     """How job.sh is started, and the service's supervisor: in a session, with a terminal to attach to, or without."""
     program = ""                                        # of PATH; "": it needs none
     session_prefix = ""                                 # of the names of jobs' sessions; "": it has no sessions
+    passes_handles = False                              # whether job.sh inherits open files of the service
 
     def __init__(self, disk: Disk, layout: Layout) -> None:
         self.disk, self.layout = disk, layout
@@ -7064,9 +7086,7 @@ SESSION_OVER, NOT_OPENED = 1, 2         # exit codes of attach()
 
 class Direct(Launcher):
     """No session: job.sh is a child of the service, and the supervisor of init."""
-
-    def environ(self) -> dict[str, str]:
-        return {**super().environ(), "LC_ALL": "C"}     # bash starts sooner without a locale
+    passes_handles = True
 
     def argv(self, name: str, command: Sequence[str], *, is_daemon: bool) -> list[str]:
         return ["/bin/sh", "-c", '"$@" &', name, *command] if is_daemon else list(command)
@@ -7293,13 +7313,18 @@ class Machine:
             self.no_terminal = error.message if error else f'launcher is "{config.jobs.launcher}"'
         self.children: dict[str, subprocess.Popen[bytes] | Spawned] = {}        # {job id: what launch() has started}
         self.boot_id = read_boot_id()
-        self.environ = self.launcher.environ()
+        # screen and bash start sooner without a locale; who attaches brings one.
+        self.environ = {**self.launcher.environ(), "LC_ALL": "C"}
         withhold_descriptors()
 
-    def launch(self, job: Job, script: str) -> str | None:
-        """Start a job's script; return the PID.NAME of its session, if it has one.  Raises: OSError."""
+    def launch(self, job: Job, script: str, handles: Sequence[int] = ()) -> str | None:
+        """Start a job's script; return the PID.NAME of its session, if it has one.  Raises: OSError.
+
+        `handles`: open files for it, of a launcher that passes them.
+        """
         command, name = ["bash", script, str(job.attempt)], f"{self.launcher.session_prefix}{job.id}"
-        child = self.children[job.id] = spawn(self.launcher.argv(name, command, is_daemon=False), self.environ)
+        argv = self.launcher.argv(name, command, is_daemon=False)
+        child = self.children[job.id] = spawn(argv, self.environ, handles)
         if not self.launcher.session_prefix:
             return None
         self.processes.set_aside(child.pid)
@@ -7607,8 +7632,8 @@ say() { [ -p "$events" ] && printf '%s\n' "$*" 1<>"$events"; } 2>/dev/null
 uptime_cs() { read -r up rest < /proc/uptime; up=${up%.*}${up#*.}; }
 fail() { say fail "$id" "$attempt" "$@"; printf '%s\n' "$*" >&7; exit 0; }
 # The locks on the GPUs' lease files keep other users' services off.  The service holds them until this script does.
-# Anybody may write the folder, so the files are opened by the descriptors of the service, and must name it.
-leases=()
+# It has them in `leases`; or from screen, which passes no descriptor on, it shares them.  Anybody may write the folder:
+# so the files are opened by the descriptors of the service, and must name it.
 hold_leases() {
   local number file owner
   for number in "${!lease_files[@]}"; do
@@ -7950,10 +7975,11 @@ def build_launch(job: Job, environment: Mapping[str, str], has_carried: bool) ->
     return "", pairs, words
 
 
-def build_script(job: Job, environment: Mapping[str, str], layout: Layout,
-                 leases: Sequence[tuple[str, str, str]] = (), recorder: int = 0) -> str:
+def build_script(job: Job, environment: Mapping[str, str], layout: Layout, leases: Sequence[tuple[str, str, str]] = (),
+                 handles: Sequence[int] = (), recorder: int = 0) -> str:
     """The text of a job's job.sh.
 
+    `leases`: Leases.paths(), of which it takes the locks.  `handles`: it gets these open files, which have the locks.
     `recorder`: the pid of a service beside it, which records its end: job.sh need not wait for the disk; 0: none.
     """
     is_slurm = job.current.slurm_key is not None
@@ -7981,6 +8007,7 @@ def build_script(job: Job, environment: Mapping[str, str], layout: Layout,
         f"# Job {job.id} of nexus, user {user}.  Run by hand (bash job.sh) it just runs the command; nexus calls it "
         "with the attempt's number.", "attempt=${1:-}",
         *(f"{name}={quote(text)}" for name, text in settings.items()), f"umask={umask}",
+        f"leases=({' '.join(map(str, handles))})",
         f"lease_files=({' '.join(quote(path) for path, _, _ in leases)})",
         f"lease_handles=({' '.join(path for _, path, _ in leases)})", "",
         HIDE_SCRIPT,
@@ -9645,10 +9672,11 @@ class JobHost:
             if error.kind != "conflict":
                 self.observer.lease_backoff.fail(self.clock.monotonic(), error)
             return Requeue(error.message)
-        script = self.write_script(order, leases.paths(job.id) if leases else ())
+        handles = leases.handles(job.id) if leases and self.machine.launcher.passes_handles else ()
+        script = self.write_script(order, leases.paths(job.id) if leases and not handles else (), handles)
         hosted = self.hosted[job.id] = HostedJob(self, job)
         hosted.launched_at = self.clock.monotonic()
-        hosted.session = self.machine.launch(job, script)
+        hosted.session = self.machine.launch(job, script, handles)
         self.start_backoff.succeed()
         return None
 
@@ -9675,7 +9703,8 @@ class JobHost:
         self.log.error("Nothing is started for %.0f s: %s", self.start_backoff.rest_s, why)
         return Requeue(why)
 
-    def write_script(self, order: Order, leases: Sequence[tuple[str, str, str]] = ()) -> str:
+    def write_script(self, order: Order, leases: Sequence[tuple[str, str, str]] = (),
+                     handles: Sequence[int] = ()) -> str:
         """Write a job's folder and its job.sh; return the path of that.  Raises: OSError."""
         job, gpus = order.job, self.observer.observation.gpus
         folder = self.layout.folder_of(job)
@@ -9686,7 +9715,7 @@ class JobHost:
             write_atomic(self.disk, os.path.join(job.cwd, "main.py"), [order.code], is_synced=False)
         job = replace(fill_cuda_numbers(job, gpus), umask=self.umask if job.umask is None else job.umask)
         environ = build_environment(job, order.variables, gpus, find_free_port(job.number))
-        text = build_script(job, environ, self.layout, leases, self.recorder)
+        text = build_script(job, environ, self.layout, leases, handles, self.recorder)
         script = os.path.join(folder, "job.sh")
         if not write_new(self.disk, script, text, 0o700):       # a shell may be reading that of an earlier attempt
             write_atomic(self.disk, script, [text], 0o700, is_synced=False)

@@ -42,14 +42,15 @@ class Box:
         self.screen = nexus.Screen(nexus.DISK, self.layout)
         self.screen.prepare()
 
-    def prepare(self, command, leases=(), environment=None, **fields):
+    def prepare(self, command, leases=(), environment=None, handles=(), **fields):
         """Write job.sh; return the job."""
         given = {"cwd": self.home, "attempt": 1, "command": command, "gpu_uuids": (), **fields}
         job = running(given.pop("id", "abc"), **given)
         folder = self.layout.job_folder(job.id)
         os.makedirs(folder, exist_ok=True)
         variables = {"PATH": os.environ["PATH"]} if environment is None else environment
-        nexus.write_atomic(nexus.DISK, f"{folder}/job.sh", [nexus.build_script(job, variables, self.layout, leases)], 0o700)
+        script = nexus.build_script(job, variables, self.layout, leases, handles)
+        nexus.write_atomic(nexus.DISK, f"{folder}/job.sh", [script], 0o700)
         return job
 
     def start(self, job, **options):
@@ -512,7 +513,7 @@ def test_by_hand_it_just_runs_the_command(box):
 SHELLCHECK = ["shellcheck", "--exclude=SC2086,SC2015,SC2046"]
 SCRIPTS = [  # name, its shell, its text, what is excluded beside
     ("job.sh", "bash", lambda job, layout: nexus.build_script(
-        nexus.change_job(job, snapshot="a", snapshot_repo="/repo").value, {"A": "b"}, layout, [("/leases/1", "/proc/2/fd/3", "0-a")], ()),
+        nexus.change_job(job, snapshot="a", snapshot_repo="/repo").value, {"A": "b"}, layout, [("/leases/1", "/proc/2/fd/3", "0-a")], [10]),
      "SC2119,SC2120"),                                  # its command takes what Slurm adds
     ("the supervisor", "dash", lambda job, layout: nexus.SUPERVISOR_SCRIPT, "SC2155"),
     ("conda", "bash", lambda job, layout: nexus.CONDA_SCRIPT, "SC2154"),
@@ -546,11 +547,14 @@ def leases(box):
 GPUS = [f"GPU-{number}" for number in range(12)]            # more than a shell's one-digit descriptors
 
 
-def test_the_leases_are_held_while_it_runs_and_dropped_before_the_end_is_said(box, leases):
+@pytest.mark.parametrize("is_passed", [False, True], ids=["shared", "passed on"])
+def test_the_leases_are_held_while_it_runs_and_dropped_before_the_end_is_said(box, leases, is_passed):
     mine, theirs = leases("0-aaaaaaaa"), leases("0-bbbbbbbb")
     mine.take("abc", GPUS)
     os.mkfifo(f"{box.home}/go")
-    box.start(box.prepare("read x < go", leases=mine.paths("abc"), gpu_uuids=GPUS))
+    given = {"handles": mine.handles("abc")} if is_passed else {"leases": mine.paths("abc")}
+    assert min(mine.handles("abc")) >= nexus.FIRST_LEASE
+    box.start(box.prepare("read x < go", gpu_uuids=GPUS, **given), pass_fds=given.get("handles", ()))
     box.hear("start")
     mine.close_own("abc")
     assert theirs.find_holders([*GPUS, "GPU-x"]) == dict.fromkeys(GPUS, nexus.find_user(os.geteuid()))

@@ -125,7 +125,7 @@ class FakeMachine(nexus.Machine, nexus.NvidiaSmi):
             raise self.shown
         return self.shown
 
-    def launch(self, job, script):
+    def launch(self, job, script, handles=()):
         if self.refusal:
             raise self.refusal
         self.launched.append((job.id, job.attempt))
