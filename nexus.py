@@ -1755,9 +1755,13 @@ def walk_queue(state: State, classes: dict[Any, list[QueueItem]],
         heads.setdefault(job.user, []).append((job.preemptible, *key, job_id, 0, one))
     for heap in heads.values():
         heapq.heapify(heap)
+
+    def find_turn(user: str) -> tuple[Any, ...]:
+        head = heads[user][0]
+        return head[:3], used.get(user, 0.0), state.last_starts.get(user, 0.0), head
+
     while heads:
-        user = next(iter(heads)) if len(heads) == 1 else min(heads, key=lambda user: (
-            heads[user][0][:3], used.get(user, 0.0), state.last_starts.get(user, 0.0), heads[user][0]))
+        user = next(iter(heads)) if len(heads) == 1 else min(heads, key=find_turn)
         preemptible, *_, job_id, at, one = heads[user][0]
         yield one, state.jobs[job_id]
         items = classes.get(one, [])
@@ -4087,7 +4091,7 @@ def explain_shortage(job: Job, planned: Plan, config: GpuConfig, now: float, rea
     never = find_never(job, machines) or find_unshared(job, [gpu for gpus in machines.values() for gpu in gpus])
     if never and not is_unknown and not lacking:
         return never
-    closed = [why.detail for name in machines for why in (planned.machines[name],) if why]
+    closed = [why.detail for why in map(planned.machines.get, machines) if why]
     verdicts = [(one, why) for one, why in list_verdicts(job, planned.gpus, config, now)
                 if not planned.machines.get(one.gpu.node)]
     total, free = len(verdicts), sum(why is None for _, why in verdicts)
@@ -6493,14 +6497,17 @@ class NvidiaSmi(GpuSource):
         indices = {uuid: gpu.index for uuid, gpu in known.items()}
         gpus, messages = parse_gpus(answer.output, self.fields, indices)
         if answer.exit_code not in (0, 14):
-            # A card that cannot be opened hides the others unless they are asked for by index; newer drivers show them.
-            is_hidden = not gpus and "device handle" in answer.output
-            listed = re.findall(GPU_LISTED, self.ask("-L").output) if is_hidden else []
-            only = ("-i", ",".join([str(gpu.index) for gpu in gpus if not gpu.fault] + listed))
-            answer = self.ask_gpus(*only) if listed else answer
-            if not gpus and answer.exit_code not in (0, 14):
-                raise fail_smi(answer)
-            gpus = parse_gpus(answer.output, self.fields, indices)[0] if listed else gpus
+            usable = [str(gpu.index) for gpu in gpus if not gpu.fault]
+            if not gpus and "device handle" in answer.output:
+                # A card that cannot be opened hides the others, unless they are asked for by index; newer drivers show
+                # them.
+                usable = re.findall(GPU_LISTED, self.ask("-L").output)
+                answer = self.ask_gpus("-i", ",".join(usable)) if usable else answer
+            if not gpus:
+                if answer.exit_code not in (0, 14):
+                    raise fail_smi(answer)
+                gpus = parse_gpus(answer.output, self.fields, indices)[0]
+            only = ("-i", ",".join(usable))
         gpus = sorted([*gpus, *self.find_missing(gpus, known, messages)], key=lambda gpu: gpu.index)
         if all(gpu.fault for gpu in gpus):
             return gpus
@@ -6696,9 +6703,9 @@ class Processes:
             if parent in tidying and mark not in by_mark:
                 tidying.add(pid)
                 continue
-            started, former = self.owners.get(pid, (0, ""))
-            owner = by_mark.get(former) if started == process.started else None
-            owner = runners.get(pid) or owner or by_mark.get(mark) or leader or found.get(parent)
+            started, former_mark = self.owners.get(pid, (0, ""))
+            former = by_mark.get(former_mark) if started == process.started else None
+            owner = runners.get(pid) or former or by_mark.get(mark) or leader or found.get(parent)
             if owner and mark not in ("service", "viewer"):
                 found[pid] = owner
                 owner_mark = settled[str(pid)] = f"{owner.id} {owner.current.nonce}"
@@ -8800,7 +8807,7 @@ def describe_other_machine(host: str, why: str, otherwise: str) -> NexusError:
 TROUBLE_INTERVAL_S = 30.0       # the longest pause before a failed query is repeated
 WATCH_INTERVAL_S = 1.0          # how often runners' pids are checked; their events come at once
 TERMINATION_INTERVAL_S = 0.02   # how often the processes of a job being ended are checked, at first
-LAUNCH_TIMEOUT_S = 30.0         # a screen without a claim after this time will not start its job
+LAUNCH_TIMEOUT_S = 30.0         # what was launched and has no claim after this time will not begin
 HOLD_S = (5.0, 300.0)           # backoff after the machine could not start a job: at first, at most
 RUNNER_TIMEOUT_S = 2.0          # for job.sh to write the result of a killed job
 LEASE_BACKOFF_S = (5.0, 60.0)   # first and longest time without new GPUs after a lease failed
@@ -9205,7 +9212,8 @@ class JobUsage(Value):
             now: float) -> JobUsage:
         """The usage after another reading.  `loads`: its GPUs' utilization in percent."""
         cpu_s = sum(process.cpu_ticks for process in processes) * TICK_S
-        (former_s, at), count = self.cpu_read or (0.0, now), self.look_count + bool(loads)
+        former_s, at = self.cpu_read or (0.0, now)
+        count = self.look_count + bool(loads)
         # CPU time is a maximum too: a process that ends takes its time with it.
         latest = {"peak_rss_mib": rss_mib, "cpu_seconds": cpu_s, "peak_gpu_mem_mib": gpu_mem_mib or None}
         samples = {name: max(number, getattr(self.samples, name) or 0.0)
@@ -9386,7 +9394,7 @@ class HostedJob:
         self.host, self.machine, self.clock, self.disk, self.job = host, host.machine, host.clock, host.disk, job
         self.folder = host.layout.folder_of(job)
         self.pid, self.pid_started = job.current.pid, job.current.pid_started       # known here before it is recorded
-        self.session = job.current.session              # screen's, if this process has launched it
+        self.session = job.current.session              # known here, if this process has launched it
         self.began: int | None = None                   # clock ticks since boot: Claim.began
         self.launched_at: float | None = None           # monotonic; None: another process launched it
         self.requeue = ""                               # it never began, and never will: why
