@@ -69,6 +69,7 @@ class Field:
     text: Schema | None = None                  # a text that may be given instead, of which `parse` makes JSON
     parse: Callable[[str], Any] | None = None   # what makes JSON of a text; None: the type of `schema` says it
     convert: Callable[[Any], Any] | None = None                 # makes the kept value of a JSON value
+    show: Callable[[Any], Any] | None = None                    # makes the JSON of a kept value
     asked = kept = False                        # a submission may set it; a retry takes it over
     form = False                                # it is in the first part of the page's form
     chosen = False                              # what is not given is chosen: the sample file has it as a comment
@@ -1075,7 +1076,7 @@ class Job(Value):
         "kept hidden")
     labels: tuple[tuple[str, str], ...] = optional(
         (), {"type": "object", "additionalProperties": TEXT}, "what its submitter calls it by, for whoever asks",
-        "kept")
+        "kept", show=dict)
     cuda_arg: bool = optional(
         False, FLAG, "set --cuda in the command to the GPUs' numbers, which are physical then", "asked kept",
         flag="--cuda-arg")
@@ -1955,8 +1956,9 @@ def join_texts(job: Job) -> str:
 
 def describe_filters(filters: Mapping[str, Any], mark: Callable[[str], str] = quote) -> str:
     """What jobs are chosen by, beside their status, for a message: ` of group g named x`; "" for all."""
-    return "".join(f" {row.told} {mark(format_line(filters[name], 60))}" for name, row in FILTERS.items()
-                   if row.told and filters.get(name) is not None)
+    texts = {name: fact if isinstance(fact, str) else ",".join(fact) for name, fact in filters.items()}
+    return "".join(f" {row.told} {mark(format_line(texts[name], 60))}" for name, row in FILTERS.items()
+                   if row.told and name in texts)
 
 
 CHOICE_KEYS = {                                 # of bodies: what is chosen is changed
@@ -4470,8 +4472,10 @@ SHOWN_FIELDS = {cls: {name: row for name, row in cls.FIELDS.items() if not row.h
 # Most fields of a value are not given, and have their defaults.
 DEFAULT_FIELDS = {cls: {name: None if row.default is ... else row.default for name, row in rows.items()}
                   for cls, rows in SHOWN_FIELDS.items()}
-FORMATTED_FIELDS = {cls: {name: format_time if row.schema is TIME else round_known for name, row in rows.items()
-                          if row.schema is TIME or row.schema is FLOAT} for cls, rows in SHOWN_FIELDS.items()}
+FORMATTED_FIELDS: Mapping[Any, Mapping[str, Callable[[Any], Any]]] = {
+    cls: {name: make for name, row in rows.items() if (
+        make := format_time if row.schema is TIME else round_known if row.schema is FLOAT else row.show)}
+    for cls, rows in SHOWN_FIELDS.items()}
 
 
 def fields_json(shown: Job | Attempt | Gpu | GpuProcess) -> dict[str, Any]:
@@ -4482,6 +4486,12 @@ def fields_json(shown: Job | Attempt | Gpu | GpuProcess) -> dict[str, Any]:
         if found[name] is not None:
             found[name] = formats[name](found[name])
     return found
+
+
+def field_json(job: Job, name: str) -> Any:
+    """One field of a job, as fields_json() has it."""
+    fact, make = getattr(job, name), FORMATTED_FIELDS[Job].get(name)
+    return make(fact) if make and fact is not None else fact
 
 
 PROCESS = SHOWN_FIELDS[GpuProcess]
@@ -4537,7 +4547,7 @@ PUBLIC_JOB_KEYS = frozenset(name for name, row in JOB.items() if row.public)
 # Of a job that does not run, these depend on the queue, the plan and the machines; all else on the job alone.
 QUEUE_KEYS = ("position", "waiting_for", "reason", "estimated_start")
 PLANNED_JOB_KEYS = (*QUEUE_KEYS, "only_node", "node")
-PLAIN_JOB_KEYS = {"status", *PLANNED_JOB_KEYS, *SHOWN_FIELDS[Job]} - ATTEMPT.keys() - {"labels"} | {"node"}
+PLAIN_JOB_KEYS = {"status", *PLANNED_JOB_KEYS, *SHOWN_FIELDS[Job]} - ATTEMPT.keys() | {"node"}
 OVERVIEW_JOB_KEYS = (                           # what GET /status?after= has of a job
     "status", "id", "command", "user", "gpus", "name", "group", "only_node", "node", "gpu_places", "started_at",
     "finished_at", "runtime_seconds", "processes_left", "stopping", "unknown_since", "idle_since", "outcome",
@@ -4595,7 +4605,7 @@ def job_json(job: Job, now: float, node: str | None, **known: Any) -> dict[str, 
                **{key: known[key] for key in known if key in ATTEMPT}}
     return {
         "status": job.shown_status, "position": None, "waiting_for": None, "reason": None, "estimated_start": None,
-        **fields_json(job), "labels": dict(job.labels), **current, "attempt": job.attempt, **place_json(job, node),
+        **fields_json(job), **current, "attempt": job.attempt, **place_json(job, node),
         "gpu_index": last.gpu_indices[0] if last.gpu_indices else None,
         "stopping": None if job.status in FINAL else last.stop_cause,
         "attempts": [current if one is last else attempt_json(one, now)
@@ -4612,8 +4622,7 @@ def pick_json(job: Job, now: float, node: str | None, fields: Sequence[str], **k
     found = {"status": job.shown_status, **place_json(job, node), **dict.fromkeys(QUEUE_KEYS), **known}
     for name in fields:
         if name not in found:
-            fact, make = getattr(job, name), FORMATTED_FIELDS[Job].get(name)
-            found[name] = make(fact) if make and fact is not None else fact
+            found[name] = field_json(job, name)
     return pick(found, fields)
 
 
@@ -13596,7 +13605,7 @@ class Calls(Gate):
         warning = self.find_delay(waiting) or warning
         if is_dry:
             shown = [name for name in ASKED if name not in ("umask", *Asked.FIELDS)]
-            answer = {"dry_run": True, "jobs": [{name: getattr(job, name) for name in shown} for job in waiting]}
+            answer = {"dry_run": True, "jobs": [{name: field_json(job, name) for name in shown} for job in waiting]}
             new = {job.id for job in added.jobs}            # they exist only in the transaction that was tried
             known = [job_id for job_id in added.known if job_id not in new]
             warning = lost and f"it would be cancelled at once: {lost.current.cause_line}"
@@ -13722,12 +13731,15 @@ class Calls(Gate):
             is_on, limit = True, longest
             while is_on:
                 reader.folder, attempts, was_over = look()
-                found, text = False, bytearray()        # small entries are joined: each piece costs a system call
+                # Small entries are joined: each piece costs a system call.  A piece, if empty, also finds who has gone.
+                found, size, text = False, 0, bytearray()
                 for entry in reader.read(attempts, limit) if reader.folder else ():
                     found = True
+                    size += len(entry.content)
                     text += make_text(entry, attempts)
-                    if len(text) > MAX_LOG_LINE:
+                    if max(size, len(text)) > MAX_LOG_LINE:
                         yield bytes(text)
+                        size = 0
                         text.clear()
                 limit, is_on = None, is_followed and (found or not was_over)
                 for entry in reader.flush() if not found or not is_on else ():
@@ -15737,11 +15749,11 @@ def is_interactive(call: Call) -> bool:
 
 
 def read_fields(call: Call, names: Iterable[str]) -> dict[str, Any]:
-    """{field of a job: value} from those options that were given.  Raises: usage."""
+    """{field of a job: its JSON} from those options that were given.  Raises: usage."""
     values = {name: getattr(call.options, name) for name in names}
     if isinstance(values["begin"], str):        # as UTC: the service may be in another time zone
         values["begin"] = format_time(parse_begin(values["begin"], time.time()))
-    return {name: None if value is NONE else value
+    return {name: None if value is NONE else show(value) if (show := ASKED[name].show) else value
             for name, value in values.items() if value is not None and value is not False}
 
 

@@ -1,10 +1,9 @@
-"""A field that is added to the table of a job is everywhere."""
+"""A field that is added to the table of a job is everywhere, and so is a filter."""
 
 import importlib.util
 import json
 import os
 import pathlib
-import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +20,10 @@ ROW = '''    made_up: str | None = optional(
 '''
 
 
+LAST_ROW = '''    tty: bool = optional(
+'''                     # of a job: rows go before it
+
+
 def read_order(path, **facts):
     """The job that a node is sent, for a job of these facts, by that nexus.py."""
     spec = importlib.util.spec_from_file_location("made_up_nexus", path)
@@ -30,36 +33,45 @@ def read_order(path, **facts):
     return module.decode("Order", json.loads(module.encode_json(module.Order(job, {})))).job
 
 
+class Changed:
+    """The command line and the API of a nexus.py with further rows: {a line of it: what goes before that}."""
+
+    def __init__(self, folder, rows):
+        source = pathlib.Path(nexus.__file__).read_text(encoding="utf-8")
+        for line, row in rows.items():
+            assert source.count(line) == 1, line
+            source = source.replace(line, row + line)
+        self.path, self.home, self.port = folder / "nexus.py", folder / "home", free_port()
+        self.path.write_text(source, encoding="utf-8")
+        self.home.mkdir()
+        (self.home / "config.toml").write_text(
+            f'[service]\nport = {self.port}\nrefresh_rate_seconds = 0.3\n[jobs]\nlauncher = "direct"\n')
+        self.environ = {**os.environ, "NEXUS_HOME": str(self.home), "NEXUS_MOCK_GPUS": "1"}
+        self.command = shutil.copy(COMMAND, folder)         # which takes the nexus.py beside it
+
+    def run(self, *words, code=0):
+        done = subprocess.run([sys.executable, self.command, *words], env=self.environ, capture_output=True, text=True, timeout=120)
+        assert done.returncode == code, (words, done)
+        return done.stderr if code else done.stdout
+
+    def read(self, path, body=None, **headers):
+        headers = {"Accept": "text/html", **({"Content-Type": "application/json"} if body else {}), **headers}
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", body and json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.read().decode()
+
+    def ask(self, path, body=None, **headers):
+        return json.loads(self.read(path, body, **headers))
+
+
 def test_a_row_is_all_that_a_field_of_a_job_takes(tmp_path):
     """Its option, help, check, JSON, description, who sees it, what a retry keeps, what a node is sent, what a restart finds.
 
     And the page's form.
     """
-    source = pathlib.Path(nexus.__file__).read_text(encoding="utf-8")
-    place = source.index("    tty: bool = optional(", source.index("class Job(Value):"))
-    (tmp_path / "nexus.py").write_text(source[:place] + ROW + source[place:], encoding="utf-8")
-    assert read_order(tmp_path / "nexus.py", made_up="blue").made_up == "blue", "a node is sent it"
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / "config.toml").write_text(f'[service]\nport = {free_port()}\nrefresh_rate_seconds = 0.3\n[jobs]\nlauncher = "direct"\n')
-    environ = {**os.environ, "NEXUS_HOME": str(home), "NEXUS_MOCK_GPUS": "1"}
-    shutil.copy(COMMAND, tmp_path)                      # which takes the nexus.py beside it
-
-    def run(*words, code=0):
-        argv = [sys.executable, str(tmp_path / COMMAND.name), *words]
-        done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=120)
-        assert done.returncode == code, (words, done)
-        return done.stderr if code else done.stdout
-
-    def read(path, **headers):
-        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers={"Accept": "text/html", **headers})
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return answer.read().decode()
-
-    def ask(path, **headers):
-        return json.loads(read(path, **headers))
-
-    port = re.search(r"port = (\d+)", (home / "config.toml").read_text())[1]
+    changed = Changed(tmp_path, {LAST_ROW: ROW})
+    run, read, ask = changed.run, changed.read, changed.ask
+    assert read_order(changed.path, made_up="blue").made_up == "blue", "a node is sent it"
     help = " ".join(run("help", "add").split())
     assert "--made-up WORD a meaning of its own" in help
     assert "--made-up must be one line of at most 200 bytes" in run("add", "--made-up", " ", "true", code=2)
@@ -80,12 +92,56 @@ def test_a_row_is_all_that_a_field_of_a_job_takes(tmp_path):
         schemas = ask("/openapi.json")["components"]["schemas"]
         for name in ("Submission", "Job"):
             assert schemas[name]["properties"]["made_up"]["description"] == "a meaning of its own", name
-        body = json.dumps({"command": "true", "made_up": "a\nb"}).encode()
-        request = urllib.request.Request(f"http://127.0.0.1:{port}/queue", body, {"Content-Type": "application/json"})
         with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(request, timeout=60)
+            read("/queue", {"command": "true", "made_up": "a\nb"})
         assert "made_up must be one line" in json.loads(refused.value.read())["message"]
     finally:
         run("kill", sleeper)
         run("stop")
-        kill_all(str(home))
+        kill_all(str(changed.home))
+
+
+PAIRS = '''    pairs: tuple[tuple[str, str], ...] = optional(
+        (), {"type": "object", "additionalProperties": TEXT}, "pairs", "asked kept", flag="--pairs K=V,...", show=dict,
+        text=matching("^[^=]+=", "pairs like a=1,b=2"),
+        parse=lambda text: dict(pair.split("=", 1) for pair in text.split(",")), convert=lambda pairs: tuple(pairs.items()))
+'''
+FILTER = '''    pair: Sequence[str] = optional(
+        (), list_of(matching("=", "K=V")), "only those with all these pairs", flag="--pair K=V", option="those with this pair",
+        told="with", text=TEXT, parse=lambda text: [text])
+'''
+LINE = '''                and {*self.pair} <= {f"{key}={word}" for key, word in job.pairs}
+'''
+
+
+def test_a_row_and_a_line_are_all_that_a_filter_takes(tmp_path):
+    """Lists and bodies have it, and the options of all commands that choose jobs.
+
+    It is of a field that is kept otherwise than JSON has it, and its texts have commas.
+    """
+    changed = Changed(tmp_path, {LAST_ROW: PAIRS, '    def fits(self, job: Job) -> bool:\n': FILTER + "\n",
+                                 '                and self.name in (None, job.name or "")\n': LINE})
+    run, ask = changed.run, changed.ask
+    try:
+        run("pause")
+        both, one = (run("add", "--pairs", pairs, "true").strip() for pairs in ("a=1,b=2", "a=1"))
+        comma = ask("/queue", {"command": "true", "pairs": {"a": "1,2"}})["id"]
+        assert ask(f"/jobs/{both}")["pairs"] == {"a": "1", "b": "2"} and ask(f"/jobs/{one}")["pairs"] == {"a": "1"}
+        assert ask("/queue", {"command": "true", "pairs": {"a": "1"}, "dry_run": True})["jobs"][0]["pairs"] == {"a": "1"}
+        for query, chosen in (("pair=a=1", [both, one]), ("pair=a=1&pair=b=2", [both]), ("pair=a=1,2", [comma]), ("pair=b=3", [])):
+            for path in ("/queue", "/jobs", "/status"):
+                answer = ask(f"{path}?{query}{'&after=0' if path == '/status' else ''}")
+                assert (answer["waiting"] if path == "/status" else [job["id"] for job in answer]) == chosen, (path, query)
+        for words in (["queue"], ["jobs"]):
+            assert [job["id"] for job in json.loads(run(*words, "--json", "--pair", "b=2"))] == [both]
+        for command in ("jobs", "history", "queue", "cancel", "kill", "wait", "retry", "clear"):
+            assert "--pair K=V" in run("help", command), command
+        assert "no job with 'c=3'" in run("wait", "--pair", "c=3", code=3)
+        assert ask("/jobs/cancel", {"pair": ["a=1,2"]})["ids"] == [comma]
+        run("cancel", "--pair", "b=2")
+        run("wait", "--pair", "b=2", code=1)
+        assert ask("/jobs/retry", {"pair": ["b=2"], "status": "cancelled"})["ids"]
+        run("clear", "--pair", "b=2")
+        assert {job["id"] for job in ask("/jobs")} & {both, one, comma} == {one, comma}
+    finally:
+        run("stop")

@@ -372,9 +372,8 @@ def test_each_filter_chooses():
 
 MEANT = [  # what is named, the places of this machine, which is called head, those that are meant
     ("0", ["0", "1"], ["0"]), ("0", ["0.0", "0.1", "1"], ["0.0", "0.1"]), ("0.1", ["0.0", "0.1"], ["0.1"]),
-    ("head:0", ["0", "n1:0"], ["0"]),
-    ("n1:0", ["0", "n1:0", "n1.x:0"], ["n1:0"]), ("n1.2:0", ["n1.2:0.1", "n1:0"], ["n1.2:0.1"]),
-    ("1", ["10", "0.1"], None), ("n2:0", ["0"], None)]
+    ("head:0", ["0", "n1:0"], ["0"]), ("n1:0", ["0", "n1:0", "n1.x:0"], ["n1:0"]), ("1", ["10", "0.1"], None),
+    ("n1.2:0", ["n1.2:0.1", "n1:0"], ["n1.2:0.1"]), ("n2:0", ["0"], None)]
 
 
 @pytest.mark.parametrize("wanted, places, meant", MEANT)
