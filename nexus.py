@@ -4473,9 +4473,8 @@ SHOWN_FIELDS = {cls: {name: row for name, row in cls.FIELDS.items() if not row.h
 DEFAULT_FIELDS = {cls: {name: None if row.default is ... else row.default for name, row in rows.items()}
                   for cls, rows in SHOWN_FIELDS.items()}
 FORMATTED_FIELDS: Mapping[Any, Mapping[str, Callable[[Any], Any]]] = {
-    cls: {name: make for name, row in rows.items() if (
-        make := format_time if row.schema is TIME else round_known if row.schema is FLOAT else row.show)}
-    for cls, rows in SHOWN_FIELDS.items()}
+    cls: {name: format_time if row.schema is TIME else row.show or round_known for name, row in rows.items()
+          if row.schema is TIME or row.schema is FLOAT or row.show} for cls, rows in SHOWN_FIELDS.items()}
 
 
 def fields_json(shown: Job | Attempt | Gpu | GpuProcess) -> dict[str, Any]:
