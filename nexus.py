@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Generator
     from io import BufferedReader
-    from typing import IO, Any, NoReturn, TextIO, TypeVar, Union
+    from typing import IO, Any, NoReturn, TextIO, TypeVar
     from xml.etree import ElementTree
 
     from typing_extensions import dataclass_transform
@@ -129,7 +129,8 @@ class Value:
         raise AttributeError(f"{type(self).__name__} is a value: use replace() to make another {name}")
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and all(getattr(self, name) == getattr(other, name) for name in self.NAMES)
+        return type(self) is type(other) and (vars(self) == vars(other) or all(     # the first is quicker
+            getattr(self, name) == getattr(other, name) for name in self.NAMES))
 
     def __hash__(self) -> int:
         return hash(tuple(getattr(self, name) for name in self.NAMES))
@@ -633,7 +634,8 @@ FACT_KINDS: Mapping[str, Field] = {
     "Words": Field(STRING, "a text for people, as one harmless line that is cut", convert=cut_words),
     "Name": Field(STRING, "the name of a thing, likewise", convert=lambda text: cut_words(text, 100)),
     "JobId": Field(JOB_ID),
-    "JobKey": Field(matching(f"^{ID_PATTERN}-[0-9]{{1,15}}$", "a job's id and number, like abc-1")),
+    "AttemptKey": Field(matching(
+        f"^{ID_PATTERN}-[0-9]{{1,15}}-[0-9]{{1,9}}$", "a job's id and number and an attempt, like abc-1-1")),
     "Session": Field(matching("^[0-9]{1,10}\\.[A-Za-z0-9_.-]{1,80}$", "screen's PID.NAME")),
     "Uuid": Field(matching("^[A-Za-z0-9][A-Za-z0-9_./-]{0,119}$", "a GPU's UUID")),
     "BootId": Field(matching("^[A-Za-z0-9-]{1,64}$", "the id of a boot")),
@@ -658,7 +660,7 @@ if TYPE_CHECKING:
     Words = str
     Name = str
     JobId = str
-    JobKey = str
+    AttemptKey = str
     Session = str
     Uuid = str
     BootId = str
@@ -1127,6 +1129,11 @@ class Job(Value):
     def attempt(self) -> int:
         """The number of its last start; 0 before the first."""
         return self.attempts[-1].number if self.attempts else 0
+
+    @property
+    def attempt_key(self) -> str:
+        """The name of its last attempt, and of no other: ids are given again when a job is forgotten."""
+        return f"{self.id}-{self.number}-{self.attempt}"
 
 
 NO_ATTEMPT = Attempt()
@@ -2687,10 +2694,16 @@ class Result(Value):
     is_cut: bool = False                        # the disk of its logs was full at its end
 
 
-class Requeue(Value):
-    """An attempt ended before its command began, through no fault of the job."""
-    why: str
-    excluded_nodes: tuple[tuple[str, str], ...] | None = None       # Job.excluded_nodes from now on; None: as before
+class News(Value):
+    """What is new of an attempt, as where it runs tells it."""
+    facts: Mapping[str, Any] = {}               # fields of the attempt; with started_at, it has left Slurm's queue
+    result: Result | None = None                # it has ended
+    requeue: str = ""                           # it never began, and never will, through no fault of the job: why
+    excluded_nodes: tuple[tuple[str, str], ...] | None = None       # with that, Job.excluded_nodes; None: as before
+
+    @property
+    def is_end(self) -> bool:
+        return bool(self.requeue or self.result)
 
 
 class RunnerEvent(Value):
@@ -4302,20 +4315,20 @@ def match_slurm_jobs(live: Iterable[Job], jobs: Sequence[SlurmJob]) -> dict[str 
 
 
 def decide(seen: SlurmJob | None, claim: Claim | None, result: Result | None, over_s: float, line: str,
-           folder: str) -> Requeue | Result | None:
+           folder: str) -> News | None:
     """What became of a job that has been over, or unknown to Slurm, for `over_s` seconds; None: too early to say.
 
     `claim`: of its attempt; a service's keeps its job.sh from beginning.  `line`: the most telling line of slurm.log.
     """
     state = seen.state if seen else ""
     if not result and claim and claim.is_open and state in ("", "COMPLETED", "FAILED", REQUEUED_BY_SLURM):
-        return Requeue(ENDED_EARLY) if over_s >= 60.0 else None         # the text may be late, like a result
+        return News(requeue=ENDED_EARLY) if over_s >= 60.0 else None    # the text may be late, like a result
     if not result and (claim == OUR_CLAIM if claim else state in ("", REQUEUED_BY_SLURM)):
-        return Requeue(f"Slurm has not begun it as {seen.id}" if seen else "Slurm does not have it")
+        return News(requeue=f"Slurm has not begun it as {seen.id}" if seen else "Slurm does not have it")
     # A shared file system may show the result late, and slurmctld may yet have the job killed that it requeues.
     wait_s = 60.0 if claim and state in ("COMPLETED", REQUEUED_BY_SLURM) else 3.0
     if result or over_s >= wait_s or state in ("NODE_FAIL", "BOOT_FAIL"):
-        return make_slurm_end(seen, claim, result, line, folder)
+        return News(result=make_slurm_end(seen, claim, result, line, folder))
     return None
 
 
@@ -8835,7 +8848,6 @@ def is_machine_fault(error: OSError) -> bool:
 
 
 if TYPE_CHECKING:
-    News = Union[dict[str, Any], Requeue, Result]       # what a backend reports: fields of an attempt, or its end
     Finding = tuple[Job, News]
 
 
@@ -8859,8 +8871,11 @@ class Backend(Part):
         """Whether the job's attempt belongs to this backend."""
         raise NotImplementedError
 
-    def start(self, job: Job, variables: Mapping[str, str] | None) -> News | None:
-        """Start an attempt whose intent is on disk, with its submitter's `variables`.  Raises: OSError, NexusError."""
+    def start(self, job: Job, variables: Mapping[str, str] | None) -> bool:
+        """Start an attempt whose intent is on disk, with its submitter's `variables`; return whether it begins now.
+
+        poll() tells of one that cannot be started.  Raises: OSError, NexusError.
+        """
         raise NotImplementedError
 
     def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterable[Finding]:
@@ -8969,7 +8984,7 @@ class SlurmBackend(Backend):
         state = service.store.state
         known, variables = state.jobs.get(job.id), state.environments.get(job.environment)
         if known is None or known.current.slurm_key != job.current.slurm_key or known.current.stop_cause:
-            return Requeue("it was taken back before it was submitted to Slurm")
+            return News(requeue="it was taken back before it was submitted to Slurm")
         if state.paused or self.error or self.refused.find_why(service.clock.monotonic()):
             return None
         try:
@@ -8988,12 +9003,12 @@ class SlurmBackend(Backend):
         if slurm_id:
             self.refused = Backoff(*HOLD_S)
             self.hurry()
-            return {"slurm_id": slurm_id}
+            return News({"slurm_id": slurm_id})
         if fault in ("config", "limit"):                    # Slurm would refuse the others too: this job waits
             self.rest(words, hint, fault == "limit")
             return None
         line = format_line(f"Slurm refuses it: {words}" + (f" ({hint})" if hint else ""), 400)
-        return Result(None, None, 0.0, "launch", line, may_pass=not fault)
+        return News(result=Result(None, None, 0.0, "launch", line, may_pass=not fault))
 
     def rest(self, words: str, hint: str, is_limit: bool) -> None:
         """Submit nothing for a while, or until one of our jobs has ended there."""
@@ -9016,7 +9031,7 @@ class SlurmBackend(Backend):
             unsent = self.submitting.current.slurm_key if self.submitting else None
             live = [job for job in live if job.current.slurm_key != unsent]
             self.seen = match_slurm_jobs(live, jobs)
-            self.found = list(self.find_news(live))
+            self.found = list(self.compare(live))
             wanted = {job.current.slurm_key for job in live if not job.current.stop_cause}
             stopped = [self.seen[job.current.slurm_key] for job in live
                        if job.current.stop_cause and job.current.slurm_key in self.seen]
@@ -9026,7 +9041,7 @@ class SlurmBackend(Backend):
         finally:
             self.took_s = clock.monotonic() - self.looked_at
 
-    def find_news(self, live: Sequence[Job]) -> Iterator[Finding]:
+    def compare(self, live: Sequence[Job]) -> Iterator[Finding]:
         """What squeue says that is not recorded yet."""
         now, over_at, self.over_at = self.service.clock.monotonic(), self.over_at, {}
         for job in live:
@@ -9037,11 +9052,12 @@ class SlurmBackend(Backend):
             is_requeued = is_waiting and (job.status == RUNNING or bool(claim and claim.pid))
             if seen is None or seen.state in SLURM_ENDS or is_requeued:
                 self.over_at[key] = over_at.get(key, now)
-                yield from self.find_end(job, seen, now - self.over_at[key])
+                if news := self.find_end(job, seen, now - self.over_at[key]):
+                    yield job, news
             elif job.status == SUBMITTED and not is_waiting:
-                yield job, self.find_start(job, seen)
+                yield job, News(self.find_start(job, seen))
             elif not job.current.slurm_id:
-                yield job, {"slurm_id": seen.id}
+                yield job, News({"slurm_id": seen.id})
 
     def find_start(self, job: Job, seen: SlurmJob | None) -> dict[str, Any]:
         """The start, as the end of the second that Slurm tells, so that no time limit is reached early."""
@@ -9049,8 +9065,8 @@ class SlurmBackend(Backend):
         started_at = now if seen.started_at is None else min(now, seen.started_at + 1)
         return {"started_at": started_at, "slurm_id": seen.id or None, "slurm_node": seen.nodes or "a node"}
 
-    def find_end(self, job: Job, seen: SlurmJob | None, over_s: float) -> Iterator[Finding]:
-        """Judge a job that Slurm calls ended or does not know, by its files."""
+    def find_end(self, job: Job, seen: SlurmJob | None, over_s: float) -> News | None:
+        """Judge a job that Slurm calls ended or does not know, by its files; None: it is too early for that."""
         folder = self.service.layout.folder_of(job)
         self.hurry()
         if seen and seen.state in SLURM_WAITING:
@@ -9058,13 +9074,10 @@ class SlurmBackend(Backend):
         claim, result = read_claim(self.disk, folder, job.attempt), read_result(self.disk, folder, job.attempt)
         text = read_tail(self.disk, os.path.join(folder, f"slurm-{job.attempt}.log"), 0, TAIL_BYTES)
         news = decide(seen, claim, result, over_s, find_slurm_line(text), folder)
-        if isinstance(news, Requeue) or (news and news.cause == "killed" and claim is None):
-            if take_slurm_claim(self.disk, job, folder) in (OUR_CLAIM, claim):      # as it was judged
-                yield job, news
-        elif news:
-            if job.status == SUBMITTED:
-                yield job, self.find_start(job, seen)
-            yield replace(job, status=RUNNING), news        # once that start is recorded
+        if news and (news.requeue or (claim is None and news.result and news.result.cause == "killed")):
+            is_as_judged = take_slurm_claim(self.disk, job, folder) in (OUR_CLAIM, claim)
+            return news if is_as_judged else None
+        return replace(news, facts=self.find_start(job, seen)) if news and job.status == SUBMITTED else news
 
     def cancel(self, unwanted: Iterable[SlurmJob]) -> None:
         """Raises: unavailable."""
@@ -9078,10 +9091,11 @@ class SlurmBackend(Backend):
     def has(self, job: Job) -> bool:
         return job.current.slurm_key is not None
 
-    def start(self, job: Job, variables: Mapping[str, str] | None) -> None:
+    def start(self, job: Job, variables: Mapping[str, str] | None) -> bool:
         """Give the job to the thread."""
         self.live, self.submitting = (*self.live, job), job
         self.worker.wanted.set()
+        return False
 
     def list_live(self) -> tuple[Job, ...]:
         state, ended = self.service.store.state, self.service.outcomes.unrecorded
@@ -9094,19 +9108,19 @@ class SlurmBackend(Backend):
         found = self.found
         for job, news in found:
             yield job, news
-            if isinstance(news, Result):
+            if news.result:
                 self.refused.succeed()                      # there is room for another
                 self.service.wake()
-            elif isinstance(news, dict) and "started_at" not in news:
+            elif news.facts and "started_at" not in news.facts:
                 command = format_line(job.command, 500)
-                self.log.info("Submitted to Slurm as %s: job %s: %s", news["slurm_id"], job.id, command)
+                self.log.info("Submitted to Slurm as %s: job %s: %s", news.facts["slurm_id"], job.id, command)
         for job in self.live:
             # Slurm enforces limits of whole minutes.
             limits = find_limits(job, self.config.jobs)
             if job.status == RUNNING and not job.current.stop_cause and limits.timeout_seconds % 60:
                 stop = find_stop(limits, Use(find_age(job, self.clock.now())))
                 if stop:
-                    yield job, {"stop_cause": stop[0], "stop_line": stop[1]}
+                    yield job, News({"stop_cause": stop[0], "stop_line": stop[1]})
         self.live = self.list_live()
         states = [self.seen[job.current.slurm_key].state for job in self.live
                   if job.current.stop_cause and job.current.slurm_key in self.seen]
@@ -9247,9 +9261,9 @@ class Observer:
         self.released_at: dict[str, float] = {}             # {GPU uuid: monotonic time when a job of ours left it}
         # Other threads read these without a lock: values are replaced, or one key.
         self.usage: dict[str, JobUsage] = {}                # of running jobs
-        self.members: Mapping[tuple[str, int], Sequence[Process]] = {}      # {(job id, attempt): its processes}
-        self.misplaced: dict[tuple[str, int], str] = {}     # {(job id, attempt): that it uses what it was not given}
-        self.memory_mib: Mapping[tuple[str, int], float | None] = {}        # {(job id, attempt): its host memory}
+        self.members: Mapping[str, Sequence[Process]] = {}  # {attempt_key: its processes}
+        self.misplaced: dict[str, str] = {}                 # {attempt_key: that it uses what it was not given}
+        self.memory_mib: Mapping[str, float | None] = {}    # {attempt_key: its host memory}
         self.oom_kills: tuple[int | None, ...] = ()         # Machine.count_oom_kills() at the last two refreshes
         self.lease_holders: Mapping[str, str] = {}          # {GPU uuid: the user whose nexus holds it}
         self.lease_error: NexusError | None = None          # why the leases could not be read
@@ -9281,7 +9295,7 @@ class Observer:
         self.oom_kills = (*self.oom_kills[-1:], self.machine.count_oom_kills())
         here = [job for job in running if job.current.boot_id == self.machine.boot_id]
         members = self.machine.processes.find_members(here, is_refresh=True)
-        self.misplaced = {(job.id, job.attempt): self.misplaced.get((job.id, job.attempt), "") for job in running}
+        self.misplaced = {job.attempt_key: self.misplaced.get(job.attempt_key, "") for job in running}
         self.annotate(running)
         self.measure_jobs(here, members)
         return True
@@ -9321,10 +9335,10 @@ class Observer:
             if owner and (job is None or gpu.uuid in job.current.gpu_uuids):
                 yield replace(process, job_id=owner)
             else:
-                if job and not self.misplaced.get((job.id, job.attempt)):
+                if job and not self.misplaced.get(job.attempt_key):
                     why = (f"computes on GPU {gpu.place}, which it was not given (it sets CUDA_VISIBLE_DEVICES "
                            "itself?)")
-                    self.misplaced[job.id, job.attempt] = why
+                    self.misplaced[job.attempt_key] = why
                     self.log.warning("Job %s %s", job.id, why)
                 yield replace(process, user=find_process_user(process.pid), name=found.name if found else None)
 
@@ -9333,20 +9347,20 @@ class Observer:
 
     def measure_jobs(self, running: Iterable[Job], members: Mapping[str, Sequence[Process]]) -> None:
         now = self.clock.monotonic()
-        self.members = {(job.id, job.attempt): members.get(job.id, ()) for job in running}
+        self.members = {job.attempt_key: members.get(job.id, ()) for job in running}
         for job in running:
             gpus = [gpu for gpu in self.gpus if gpu.uuid in job.current.gpu_uuids]
             used = sum(process.memory_mib or 0.0
                        for gpu in gpus for process in gpu.processes if process.job_id == job.id)
             loads = [gpu.utilization for gpu in gpus if gpu.utilization is not None]
             self.usage[job.id] = self.find_usage(job.id).add(
-                members.get(job.id, ()), self.memory_mib.get((job.id, job.attempt)), used, loads, now)
+                members.get(job.id, ()), self.memory_mib.get(job.attempt_key), used, loads, now)
 
     def measure_memory(self) -> float:
         """Measure the host memory of running jobs; return the seconds until the next call: this one may take long."""
         began = self.clock.monotonic()
-        self.memory_mib = {attempt: measure_memory(self.machine.psutil, processes)
-                           for attempt, processes in self.members.items()}
+        self.memory_mib = {key: measure_memory(self.machine.psutil, processes)
+                           for key, processes in self.members.items()}
         took_s = self.clock.monotonic() - began
         return max(self.config.service.refresh_rate_seconds, PROBE_BACKOFF_FACTOR * took_s)
 
@@ -9383,11 +9397,6 @@ class Progress(Value):
     stop: tuple[Limit, Words] | None = None     # the limit that it has reached: find_stop()
 
 
-def make_progress(news: Requeue | Result) -> Progress:
-    """The progress of an attempt that could not be started."""
-    return Progress(requeue=news.why) if isinstance(news, Requeue) else Progress(result=news, is_over=True)
-
-
 class Order(Value):
     """What a machine needs to start an attempt."""
     job: Job
@@ -9400,6 +9409,7 @@ class HostedJob:
 
     def __init__(self, host: JobHost, job: Job) -> None:
         self.host, self.machine, self.clock, self.disk, self.job = host, host.machine, host.clock, host.disk, job
+        self.key = job.attempt_key
         self.folder = host.layout.folder_of(job)
         self.pid, self.pid_started = job.current.pid, job.current.pid_started       # known here before it is recorded
         self.session = job.current.session              # known here, if this process has launched it
@@ -9435,8 +9445,8 @@ class HostedJob:
         ran, stop = self.job.current, None if self.is_over else self.stop
         if ran.stop_cause and ran.stop_line:            # of this job, and not of this process
             stop = ran.stop_cause, ran.stop_line
-        use = self.host.observer.misplaced.get((self.job.id, self.job.attempt))
-        unmet = NO_PSUTIL if self.limits.max_memory_gb and not self.machine.psutil else None
+        use = self.host.observer.misplaced.get(self.key)
+        unmet = NO_PSUTIL if not self.machine.psutil and self.limits.max_memory_gb else None
         return Progress(self.pid, self.pid_started, self.session, self.result, self.is_over, self.requeue,
                         self.processes_left, (*self.notes, *filter(None, (use, unmet))), stop=stop)
 
@@ -9514,7 +9524,7 @@ class HostedJob:
             self.look_at_files(is_child_gone)
         if not self.requeue and (self.result is None or self.processes_left):
             host = self.host
-            memory_mib = host.observer.memory_mib.get((self.job.id, self.job.attempt))
+            memory_mib = host.observer.memory_mib.get(self.key)
             runtime_s, limits = self.find_runtime_s(), self.limits
             self.stop = self.stop or find_stop(limits, Use(runtime_s, memory_mib))
             self.is_warning_due = (find_warning(limits, runtime_s) is not None
@@ -9581,7 +9591,7 @@ class HostedJob:
     def is_due(self, now: float) -> bool:
         """Whether its processes must be looked at, as they are to end."""
         is_stopped = bool(self.job.current.stop_cause)
-        if self.is_over or not (is_stopped or self.result):
+        if self.is_over or self.requeue or not (is_stopped or self.result):
             return False
         if self.ending_since is None or (is_stopped and not self.is_stopped):
             self.begin_ending(now, is_stopped)
@@ -9671,53 +9681,52 @@ class JobHost:
         self.machine, self.clock, self.config, self.log = (
             observer.machine, observer.clock, observer.config, observer.log)
         self.run_guarded = run_guarded                  # what is wrong with one job must not hold up the others
-        self.hosted: dict[str, HostedJob] = {}          # {job id: its attempt here}
+        self.hosted: dict[str, HostedJob] = {}          # {attempt_key: the attempt here}; one of a job has processes
         self.checked_at = float("-inf")                 # monotonic
         self.start_backoff = Backoff(*HOLD_S)           # nothing is started here during it, nor on nodes or in Slurm
 
-    def start(self, order: Order) -> Requeue | None:
-        """Start an attempt; return why it cannot be started now.  Raises: OSError, NexusError; then fail() is due."""
+    def start(self, order: Order) -> bool:
+        """Start an attempt, or have its progress say why not; return whether it begins.
+
+        Raises: OSError, NexusError; then it is for fail(), with judge_start_error().
+        """
         job, leases = order.job, self.machine.leases if order.job.current.gpu_uuids else None
         why = self.start_backoff.find_why(self.clock.monotonic()) or (self.observer.find_error() if leases else None)
         if why:
-            return Requeue(why)
+            return self.fail(job, News(requeue=why))
         try:
             if leases:
                 leases.take(job.id, job.current.gpu_uuids)
         except NexusError as error:                     # not the job's fault
             if error.kind != "conflict":
                 self.observer.lease_backoff.fail(self.clock.monotonic(), error)
-            return Requeue(error.message)
+            return self.fail(job, News(requeue=error.message))
         handles = leases.handles(job.id) if leases and self.machine.launcher.passes_handles else ()
         script = self.write_script(order, leases.paths(job.id) if leases and not handles else (), handles)
-        hosted = self.hosted[job.id] = HostedJob(self, job)
+        hosted = self.hosted[job.attempt_key] = HostedJob(self, job)
         hosted.launched_at = self.clock.monotonic()
         hosted.session = self.machine.launch(job, script, handles)
         self.start_backoff.succeed()
-        return None
+        return True
 
-    def fail(self, job: Job, error: OSError | NexusError) -> Requeue | Result:
-        """Note that an attempt could not be started."""
-        news, hosted = self.judge_start_error(error, job), HostedJob(self, job)
-        self.hosted[job.id] = hosted                    # so that nobody looks for its runner
-        if isinstance(news, Requeue):
-            hosted.requeue = news.why
-        else:
-            hosted.result, hosted.is_over = news, True
-        return news
+    def fail(self, job: Job, news: News) -> bool:
+        """Note an attempt that was not started, so that nobody looks for its runner.  Returns False."""
+        hosted = self.hosted[job.attempt_key] = HostedJob(self, job)
+        hosted.requeue, hosted.result, hosted.is_over = news.requeue, news.result, news.result is not None
+        return False
 
-    def judge_start_error(self, error: OSError | NexusError, job: Job) -> Requeue | Result:
+    def judge_start_error(self, error: OSError | NexusError, job: Job) -> News:
         """What becomes of a job that could not be started.  A fault of the machine keeps all others waiting, too."""
         fault = error if isinstance(error, OSError) else error.__cause__
         if not isinstance(fault, OSError):                  # its script has changed or is gone
-            return Result(None, None, 0.0, "launch", format_line(str(error), 300))
+            return News(result=Result(None, None, 0.0, "launch", format_line(str(error), 300)))
         path = fault.filename or self.layout.folder_of(job)
         why = format_line(describe_disk_error(fault, "start it with", path).message, 300)
         if not is_machine_fault(fault):
-            return Result(None, None, 0.0, "launch", why, may_pass=True)
+            return News(result=Result(None, None, 0.0, "launch", why, may_pass=True))
         self.start_backoff.fail(self.clock.monotonic(), f"{why}; it is tried again")
         self.log.error("Nothing is started for %.0f s: %s", self.start_backoff.rest_s, why)
-        return Requeue(why)
+        return News(requeue=why)
 
     def write_script(self, order: Order, leases: Sequence[tuple[str, str, str]] = (),
                      handles: Sequence[int] = ()) -> str:
@@ -9740,9 +9749,9 @@ class JobHost:
     def tick(self, jobs: Sequence[Job], events: Sequence[RunnerEvent] = ()) -> list[tuple[Job, Progress]]:
         """Take in events, check files and processes, end what must end; return what is known of each job."""
         now, hosted = self.clock.monotonic(), [self.find(job) for job in jobs]
+        told = {(one.job.id, one.job.attempt): one for one in hosted if not one.requeue} if events else {}
         for event in events:
-            one = self.hosted.get(event.job_id)
-            if one and one.job.attempt == event.attempt:
+            if one := told.get((event.job_id, event.attempt)):
                 one.hear(event)
         gone = self.machine.reap()                      # each time: the end of a job looks at all that are dead
         is_time = now - self.checked_at >= WATCH_INTERVAL_S
@@ -9754,9 +9763,9 @@ class JobHost:
         return [(job, one.progress) for job, one in zip(jobs, hosted)]
 
     def find(self, job: Job) -> HostedJob:
-        hosted = self.hosted.get(job.id)
-        if not hosted or hosted.job.attempt != job.attempt:
-            hosted = self.hosted[job.id] = HostedJob(self, job)
+        hosted = self.hosted.get(job.attempt_key)
+        if not hosted:
+            hosted = self.hosted[job.attempt_key] = HostedJob(self, job)
         hosted.job = job
         if hosted.stop and not job.current.stop_cause:      # a full disk, where that cannot be recorded, spares no job
             hosted.job = with_facts(job, stop_cause=hosted.stop[0], stop_line=hosted.stop[1])
@@ -9770,7 +9779,7 @@ class JobHost:
         asked = dict.fromkeys((*due, *warned))
         here, others = ([one.see_runner() for one in several if one.is_here] for several in (
             asked, [one for one in self.hosted.values() if one not in asked]))          # no process outlives a boot
-        over = [job_id for job_id, one in self.hosted.items() if one.result]
+        over = [one.job.id for one in self.hosted.values() if one.result]
         members = self.machine.processes.find_members(here, over, others=others)
         for one in warned:
             one.is_warning_due = False
@@ -9786,7 +9795,7 @@ class JobHost:
     def forget(self, job: Job) -> None:
         """Drop an attempt that is over."""
         self.observer.released_at.update(dict.fromkeys(job.current.gpu_uuids, self.clock.monotonic()))
-        self.hosted.pop(job.id, None)
+        self.hosted.pop(job.attempt_key, None)
         if self.machine.leases:
             self.machine.leases.close_own(job.id)
 
@@ -9877,9 +9886,6 @@ class HostLoop:
 def list_news(known: Iterable[tuple[Job, Progress]]) -> Iterator[Finding]:
     """What is not recorded yet of jobs' progress.  A Result comes when none of the job's processes is left."""
     for job, progress in known:
-        if progress.requeue:
-            yield job, Requeue(progress.requeue)
-            continue
         facts: dict[str, Any] = {}
         if progress.stop and not job.current.stop_cause:
             facts.update(stop_cause=progress.stop[0], stop_line=progress.stop[1])
@@ -9888,10 +9894,10 @@ def list_news(known: Iterable[tuple[Job, Progress]]) -> Iterator[Finding]:
         notes = add_notes(job.current.notes, progress.notes)
         if (notes, progress.processes_left) != (job.current.notes, job.current.processes_left):
             facts.update(processes_left=progress.processes_left, notes=notes)
-        if facts:
-            yield job, facts
-        if progress.is_over and progress.result:
-            yield job, progress.result
+        if progress.requeue:
+            yield job, News(requeue=progress.requeue)
+        elif facts or progress.is_over:
+            yield job, News(facts, progress.result if progress.is_over else None)
 
 
 class MachineBackend(Backend):
@@ -9911,11 +9917,13 @@ class Local(MachineBackend):
         super().__init__(service)
         self.host: JobHost = service.host
 
-    def start(self, job: Job, variables: Mapping[str, str] | None) -> News | None:
+    def start(self, job: Job, variables: Mapping[str, str] | None) -> bool:
         return self.host.start(self.service.starter.make_order(job, variables))
 
     def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterator[Finding]:
-        return list_news(self.host.tick(self.list_jobs(), runner_events))
+        jobs = [job for job in self.store.state.live.values()       # and those that could not be given to their backend
+                if self.has(job) or job.attempt_key in self.host.hosted]
+        return list_news(self.host.tick(jobs, runner_events))
 
 
 # Nodes.  A job's runner needs no service beside it, so a node has none.  On it an agent, this file at the other end of
@@ -9924,8 +9932,8 @@ class Local(MachineBackend):
 
 NOT_REACHED = "it has not been reached yet"
 RECONNECT_S = (1.0, 10.0)       # backoff between attempts to reach a node: at first, at most
-LOOK_WAIT_S = 10.0              # an agent replies when there is news, else after this time
-LATE_S = 1.0                    # a question makes an agent reply at once to the one before; after this it is late
+LOOK_WAIT_S = 10.0              # an agent replies when that differs from its last reply, else after this time
+LATE_S = 1.0                    # what is new in a question is replied to at once; after this it is late
 SILENCE_S = 15.0                # a reply that is later than expected by this means that the connection is lost
 ANSWER_S = 120.0                # in which a whole reply must arrive, however slow the connection
 MAX_ANSWER_BYTES = 16 * 2**20
@@ -9935,12 +9943,11 @@ MAX_LOGIN_BYTES = 65536         # of such a line, and of the agent's first
 MAX_ANSWER_FACTS = 500000       # in all lists and objects of a reply: empty ones take seconds and half a GiB to read
 MAX_NODE_GPUS = 256             # each plan looks at all of them
 MAX_GPU_ROWS = 5000             # GPUs of a node, and processes on them
-MAX_QUESTIONS = 10              # without a reply; then a change waits for one
+MAX_CHANGES = 10                # of what is wanted, without a reply; then a change waits for one
 MAX_ORDERS = 100                # in one question: a node may claim to have slots without end, and read nothing
 LOG_BYTES = 2**20               # of all logs in one reply: a slow connection transfers it within ANSWER_S
 LOG_INTERVAL_S = 0.1            # how often logs are looked at
 HEAD_SILENCE_S = 180.0          # an agent without jobs ends when nobody has asked it for so long
-UNKNOWN_S = 0.2                 # a question about a job that an agent does not know is answered after this time
 FOLDERS_INTERVAL_S = 1.0        # how often an agent looks whether directories are there
 START_BACKOFF_S = 5.0           # a node that could not start a job, or went down with one, gets none for so long
 NOTES_INTERVAL_S = 5.0          # notes of a job that runs on a node are recorded no more often
@@ -9990,8 +9997,7 @@ class Hello(Value):
 
 class Wanted(Value):
     """An attempt that a node shall have."""
-    key: str                                    # find_key()
-    attempt: int
+    key: str                                    # Job.attempt_key
     log_sizes: tuple[FileSize, FileSize]        # bytes of this attempt's logs that have arrived
     limits: Limits                              # now
     stop_cause: str | None = None               # why it must end
@@ -10001,9 +10007,18 @@ class Wanted(Value):
 
 
 class Question(Value):
-    """What a head asks its agent for: the progress of its jobs.  All others of its jobs there are ended."""
+    """What a head asks its agent for: the progress of its jobs.  All others of its jobs there are ended.
+
+    The latest question counts, and those before it do not any more.
+    """
+    number: int                                 # another one when what is wanted differs from the question before
     jobs: tuple[Wanted, ...]
     folders: tuple[str, ...]                    # are these directories there?
+
+    @property
+    def wants(self) -> object:
+        """What is replied to at once where it differs."""
+        return self.folders, [(one.key, one.limits, one.stop_cause) for one in self.jobs]
 
     @property
     def most_bytes(self) -> int:
@@ -10013,17 +10028,18 @@ class Question(Value):
 
 class JobReport(Value):
     """What is known of an attempt that is wanted."""
-    key: JobKey
-    attempt: Count
+    key: AttemptKey
     progress: Progress
     log_sizes: tuple[FileSize, FileSize] | None = None      # of this attempt; None: its logs are not looked at
+    log_offsets: tuple[FileSize, FileSize] = (0, 0)         # where in them the new bytes begin
     logs: tuple[bytes, bytes] = (b"", b"")      # its new bytes
     samples: Usage = Usage()
     rss_mib: Amount | None = None
 
 
 class Report(Value):
-    """The reply to a Question: all that a head takes from a node, but for a Hello."""
+    """An agent's reply: all that a head takes from a node, but for a Hello.  It says what it is about."""
+    number: Count                               # of the latest question there
     now: Epoch                                  # the node's clock
     jobs: tuple[JobReport, ...]
     folders: Mapping[str, bool]
@@ -10032,21 +10048,26 @@ class Report(Value):
 
 
 def read_report(text: bytes, question: Question) -> tuple[Report, dict[str, str]]:
-    """(the reply to a question, {key of a job: what is wrong with its report}), whatever a node sends.
+    """(a node's reply, {attempt_key: what is wrong with its report of that}), whatever a node sends.
 
-    A report that is wrong is not among the jobs of the reply.  A job of which nothing is said has a wrong one.
+    `question`: the latest.  Of a reply to one before it, what is still wanted counts.  A report that is wrong is not
+    among the jobs of the reply.  An attempt of which a reply to the latest says nothing has a wrong one.
     Raises: KeyError, TypeError or ValueError, when what is wrong is about no job, or about one that was not asked for.
     """
     if sum(map(text.count, (b",", b"[", b"{"))) > MAX_ANSWER_FACTS:
         raise ValueError("its reply has too many parts")
     fields = decode("dict", load_json(text), "the reply")
-    asked = {one.key: one for one in question.jobs}
+    number = decode("Count", fields.get("number"), "number")
+    if number > question.number:
+        raise ValueError(f"it replies to question {number}, and {question.number} were asked")
+    asked = dict.fromkeys(one.key for one in question.jobs)
     told: dict[str, Json] = {}
     for one in decode("tuple[dict, ...]", fields.get("jobs"), "jobs", is_strict=True):
-        key = decode("JobKey", one.get("key"), "key")
-        if key not in asked:
+        key = decode("AttemptKey", one.get("key"), "key")
+        if key in asked:
+            told.setdefault(key, one)
+        elif number == question.number:
             raise ValueError(f"it tells of job {key}, which is not its")
-        told.setdefault(key, one)
     if count_gpu_rows(fields.get("gpus")) > MAX_GPU_ROWS:
         raise ValueError(f"it has more than {MAX_GPU_ROWS} GPUs and processes on them")
     report = decode_value(Report, {**fields, "jobs": []}, "the reply", True)
@@ -10056,13 +10077,15 @@ def read_report(text: bytes, question: Question) -> tuple[Report, dict[str, str]
         if len(set(names)) < len(names):
             raise ValueError("two GPUs have one name")
     jobs, faults = list[JobReport](), dict[str, str]()
-    for key, wanted in asked.items():
+    for key in asked if number == question.number else told:
         try:
-            jobs.append(check_report(decode_value(JobReport, told[key], f"job {key}", True), question, wanted))
+            jobs.append(check_report(decode_value(JobReport, told[key], f"job {key}", True)))
         except KeyError:
             faults[key] = "nothing is said of it"
         except (TypeError, ValueError) as error:
             faults[key] = cut_words(str(error), 200)
+    if sum(len(piece) for one in jobs for piece in one.logs) > LOG_BYTES:
+        raise ValueError(f"it sends more than {LOG_BYTES} bytes of logs at once")
     return replace(report, jobs=tuple(jobs)), faults
 
 
@@ -10073,26 +10096,19 @@ def count_gpu_rows(gpus: Any) -> int:
     return len(rows) + sum(len(some) for some in processes if isinstance(some, list))
 
 
-def check_report(report: JobReport, question: Question, wanted: Wanted) -> JobReport:
-    """A report that is of this attempt, and has of its logs what comes next.  Raises: ValueError."""
-    if report.attempt != wanted.attempt:
-        raise ValueError(f"attempt is {report.attempt}, and not {wanted.attempt}")
-    for piece, have, size in zip(report.logs, wanted.log_sizes, report.log_sizes or (0, 0)):
-        if piece and not len(piece) <= min(question.most_bytes, size - have):
-            raise ValueError(f"{len(piece)} bytes of a log of {size} are sent, after {have}")
+def check_report(report: JobReport) -> JobReport:
+    """A report whose pieces of logs are within these.  Raises: ValueError."""
+    for piece, offset, size in zip(report.logs, report.log_offsets, report.log_sizes or (0, 0)):
+        if piece and len(piece) > size - offset:
+            raise ValueError(f"{len(piece)} bytes of a log of {size} are sent, after {offset}")
     return report
-
-
-def find_key(job: Job) -> str:
-    """The name of a job on a node: ids are given again when a job is forgotten."""
-    return f"{job.id}-{job.number}"
 
 
 class Agent(HostLoop):
     """Looks after a head's jobs on the machine that it runs on.
 
-    Each line on stdin is a Question, each line on stdout the Report that replies to it.  What the head wants is in the
-    Question; what is not known here yet is started, what is not wanted is ended.  A Question ends the wait for news.
+    Each line on stdin is a Question, each line on stdout a Report.  What the latest question wants and is not known
+    here yet is started, what it does not want is ended.  It is replied to when the reply differs from the last one.
     """
 
     def __init__(self, layout: Layout, config: Config, disk: Disk, head: str, environ: Mapping[str, str],
@@ -10101,17 +10117,16 @@ class Agent(HostLoop):
         machine, visible_devices = Machine(config, layout, disk, head), find_visible_devices(environ)
         super().__init__(config, layout, machine, Clock(), disk, log, visible_devices, os.umask(0o077))
         self.environ = environ
-        self.limits: dict[str, Limits] = {}             # {find_key(): what the head has said last}
-        self.jobs: dict[str, Job] = {}                  # {find_key(): its attempt here}
-        self.refused: dict[str, JobReport] = {}         # {find_key(): the attempt that could not be started}
-        self.requests: collections.deque[bytes] = collections.deque()
+        self.limits: dict[str, Limits] = {}             # {attempt_key: what the head has said last}
+        self.jobs: dict[str, Job] = {}                  # {attempt_key: an attempt here}
+        self.unread: collections.deque[bytes] = collections.deque(maxlen=1)     # a question
         self.replies = start_writer(sys.stdout.buffer, "replies")
         self.is_connected = True
-        self.question: Question | None = None           # to be answered
-        self.wanted: Mapping[str, Wanted] | None = None     # by the latest question
+        self.question: Question | None = None           # the latest
+        self.wanted: Mapping[str, Wanted] = {}          # {attempt_key: what that says of it}
+        self.is_due = False                             # it has no reply yet
         self.asked_at = self.clock.monotonic()
-        self.told: object = None                        # find_news() of the last reply
-        self.shown: tuple[Gpu, ...] | None = None       # the GPUs in it
+        self.told: Report | None = None                 # the last reply, without the time and the bytes of logs
         self.folders: dict[str, bool] = {}
 
     def run(self) -> None:
@@ -10120,19 +10135,19 @@ class Agent(HostLoop):
         self.begin_workers(Worker(self, "looking at directories", self.look_at_folders))
         threading.Thread(target=self.read, daemon=True).start()
         wait_until(lambda: self.observer.latest is not self.observer.observation, SMI_WAIT_S, 0.01)
-        self.reply(Hello(
+        self.send(Hello(
             f"{self.machine.boot_id} {read_machine()}", self.machine.boot_id, ".".join(map(str, sys.version_info[:3])),
             self.machine.launcher.login_variables(), os.path.abspath(__file__), self.config.jobs.cpu_slots))
         for name in self.disk.listdir(self.layout.log_dir):     # an earlier agent's; limits hold without a request
             with contextlib.suppress(KeyError, TypeError, ValueError, NexusError):      # what is no job's is left alone
                 self.take_over(name)
-        self.tick_jobs()
+        self.host.tick(list(self.jobs.values()))
         while self.is_asked() or any(not (one.is_over or one.requeue) for one in self.host.hosted.values()):
             self.turn()
 
     def get_limits(self, job: Job) -> Limits:
         """The limits of a job.  Of one that an older agent kept: what this machine's configuration says."""
-        return self.limits.get(find_key(job)) or super().get_limits(job)
+        return self.limits.get(job.attempt_key) or super().get_limits(job)
 
     def take_over(self, name: str) -> None:
         """Go on with a job of an earlier agent, from its folder.  Raises: KeyError, TypeError, ValueError, NexusError.
@@ -10141,12 +10156,17 @@ class Agent(HostLoop):
         """
         folder = os.path.join(self.layout.log_dir, name)
         kept = decode("dict", load_json(read_job_file(self.disk, os.path.join(folder, "job.json")) or ""))
-        job, key = decode_value(Job, kept), name.partition("_")[2]
-        if not (find_key(job) == key and decode("JobKey", key) and job.log_dir == folder and job.attempts):
+        job = decode_value(Job, kept)
+        key = decode("AttemptKey", job.attempt_key)
+        if not (self.find_folder(key) == job.log_dir == folder and job.attempts):
             raise ValueError(f"{folder} has the file of another job")
         if "limits" in kept:
             self.limits[key] = decode("Limits", kept["limits"])
         self.jobs[key] = job
+
+    def find_folder(self, key: str) -> str:
+        """The folder of an attempt; those of one job have the same, with the files that they share."""
+        return self.layout.job_folder(key.rpartition("-")[0])
 
     def is_asked(self) -> bool:
         """Whether a head is there.  That it has vanished without a word, the connection shows much later."""
@@ -10162,94 +10182,85 @@ class Agent(HostLoop):
         return FOLDERS_INTERVAL_S if found else 0.05
 
     def read(self) -> None:
-        """In a thread: read the requests."""
+        """In a thread: read the questions."""
         for line in sys.stdin.buffer:
-            self.requests.append(line)
+            self.unread.append(line)
             self.wake()
         self.is_connected = False
         self.wake()
 
-    def reply(self, answer: Value) -> None:
+    def send(self, answer: Value) -> None:
         self.replies.put(encode_json(encode_value(answer)).encode("ascii") + b"\n")
 
     def find_due_s(self) -> float:
-        return LOG_INTERVAL_S if self.question and self.jobs else float("inf")
+        return LOG_INTERVAL_S if self.is_due and self.jobs else float("inf")
 
     def tick(self, runner_events: Sequence[RunnerEvent]) -> None:
-        self.run_guarded("taking questions", self.take_questions)
-        self.run_guarded("reading GPUs", self.observer.take_in, list(self.jobs.values()))
+        self.run_guarded("taking a question", self.take_question)
+        self.run_guarded("reading GPUs", self.observer.take_in, [
+            job for key, job in self.jobs.items() if not self.is_refused(key)])
         self.run_guarded("looking after jobs", self.look_after_jobs, runner_events)
+        self.run_guarded("replying", self.reply)
 
-    def take_questions(self) -> None:
-        """Take in what has come; each question ends the wait for news of the one before."""
-        while self.requests:
-            if self.question:
-                self.answer(self.tick_jobs())
-            self.run_guarded("taking a request", self.take, self.requests.popleft())
+    def take_question(self) -> None:
+        """Take in what a new question wants of the jobs here; the others are ended."""
+        if not self.unread:
+            return
+        self.question = question = decode("Question", load_json(self.unread.pop()), "a question")
+        self.is_due, self.asked_at = True, self.clock.monotonic()
+        self.wanted = {one.key: one for one in question.jobs}
+        for key, job in self.jobs.items():
+            one = self.wanted.get(key)
+            if one and one.limits != self.limits.get(key):
+                self.limits[key] = one.limits
+                if not self.is_refused(key):                # its folder is another attempt's
+                    self.run_guarded(f"keeping job {key}", self.keep, job)
+            cause, name = (one.stop_cause, one.stop_signal) if one else ("killed", None)
+            if cause and not job.current.stop_cause:
+                self.jobs[key] = with_facts(job, stop_cause=cause, stop_signal=name)
+
+    def is_refused(self, key: str) -> bool:
+        """Whether an attempt never began, and never will."""
+        hosted = self.host.hosted.get(key)
+        return hosted is not None and bool(hosted.requeue)
 
     def look_after_jobs(self, runner_events: Sequence[RunnerEvent]) -> None:
-        """Follow the jobs, end and forget those that must, and reply."""
-        known = self.tick_jobs(runner_events)
-        for key, progress in known.items():
-            if progress.stop and not self.jobs[key].current.stop_cause:
+        """Follow the jobs; forget what is over and not wanted, then start what is wanted and not here."""
+        for job, progress in self.host.tick(list(self.jobs.values()), runner_events):
+            key = job.attempt_key
+            if progress.stop and not job.current.stop_cause:
                 self.run_guarded(f"stopping job {key}", self.stop, key, *progress.stop)
-            if self.wanted is not None and key not in self.wanted and (progress.is_over or progress.requeue):
+            if self.question and key not in self.wanted and (progress.is_over or progress.requeue):
                 self.run_guarded(f"forgetting job {key}", self.forget, key)
-        if self.question and (self.has_news(known) or self.clock.monotonic() - self.asked_at >= LOOK_WAIT_S):
-            self.answer(known)
+        for one in self.wanted.values():
+            if one.order and one.key not in self.jobs:
+                self.run_guarded(f"starting job {one.key}", self.start, one, one.order)
 
-    def tick_jobs(self, events: Sequence[RunnerEvent] = ()) -> dict[str, Progress]:
-        return {find_key(job): progress for job, progress in self.host.tick(list(self.jobs.values()), events)}
-
-    def take(self, line: bytes) -> None:
-        """Take in a question: start and end jobs, so that what runs here is what it wants."""
-        self.question, self.asked_at = decode("Question", load_json(line), "a question"), self.clock.monotonic()
-        self.wanted = {one.key: one for one in self.question.jobs}
-        self.refused = {key: refusal for key, refusal in self.refused.items()
-                        if key in self.wanted and self.wanted[key].attempt == refusal.attempt}
-        for key, job in self.jobs.items():
-            same = self.wanted.get(key)
-            if same is None or same.attempt != job.attempt:
-                same = Wanted(key, job.attempt, (0, 0), self.get_limits(job), stop_cause="killed")
-            elif same.limits != self.limits.get(key):
-                self.limits[key] = same.limits
-                self.run_guarded(f"keeping job {key}", self.keep, job)
-            if same.stop_cause and not job.current.stop_cause:
-                self.jobs[key] = with_facts(job, stop_cause=same.stop_cause, stop_signal=same.stop_signal)
-        for one in self.question.jobs:
-            known = self.jobs.get(one.key)
-            if one.order and one.key not in self.refused and (known is None or known.attempt != one.attempt):
-                news = self.start(one, one.order)
-                if news:
-                    self.refused[one.key] = JobReport(one.key, one.attempt, make_progress(news))
-
-    def start(self, one: Wanted, order: Order) -> Requeue | Result | None:
-        """Start an attempt; return what becomes of one that cannot be started."""
-        folder, job = self.layout.job_folder(one.key), order.job
-        former = self.host.hosted.get(job.id)
-        if one.stop_cause:
-            return Requeue("it was killed before it began")
-        if job.current.boot_id != self.machine.boot_id:
-            return Requeue("it has just been booted")
-        is_former_left = any(other.id == job.id and key != one.key for key, other in self.jobs.items())
-        if is_former_left or (former and not (former.is_over or former.requeue)):
-            return Requeue(f"an earlier job {job.id} is still being ended")
-        environ = mix_environments(order.variables, self.environ)
+    def start(self, one: Wanted, order: Order) -> None:
+        """Start an attempt; its progress says why one cannot be started."""
+        folder, job, environ = self.find_folder(one.key), order.job, mix_environments(order.variables, self.environ)
         job = replace(job, log_dir=folder, cwd=job.cwd or os.path.expanduser("~"))
         if order.code is not None:
             job = replace(job, cwd=os.path.join(folder, "work"), command=f"{find_python(environ)} main.py")
+        why = ""
+        if one.stop_cause:
+            why = "it was killed before it began"
+        elif job.current.boot_id != self.machine.boot_id:
+            why = "it has just been booted"
+        elif job.id in [other.id for other in self.jobs.values()]:
+            why = f"an earlier job {job.id} is still being ended"
+        self.limits[one.key], self.jobs[one.key] = one.limits, job
+        if why:
+            self.host.fail(job, News(requeue=why))
+            return
         try:
             self.disk.makedirs(folder)
             for name in STREAM_FILES:                           # of an earlier attempt: the head has them
                 remove_file(self.disk, os.path.join(folder, name))
-            self.limits[one.key] = one.limits
             self.keep(job)                                      # before anything of it can begin
-            news: Requeue | Result | None = self.host.start(Order(job, environ, order.code))
+            self.host.start(Order(job, environ, order.code))
         except (OSError, NexusError) as error:
-            news = self.host.fail(job, error)
-        if news is None:
-            self.jobs[one.key] = job
-        return news
+            self.host.fail(job, self.host.judge_start_error(error, job))
 
     def keep(self, job: Job) -> None:
         """Write what a later agent must know of a job, also after a power cut.  Raises: OSError, unavailable."""
@@ -10262,111 +10273,92 @@ class Agent(HostLoop):
         self.jobs[key] = with_facts(self.jobs[key], stop_cause=cause, stop_line=line)
         self.keep(self.jobs[key])
 
-    def report(self, one: Wanted, progress: Progress | None, most_bytes: int) -> JobReport:
-        """What is known of an attempt, and its new output."""
-        folder, job = self.layout.job_folder(one.key), self.jobs.get(one.key)
-        if one.key in self.refused:
-            return self.refused[one.key]
-        if job is None or job.attempt != one.attempt or progress is None:
+    def report(self, one: Wanted, most_bytes: int) -> JobReport:
+        """What is known of an attempt, and its new output.  Raises: OSError, NexusError."""
+        job, hosted = self.jobs.get(one.key), self.host.hosted.get(one.key)
+        folder = job.log_dir if job and job.log_dir else self.find_folder(one.key)
+        if job is None or hosted is None:
             # What has begun may run still, though its files are gone.
             is_gone, writers = (False, []) if one.has_begun else withdraw(
-                self.disk, self.observer.machine.processes, folder, one.attempt)
+                self.disk, self.machine.processes, folder, int(one.key.rpartition("-")[2]))
             if is_gone or writers:
-                return JobReport(one.key, one.attempt, Progress(requeue="it was not started there" if is_gone else ""))
+                return JobReport(one.key, Progress(requeue="it was not started there" if is_gone else ""))
             lost = Result(None, None, None, "session-lost", f"its files are gone: {folder}")
-            return JobReport(one.key, one.attempt, Progress(result=lost, is_over=True))
-        written = os.path.join(folder, "files")
-        if progress.is_over and is_folder(self.disk, written):
-            progress = replace(progress, files=written)
-        sizes = self.measure_output(one)
-        out, err = [read_part(self.disk, os.path.join(folder, name), have, min(most_bytes, size - have))
-                    if size > have else b""
-                    for name, have, size in zip(STREAM_FILES, one.log_sizes, sizes)]
-        usage = self.observer.find_usage(job.id)
-        return JobReport(one.key, one.attempt, progress, sizes, (out, err), usage.samples, usage.rss_mib)
+            return JobReport(one.key, Progress(result=lost, is_over=True))
+        progress, usage = hosted.progress, self.observer.find_usage(job.id)
+        if progress.requeue or (progress.result and progress.result.cause == "launch"):
+            return JobReport(one.key, progress)             # the output that may be there is another attempt's
+        if progress.is_over and is_folder(self.disk, f"{folder}/files"):
+            progress = replace(progress, files=f"{folder}/files")
+        # What was lost, or cannot be read, counts if it has arrived.
+        here, is_this_boot = measure_logs(self.disk, folder), job.current.boot_id == self.machine.boot_id
+        out, err = [size if size and (is_this_boot or size > have) else have for size, have in zip(here, one.log_sizes)]
+        report = JobReport(one.key, progress, (out, err), samples=usage.samples, rss_mib=usage.rss_mib)
+        if report.log_sizes == one.log_sizes:
+            return report
+        return replace(report, log_offsets=one.log_sizes, logs=tuple(
+            read_part(self.disk, f"{folder}/{name}", have, min(most_bytes, size - have)) if size > have else b""
+            for name, have, size in zip(STREAM_FILES, one.log_sizes, (out, err))))
 
-    def measure_output(self, one: Wanted) -> tuple[int, int]:
-        """The sizes of an attempt's logs.  What was lost, or cannot be read, counts if it has arrived."""
-        job = self.jobs.get(one.key)
-        is_this_boot = job is not None and job.current.boot_id == self.machine.boot_id
-        out, err = [size if size and (is_this_boot or size > have) else have
-                    for size, have in zip(measure_logs(self.disk, self.layout.job_folder(one.key)), one.log_sizes)]
-        return out, err
-
-    def find_news(self, known: Mapping[str, Progress]) -> object:
-        """What makes a reply worth sending: it differs from what was last told."""
-        return known, list(self.refused), self.folders, self.observer.find_error(), self.observer.gpus
-
-    def has_news(self, known: Mapping[str, Progress]) -> bool:
-        wanted = self.question.jobs if self.question else ()
-        has_output = any(self.measure_output(one) != one.log_sizes for one in wanted)
-        is_unknown = self.clock.monotonic() - self.asked_at >= UNKNOWN_S and any(
-            one.key not in known and one.key not in self.refused for one in wanted)
-        return has_output or is_unknown or self.find_news(known) != self.told
-
-    def answer(self, known: Mapping[str, Progress]) -> None:
-        question, self.question = self.question, None
-        assert question
+    def reply(self) -> None:
+        """Reply to the latest question, if that differs from the last reply or is due by now."""
+        question = self.question
+        if not (question and self.is_due):
+            return
         jobs: list[JobReport] = []
         for one in question.jobs:
             try:
-                jobs.append(self.report(one, known.get(one.key), question.most_bytes))
+                jobs.append(self.report(one, question.most_bytes))
             except (OSError, NexusError) as error:      # what is wrong with one job's folder holds up no other
                 why = format_line(f"its folder on the node cannot be used: {error}", 300)
-                jobs.append(JobReport(one.key, one.attempt, Progress(notes=(why,))))
+                jobs.append(JobReport(one.key, Progress(notes=(why,))))
         trouble = self.observer.find_error() or ""
-        shown = tuple(replace(gpu, fault=gpu.fault or trouble or None) for gpu in self.observer.gpus
-                      if not is_left_out(gpu, self.config.gpu))
-        self.told = self.find_news(known)
-        gpus, self.shown = (None if shown == self.shown else shown), shown
-        self.reply(Report(self.clock.now(), tuple(jobs), self.folders, trouble, gpus))
+        gpus = tuple(replace(gpu, fault=gpu.fault or trouble or None) for gpu in self.observer.gpus
+                     if not is_left_out(gpu, self.config.gpu))
+        report, former = Report(question.number, self.clock.now(), tuple(jobs), self.folders, trouble, gpus), self.told
+        has_output = any(any(one.logs) for one in jobs)
+        told = replace(report, now=0.0, jobs=tuple(
+            replace(one, logs=(b"", b"")) if any(one.logs) else one for one in jobs))
+        if told != former or has_output or self.clock.monotonic() - self.asked_at >= LOOK_WAIT_S:
+            self.told, self.is_due = told, False
+            self.send(replace(report, gpus=None) if former and former.gpus == gpus else report)
 
     def forget(self, key: str) -> None:
         """Drop an attempt that the head does not know any more.  Files that it wrote in its checkout stay."""
+        folder = self.find_folder(key)
         self.host.forget(self.jobs.pop(key))
         self.limits.pop(key, None)
-        remove_job_files(self.disk, self.layout.log_dir, self.layout.job_folder(key))
+        if folder not in map(self.find_folder, (*self.jobs, *self.wanted)):
+            remove_job_files(self.disk, self.layout.log_dir, folder)
 
 
-# Run on a node: find a Python, bring this nexus.py there if it lacks it, and become the agent.
+# Run on a node: find a Python, bring this nexus.py there if it lacks it, and become the agent.  The last line does all
+# of it: however far a shell reads ahead, what is sent after that line is for `read`, `head` and the agent.
 AGENT_SCRIPT = r'''
-for python in python3 python3.14 python3.13 python3.12 python3.11 python3.10 python3.9 /opt/conda/bin/python3 \
-    ~/miniconda3/bin/python3; do
-  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null && exec "$python" -c '
-import hashlib, os, sys
-wanted, head = sys.argv[1:]
-def read(count):                        # unbuffered: what comes after is for the agent
-    content = b""
-    while len(content) < count:
-        piece = os.read(0, count - len(content))
-        if not piece:
-            sys.exit("the line was cut")
-        content += piece
-    return content
-os.umask(0o077)
-folder = os.path.join(os.environ.get("NEXUS_HOME") or os.path.expanduser("~/.nexus"), "agent")
-path = os.path.join(folder, "nexus-" + wanted + ".py")
-try:
-    os.makedirs(folder, exist_ok=True)
-    known = open(path, "rb").read() if os.path.isfile(path) else b""
-    if hashlib.sha256(known).hexdigest()[:8] != wanted:
-        print("nexus-agent: needs", flush=True)
-        size = b""
-        while size[-1:] != b"\n":
-            size += read(1)
-        content = read(int(size))
-        with open(path + "." + str(os.getpid()), "wb") as file:
-            file.write(content)
-        os.replace(file.name, path)
-except OSError as error:
-    sys.exit("nexus.py cannot be written there: " + str(error))
-print("nexus-agent: begins", flush=True)
-os.execv(sys.executable, [sys.executable, path, "agent", head])
-' "$@"
-done
-echo 'it has no Python that nexus can use: it needs 3.9 or newer there' >&2
-echo 'hint: install one and put it on PATH as python3.9, python3.10 ...' >&2
-exit 1
+fail() { printf '%s\n' "$@" >&2; exit 1; }
+is_known() { [ -f "$path" ] && case $(sha256sum < "$path") in "$digest"*) ;; *) false ;; esac; }
+bring() { head -c "$1" > "$path.$$" && mv -f "$path.$$" "$path"; }
+begin() {
+  digest=$1 head=$2 folder=${NEXUS_HOME:-$HOME/.nexus}/agent is_found=
+  path=$folder/nexus-$digest.py
+  for python in python3 python3.14 python3.13 python3.12 python3.11 python3.10 python3.9 /opt/conda/bin/python3 \
+      ~/miniconda3/bin/python3; do
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2> /dev/null && is_found=1 && break
+  done
+  [ $is_found ] || fail 'it has no Python that nexus can use: it needs 3.9 or newer there' \
+    'hint: install one and put it on PATH as python3.9, python3.10 ...'
+  umask 077
+  why=$(mkdir -p "$folder" 2>&1) || fail "nexus.py cannot be written there: $why"
+  if ! is_known; then
+    echo 'nexus-agent: needs'
+    read -r size
+    why=$(bring "$size" 2>&1) || fail "nexus.py cannot be written there: $why"
+    is_known || fail 'nexus.py has not arrived whole there'
+  fi
+  echo 'nexus-agent: begins'
+  exec "$python" "$path" agent "$head"
+}
+begin "$@"
 '''
 
 
@@ -10410,9 +10402,12 @@ class AgentLine:
                 raise describe_bad_node(self.name, error) from None
             raise
 
-    def ask(self, request: Mapping[str, Any]) -> None:
-        """Send a request, whose reply read_line() gives in its turn."""
-        self.outbox.put(encode_json(request).encode("ascii") + b"\n")
+    def ask(self, question: Mapping[str, Any]) -> None:
+        """Send a question, in the place of one that is still to be sent: a node may read none."""
+        import queue
+        with contextlib.suppress(queue.Empty):
+            self.outbox.get_nowait()
+        self.outbox.put(encode_json(question).encode("ascii") + b"\n")
 
     def read_word(self) -> str:
         """The next line `nexus-agent: WORD`.  A login may print other lines.  Raises: unavailable."""
@@ -10463,14 +10458,14 @@ class AgentLine:
                 self.process.wait(1.0)
 
 
-def append_output(disk: Disk, question: Question, found: Iterable[tuple[Job, JobReport]]) -> str:
-    """Append jobs' output to their logs here, if these are as in the question; return why some of it was not, or "".
+def append_output(disk: Disk, found: Iterable[tuple[Job, JobReport]]) -> str:
+    """Append jobs' output that comes next in their logs here; return why some of it was not, or "".
 
     A log that the job has cut, as `echo done > /dev/stderr` does, begins anew here too.
     """
-    asked, why = {(one.key, one.attempt): one.log_sizes for one in question.jobs}, ""
+    why = ""
     for job, one in found:
-        have, there = asked[one.key, one.attempt], one.log_sizes
+        have, there = one.log_offsets, one.log_sizes
         if job.log_dir and there and there != have == measure_output(disk, job):
             try:
                 for number, name in enumerate(STREAM_FILES):
@@ -10493,17 +10488,17 @@ class Unpushed:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.waiting: dict[tuple[str, int], tuple[Job, Mapping[str, str] | None]] = {}      # (job, its variables)
+        self.waiting: dict[str, tuple[Job, Mapping[str, str] | None]] = {}      # {attempt_key: (job, its variables)}
         self.worker = Worker(node.service, f"pushing snapshots to node {node.name}", self.send)
         self.worker.thread.start()
 
     def add(self, job: Job, variables: Mapping[str, str] | None) -> None:
-        self.waiting[job.id, job.attempt] = job, variables
+        self.waiting[job.attempt_key] = job, variables
         self.worker.wanted.set()
 
     def withdraw(self, job: Job) -> bool:
         """Whether this attempt was there, and is not any more."""
-        return self.waiting.pop((job.id, job.attempt), None) is not None
+        return self.waiting.pop(job.attempt_key, None) is not None
 
     def send(self) -> float | None:
         """Have those that wait started; return the pause."""
@@ -10520,7 +10515,6 @@ class Node(MachineBackend):
     """
 
     def __init__(self, service: Service, address: NodeConfig, is_leaving: bool) -> None:
-        import collections
         import threading
         super().__init__(service)
         self.address, self.name, self.is_leaving = address, address.name, is_leaving
@@ -10528,22 +10522,21 @@ class Node(MachineBackend):
         self.hello: Hello | None = None                     # of the last connection
         self.trouble: NexusError | None = NexusError("unavailable", NOT_REACHED)
         self.heard_at = self.clock.monotonic()              # its last reply
-        self.due_at = float("inf")                          # since when another reply is due; inf: none is
+        self.due_at = float("inf")                          # since when a reply to what is wanted is due; inf: none is
         self.clock_offset_s = 0.0                           # its clock minus ours
         self.gpus: tuple[Gpu, ...] = ()
         self.gpu_error = ""                                 # why its agent gives no GPU
-        self.guard = threading.Lock()                       # held to send a question, for the next four
+        self.guard = threading.Lock()                       # held to send a question, and to change what is next
         self.line: AgentLine | None = None
-        self.questions: collections.deque[Question] = collections.deque()       # without a reply
         self.latest: Question | None = None                 # on this connection
-        # {(job id, attempt)} that the agent may know: recorded by an earlier service (None), or ordered
-        self.orders: dict[tuple[str, int], Order | None] = {
-            (job.id, job.attempt): None for job in self.list_jobs()}
-        self.reports: dict[tuple[str, int], JobReport] = {}
-        # {(job id, attempt): (what is wrong with its latest report, UTC when the first such came)}
-        self.faults: Mapping[tuple[str, int], tuple[str, float]] = {}
-        self.noted_at: dict[tuple[str, int], float] = {}    # monotonic: when its notes changed last
-        self.unsent: dict[tuple[str, int], Progress] = {}   # attempts whose order could not be made or sent
+        self.heard_number = 0                               # of the question that the last reply was about
+        # {attempt_key} that the agent may know: recorded by an earlier service (None), or ordered
+        self.orders: dict[str, Order | None] = {job.attempt_key: None for job in self.list_jobs()}
+        # {attempt_key: the last report, also that its order could not be made or sent}
+        self.reports: Mapping[str, JobReport] = {}
+        # {attempt_key: (what is wrong with its latest report, UTC when the first such came)}
+        self.faults: Mapping[str, tuple[str, float]] = {}
+        self.noted_at: dict[str, float] = {}                # {attempt_key: monotonic, when its notes changed last}
         self.folders: Mapping[str, bool] = {}               # directories that were asked for: is it there?
         self.has_none = False                               # the agent knows that no job is wanted
         self.log_error = ""                                 # why output could not be written
@@ -10560,15 +10553,13 @@ class Node(MachineBackend):
         try:
             line = self.line or self.connect()
             with self.guard:
-                if not self.questions:
+                if self.line:
                     self.ask(line)
             began_s = time.thread_time()
             reply = line.read_line(LOOK_WAIT_S + SILENCE_S)
             with self.guard:
-                question = self.questions.popleft()
-                self.due_at = self.clock.monotonic() if len(self.questions) > 1 else float("inf")
-                if line.outbox.qsize() > len(self.questions):
-                    raise ValueError("it replies to what it was not sent")      # the unsent would fill the memory
+                question = self.latest
+            assert question
             report, faults = read_report(reply, question)
             self.heard_at = self.clock.monotonic()
             self.take(question, report, faults)
@@ -10589,8 +10580,7 @@ class Node(MachineBackend):
             raise NexusError("conflict", f"{self.name} is {twin or 'this very machine'}",
                              hint=f"it needs no second name: nexus node remove {self.name} --force")
         with self.guard:
-            self.line, self.hello, self.latest = line, line.hello, None
-            self.questions.clear()
+            self.line, self.hello, self.latest, self.heard_number = line, line.hello, None, 0
             self.due_at = float("inf")
             if self.is_ended:
                 line.close()
@@ -10598,13 +10588,14 @@ class Node(MachineBackend):
 
     def ask(self, line: AgentLine) -> None:
         """Ask what is known of the jobs that are wanted now.  The caller holds `guard`."""
-        recorded = {(job.id, job.attempt) for job in self.list_jobs()}
+        recorded = {job.attempt_key for job in self.list_jobs()}
         self.orders = {key: order for key, order in self.orders.items() if key in recorded}
         self.noted_at = {key: at for key, at in self.noted_at.items() if key in recorded}
-        self.latest = Question(self.list_wanted(), self.service.pool.list_folders(self))
-        if self.questions:
+        former = self.latest
+        self.latest = Question(former.number if former else 0, self.list_wanted(), self.service.pool.list_folders(self))
+        if former is None or former.wants != self.latest.wants:
+            self.latest = replace(self.latest, number=self.latest.number + 1)
             self.due_at = min(self.due_at, self.clock.monotonic())
-        self.questions.append(self.latest)
         self.has_none = self.has_none and not self.latest.jobs
         line.ask(encode_value(self.latest))
 
@@ -10613,38 +10604,42 @@ class Node(MachineBackend):
 
         The oldest orders come first: what it was sent once stays wanted.  The caller holds `guard`.
         """
-        jobs = {(job.id, job.attempt): job for job in self.list_jobs()}
+        jobs = {job.attempt_key: job for job in self.list_jobs()}
         due = [(jobs[key], order) for key, order in self.orders.items() if key in jobs]
         later = {job.id for job in [job for job, order in due if order][MAX_ORDERS:]}
         return [(job, order) for job, order in due if job.id not in later]
 
     def list_wanted(self) -> tuple[Wanted, ...]:
-        return tuple(Wanted(find_key(job), job.attempt, measure_output(self.disk, job),
-                            find_limits(job, self.config.jobs), job.current.stop_cause, job.current.stop_signal,
-                            order, job.current.pid is not None)
+        return tuple(Wanted(job.attempt_key, measure_output(self.disk, job), find_limits(job, self.config.jobs),
+                            job.current.stop_cause, job.current.stop_signal, order, job.current.pid is not None)
                      for job, order in self.list_due())
 
     def take(self, question: Question, report: Report, faults: Mapping[str, str]) -> None:
         """Take in what is new.  `faults`: of read_report()."""
-        jobs = {(find_key(job), job.attempt): job for job in self.list_jobs()}
-        found = [(jobs[one.key, one.attempt], one) for one in report.jobs if (one.key, one.attempt) in jobs]
-        error = append_output(self.disk, question, found)
+        jobs = {job.attempt_key: job for job in self.list_jobs()}
+        found = [(jobs[one.key], one) for one in report.jobs if one.key in jobs]
+        error = append_output(self.disk, found)
         if error:
             self.clock.sleep(1.0)
             if error != self.log_error:
                 self.log.warning("Node %s: %s", self.name, error)
         self.log_error = error
-        # Of a wrong report the one before it counts, so that nothing changes.
-        wrong = {(job.id, job.attempt): faults[key] for (key, _), job in jobs.items() if key in faults}
-        self.reports = {**{key: one for key, one in self.reports.items() if key in wrong},
-                        **{(job.id, job.attempt): replace(one, logs=(b"", b"")) for job, one in found}}
-        now, former = self.clock.now(), self.faults
-        self.faults = {key: (words, former[key][1] if key in former else now) for key, words in wrong.items()}
-        for (job_id, _), (words, _) in self.faults.items() if self.faults.keys() - former.keys() else ():
-            self.log.warning("Node %s: of job %s it answers what no nexus does: %s", self.name, job_id, words)
-        with self.guard:                                    # it has these orders
-            self.orders.update((key, None) for key in self.reports if key in self.orders)
-            self.has_none = not any(asked.jobs for asked in (question, *self.questions))
+        now, former, told = self.clock.now(), self.faults, {one.key for _, one in found}
+        # Of what is not told, or told wrongly, that before it counts: nothing changes.
+        self.faults = {**{key: fault for key, fault in former.items() if key in jobs and key not in told},
+                       **{key: (words, former[key][1] if key in former else now)
+                          for key, words in faults.items() if key in jobs}}
+        for key in self.faults.keys() - former.keys():
+            self.log.warning("Node %s: of job %s it answers what no nexus does: %s",
+                             self.name, jobs[key].id, self.faults[key][0])
+        with self.guard:
+            self.reports = {**{key: one for key, one in self.reports.items() if key in jobs},
+                            **{one.key: replace(one, logs=(b"", b"")) for _, one in found}}
+            self.orders.update((key, None) for key in told if key in self.orders)           # it has these
+            is_heard = self.latest is not None and report.number == self.latest.number
+            self.heard_number = report.number
+            self.due_at = float("inf") if is_heard else self.clock.monotonic()
+            self.has_none = is_heard and not question.jobs
         self.folders = {path: report.folders[path] for path in question.folders if path in report.folders}
         self.gpu_error = report.trouble
         self.clock_offset_s = report.now - self.clock.now()
@@ -10675,15 +10670,16 @@ class Node(MachineBackend):
             self.log.warning("Node %s: %s", self.name, why.message)
             self.service.wake()
 
-    def start(self, job: Job, variables: Mapping[str, str] | None) -> None:
+    def start(self, job: Job, variables: Mapping[str, str] | None) -> bool:
         if job.snapshot and job.snapshot not in self.trees:     # to push it may take long
             self.unpushed.add(job, variables)
         else:
             self.send(job, variables)
+        return True
 
     def send(self, job: Job, variables: Mapping[str, str] | None) -> None:
         """Have an attempt started.  On any error the job must not wait for ever."""
-        key = job.id, job.attempt
+        key = job.attempt_key
         try:
             order: Order = self.service.starter.make_node_order(self, job, variables)
             with self.guard:
@@ -10695,23 +10691,21 @@ class Node(MachineBackend):
             is_lost = isinstance(error, NexusError) and error.kind == "unavailable"
             hint = f" ({error.hint})" if isinstance(error, NexusError) and error.hint else ""
             why = format_line(f"{error}{hint}", 1000)
-            self.unsent[key] = make_progress(Requeue(why) if is_lost else Result(None, None, 0.0, "launch", why))
+            progress = Progress(requeue=why) if is_lost else Progress(
+                result=Result(None, None, 0.0, "launch", why), is_over=True)
+            with self.guard:
+                self.reports = {**self.reports, key: JobReport(key, progress)}
             self.service.wake()
 
     def list_progress(self) -> Iterator[tuple[Job, Progress]]:
-        jobs, lost = self.list_jobs(), self.find_lost()
-        for key in self.unsent.keys() - {(job.id, job.attempt) for job in jobs}:
-            del self.unsent[key]
-        for job in jobs:
-            key = job.id, job.attempt
+        lost = self.find_lost()
+        for job in self.list_jobs():
             if lost:
                 yield job, Progress(result=lost, is_over=True)
-            elif key in self.unsent:
-                yield job, self.unsent[key]
             elif job.current.stop_cause and self.unpushed.withdraw(job):
                 yield job, Progress(requeue="it was killed before it began")
-            elif key in self.reports:
-                yield job, self.translate(job, self.reports[key])
+            elif report := self.reports.get(job.attempt_key):
+                yield job, self.translate(job, report)
 
     def find_lost(self) -> Result | None:
         """How its jobs have ended, when it is given up."""
@@ -10726,12 +10720,12 @@ class Node(MachineBackend):
 
     def find_fault(self) -> str | None:
         """What is wrong with its latest reply, which is taken in all the same."""
-        return next((f"of job {job_id} it answers what no nexus does: {words}"
-                     for (job_id, _), (words, _) in self.faults.items()), None)
+        return next((f"of job {key.partition('-')[0]} it answers what no nexus does: {words}"
+                     for key, (words, _) in self.faults.items()), None)
 
     def describe_unknown(self, job: Job) -> dict[str, Any]:
         """What a job's JSON has when nothing can be known of it now."""
-        words, at = self.faults.get((job.id, job.attempt), ("", 0.0))
+        words, at = self.faults.get(job.attempt_key, ("", 0.0))
         if self.is_unheard(job):
             return {"unknown_since": self.since}
         if words:
@@ -10750,7 +10744,7 @@ class Node(MachineBackend):
         is_over = progress.is_over and report.log_sizes in (None, measure_output(self.disk, job))
         files = progress.files and f"files that it wrote are kept: {self.name}:{progress.files}"
         notes, left = (*progress.notes, *filter(None, [files])), progress.processes_left
-        ran, key, now = job.current, (job.id, job.attempt), self.clock.monotonic()
+        ran, key, now = job.current, job.attempt_key, self.clock.monotonic()
         if (add_notes(ran.notes, notes), left) != (ran.notes, ran.processes_left):
             if not is_over and now < self.noted_at.get(key, float("-inf")) + NOTES_INTERVAL_S:
                 notes, left = ran.notes, ran.processes_left     # else each reply could be a line of the journal
@@ -10760,33 +10754,34 @@ class Node(MachineBackend):
 
     def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterator[Finding]:
         for job, news in list_news(self.list_progress()):
-            if isinstance(news, Requeue):
-                self.start_backoff.fail(self.clock.monotonic(), news.why)
-                news = replace(news, why=f"{self.name}: {news.why}")
-            elif isinstance(news, Result) and news.cause == "reboot":
+            if news.requeue:
+                self.start_backoff.fail(self.clock.monotonic(), news.requeue)
+                news = replace(news, requeue=f"{self.name}: {news.requeue}")
+            elif news.result and news.result.cause == "reboot":
                 self.start_backoff.fail(self.clock.monotonic(), MACHINE_DOWN)
-            elif isinstance(news, Result) and news.cause == "launch" and not (news.may_pass or job.current.stop_cause):
-                news = self.exclude(job, news.cause_line or "it could not be started")
+            elif news.result and news.result.cause == "launch" and not (
+                    news.result.may_pass or job.current.stop_cause):
+                news = self.exclude(job, news.result.cause_line or "it could not be started")
             yield job, news
 
-    def exclude(self, job: Job, why: str) -> Requeue | Result:
+    def exclude(self, job: Job, why: str) -> News:
         """What becomes of a job that cannot begin there: another machine may have what is missing."""
         elsewhere = replace(job, excluded_nodes=(*job.excluded_nodes, (self.name, why)))
         gpus = self.service.gpu_watch.see_gpus(self.store.state)
         if any(may_run_on(elsewhere, name)
                and sum(gpu.node == name and may_use(elsewhere, gpu) for gpu in gpus) >= len(list_shares(job))
                for name in ("", *self.service.pool.nodes)):
-            return Requeue(f"{self.name}: {why}", elsewhere.excluded_nodes)
-        return Result(None, None, 0.0, "launch", f"{self.name}: {why}")
+            return News(requeue=f"{self.name}: {why}", excluded_nodes=elsewhere.excluded_nodes)
+        return News(result=Result(None, None, 0.0, "launch", f"{self.name}: {why}"))
 
     def ask_anew(self) -> None:
-        """Ask again when the wanted jobs or directories are others than in the last question."""
+        """Ask again when the wanted jobs or directories are others than in the latest question."""
         with self.guard:
-            latest, is_heard = self.latest, len(self.questions) < MAX_QUESTIONS
-            if self.line and latest and is_heard and (self.service.pool.list_folders(self) != latest.folders or [
-                    (find_key(job), job.attempt, find_limits(job, self.config.jobs), job.current.stop_cause)
-                    for job, _ in self.list_due()] != [
-                    (one.key, one.attempt, one.limits, one.stop_cause) for one in latest.jobs]):
+            latest = self.latest
+            if self.line and latest and latest.number - self.heard_number < MAX_CHANGES and latest.wants != (
+                    self.service.pool.list_folders(self),
+                    [(job.attempt_key, find_limits(job, self.config.jobs), job.current.stop_cause)
+                     for job, _ in self.list_due()]):
                 self.ask(self.line)
 
     def end(self) -> None:
@@ -10822,45 +10817,61 @@ class Outcomes(Part):
     def __init__(self, service: Service) -> None:
         super().__init__(service)
         self.unrecorded: dict[str, Result] = {}             # {job id: how its attempt has ended}
-        self.learned: dict[str, dict[str, Any]] = {}        # {job id: what else is new of it}
+        self.learned: dict[str, Mapping[str, Any]] = {}     # {job id: what else is new of it}
 
     def take_news(self, job: Job, news: News) -> None:
         """Record what is new of an attempt; an end is left to record_ends_and_start().  Raises: unavailable."""
-        now = self.clock.now()
-        if isinstance(news, dict) and job.status == SUBMITTED and "started_at" in news:
-            began = news
-            self.store.update(lambda state: [change_status(state.jobs[job.id], RUNNING, now, **began)])
-            self.service.starter.tell_start(self.store.state.jobs[job.id])
-        elif isinstance(news, dict):
-            self.learn({job.id: news}, is_synced=True)
-        elif isinstance(news, Requeue):
-            why, log_sizes = news.why, measure_logs(self.disk, self.layout.folder_of(job))
-            facts: dict[str, Any] = {"pid": None, "pid_started": None, "log_base": log_sizes}
-            if news.excluded_nodes is not None:
-                facts["excluded_nodes"] = news.excluded_nodes
-            self.store.update(lambda state: requeue(state, state.jobs[job.id], why, now, **facts))
-            self.forget(job)
-            self.service.observer.annotate(self.service.local.list_jobs())      # shows who holds the GPU
-            self.service.gpu_watch.show_gpus()
-            after = "" if job.current.stop_cause else " and goes back to the queue"
-            self.log.warning("Job %s could not start%s: %s", job.id, after, why)
-        else:
-            former = self.unrecorded.get(job.id)        # as of a tick before, where the disk refused the record
-            if (former and former.is_cut) or (not job.current.node and self.is_disk_full(job)):
-                news = replace(news, is_cut=True)
-            if news.cause == "launch" and not job.current.node:
-                with contextlib.suppress(OSError):      # a late runner must find the attempt claimed
-                    take_claim(self.disk, self.layout.folder_of(job), job.attempt)
-            self.unrecorded[job.id] = news
+        is_over = news.result is not None and job.status == RUNNING
+        if is_over and news.result:
+            self.note_end(job, news.result)             # also where the disk refuses its facts
+        if is_over and "stop_cause" not in news.facts:
+            self.learned[job.id] = news.facts           # it is recorded with the end
+        elif news.facts:
+            self.learn({job.id: news.facts})
+        if news.requeue:
+            self.requeue(job, news)
+        elif news.result and not is_over:               # of one that was in Slurm's queue
+            self.note_end(job, news.result)
 
-    def learn(self, learned: Mapping[str, dict[str, Any]], is_synced: bool = False) -> None:
-        """Record what is new of running jobs' attempts: {job id: facts}.  A job's files say it too, but not Slurm's id.
+    def requeue(self, job: Job, news: News) -> None:
+        """Record that an attempt has not begun.  Raises: unavailable."""
+        now, log_sizes = self.clock.now(), measure_logs(self.disk, self.layout.folder_of(job))
+        facts: dict[str, Any] = {"pid": None, "pid_started": None, "log_base": log_sizes}
+        if news.excluded_nodes is not None:
+            facts["excluded_nodes"] = news.excluded_nodes
+        self.store.update(lambda state: requeue(state, state.jobs[job.id], news.requeue, now, **facts))
+        self.forget(job)
+        self.service.observer.annotate(self.service.local.list_jobs())      # shows who holds the GPU
+        self.service.gpu_watch.show_gpus()
+        after = "" if job.current.stop_cause else " and goes back to the queue"
+        self.log.warning("Job %s could not start%s: %s", job.id, after, news.requeue)
+
+    def note_end(self, job: Job, result: Result) -> None:
+        former = self.unrecorded.get(job.id)            # as of a tick before, where the disk refused the record
+        if (former and former.is_cut) or (not job.current.node and self.is_disk_full(job)):
+            result = replace(result, is_cut=True)
+        if result.cause == "launch" and not job.current.node:
+            with contextlib.suppress(OSError):          # a late runner must find the attempt claimed
+                take_claim(self.disk, self.layout.folder_of(job), job.attempt)
+        self.unrecorded[job.id] = result
+
+    def learn(self, learned: Mapping[str, Mapping[str, Any]]) -> None:
+        """Record what is new of jobs' attempts: {job id: facts}.  A job's files say it too, but not Slurm's id.
 
         Raises: unavailable.
         """
-        self.store.update(
-            lambda state: [change_attempt(state.jobs[job_id], **facts) for job_id, facts in learned.items()], is_synced)
+        now = self.clock.now()
+
+        def change(state: State) -> Changes:
+            for job_id, facts in learned.items():
+                job = state.jobs[job_id]
+                yield (change_status(job, RUNNING, now, **facts) if "started_at" in facts
+                       else change_attempt(job, **facts))
+
+        self.store.update(change, any("slurm_id" in facts for facts in learned.values()))
         for job_id, facts in learned.items():
+            if "started_at" in facts:
+                self.service.starter.tell_start(self.store.state.jobs[job_id])
             if "stop_line" in facts:
                 self.log.info("Job %s is stopped: %s", job_id, facts["stop_line"])
                 self.service.wake()
@@ -10937,8 +10948,7 @@ class Outcomes(Part):
     def find_runtime_s(self, job: Job, now: float) -> float:
         """Seconds that a job has run.  The wall clock, which may have been set, is the last resort."""
         host: JobHost = self.service.host
-        hosted = host.hosted.get(job.id)
-        runtime_s = (hosted if hosted and hosted.job.attempt == job.attempt else HostedJob(host, job)).find_runtime_s()
+        runtime_s = (host.hosted.get(job.attempt_key) or HostedJob(host, job)).find_runtime_s()
         return max(0.0, find_age(job, now)) if runtime_s is None else runtime_s
 
     def forget(self, job: Job) -> None:
@@ -11010,22 +11020,23 @@ class Starter(Part):
 
     def start(self, job: Job, variables: Mapping[str, str] | None) -> None:
         """Start a job whose intent is on disk.  After a crash before its claim, the next service requeues it."""
+        host, is_begun = self.service.host, False
         try:
             self.make_room(job)
             backend = next((one for one in self.service.backends if one.has(job)), self.service.local)
-            news = backend.start(job, variables)
+            is_begun = backend.start(job, variables)
         except (OSError, NexusError) as error:
-            news = self.service.host.fail(job, error)
+            host.fail(job, host.judge_start_error(error, job))
         except Exception as error:
-            hosted = self.service.host.hosted.get(job.id)
+            hosted = host.hosted.get(job.attempt_key)
             if not hosted or hosted.launched_at is None:
                 why = format_line(describe_exception(error), 300)
-                self.service.outcomes.take_news(job, Result(None, None, 0.0, "launch", why))
+                host.fail(job, News(result=Result(None, None, 0.0, "launch", why)))
             raise
-        if news:
-            self.service.outcomes.take_news(job, news)
-        elif job.status == RUNNING:                         # Slurm starts the others
+        if is_begun:
             self.tell_start(job)
+        else:
+            self.service.wake()                             # poll() tells why not
 
     def tell_start(self, job: Job) -> None:
         """Log a start."""
@@ -12878,7 +12889,7 @@ class Service(HostLoop):
 
         def end(state: State) -> Changes:
             for job in list(state.running.values()):
-                hosted = self.host.hosted.get(job.id)
+                hosted = self.host.hosted.get(job.attempt_key)
                 is_over = job.id in self.outcomes.unrecorded or (hosted and hosted.result and not hosted.processes_left)
                 if self.local.has(job) and not job.current.stop_cause and not is_over:
                     yield change_job(job, stop_cause="reboot", stop_line=MACHINE_DOWN)
@@ -12903,16 +12914,14 @@ class Service(HostLoop):
 
     def take_in(self, backend: Backend, runner_events: Sequence[RunnerEvent]) -> None:
         """Record the news of a backend: what is learned of jobs that go on together, of others with their ends."""
-        learned: dict[str, dict[str, Any]] = {}
+        learned: dict[str, Mapping[str, Any]] = {}
         for known, news in backend.poll(runner_events):
             job = self.store.state.jobs.get(known.id)
             if job and (job.attempt, job.status) == (known.attempt, known.status):      # else it will be seen again
-                if isinstance(news, dict) and job.current.slurm_key is None:
-                    learned[job.id] = news
-                    continue
-                self.run_guarded(f"hearing of job {job.id}", self.outcomes.take_news, job, news)
-                if job.id in learned and job.id in self.outcomes.unrecorded and "stop_cause" not in learned[job.id]:
-                    self.outcomes.learned[job.id] = learned.pop(job.id)
+                if news.is_end or job.current.slurm_key is not None:        # Slurm's thread goes on once it is recorded
+                    self.run_guarded(f"hearing of job {job.id}", self.outcomes.take_news, job, news)
+                else:
+                    learned[job.id] = news.facts
         if learned:
             self.run_guarded("hearing of running jobs", self.outcomes.learn, learned)
 

@@ -19,7 +19,7 @@ world = test_service.world
 
 # What stands in for ssh: an agent with one GPU, where each job runs.  To the second look and those after it, it replies with
 # what is in BAD: a list of replies as JSON, one after the other, or if that is no list the bytes themselves.  "JOBS" in a
-# reply stands for what it would say of its jobs; so does "JOB" for a job's key.
+# reply stands for what it would say of its jobs; so do "JOB" for the key of one, and "NUMBER" for that of the question.
 SSH = """\
 #!{python} -IS
 import json, os, sys, time
@@ -28,20 +28,21 @@ print("a greeting of the login\\nnexus-agent: begins", flush=True)
 print(os.environ["HELLO"], flush=True)
 looks = 0
 for line in sys.stdin:
-    if not line.startswith('{{"jobs"'):
+    if not line.startswith('{{"number"'):
         continue
     looks += 1
     with open(os.environ["REPLIES"], "a") as file:
         file.write("x")
-    asked = json.loads(line)["jobs"]
-    jobs = [dict(key=one["key"], attempt=one["attempt"], progress=dict(pid=77, pid_started=5), log_sizes=[0, 0]) for one in asked]
+    question = json.loads(line)
+    jobs = [dict(key=one["key"], progress=dict(pid=77, pid_started=5), log_sizes=[0, 0]) for one in question["jobs"]]
     if looks > 1 and os.path.exists(os.environ["BAD"]):
         with open(os.environ["BAD"], "rb") as file:
             content = file.read()
         if content[:1] == b"[":
             replies = json.loads(content)
             reply = json.dumps(replies[(looks - 2) % len(replies)]).replace('"JOBS"', json.dumps(jobs))
-            content = reply.replace('"JOB"', json.dumps(jobs[0]["key"] if jobs else "abc-1")).encode() + b"\\n"
+            reply = reply.replace('"NUMBER"', str(question["number"]))
+            content = reply.replace('"JOB"', json.dumps(jobs[0]["key"] if jobs else "abc-1-1")).encode() + b"\\n"
             time.sleep(0.02)
         while True:
             os.write(1, content)
@@ -51,17 +52,17 @@ for line in sys.stdin:
             sys.exit("it had enough of nexus")
     else:
         time.sleep(0.02)
-        print(json.dumps(dict(good, jobs=jobs)), flush=True)
+        print(json.dumps(dict(good, number=question["number"], jobs=jobs)), flush=True)
 """
 HELLO = {"machine": "m", "boot_id": "b", "python": "3.11.7", "screen": [], "path": "/nexus.py", "cpu_slots": 4}
 GPU = json.loads(nexus.encode_json(makers.gpu(0, uuid="G0")))
-GOOD = {"now": makers.NOW, "jobs": "JOBS", "folders": {"/": True}, "trouble": "", "gpus": [GPU]}
+GOOD = {"number": "NUMBER", "now": makers.NOW, "jobs": "JOBS", "folders": {"/": True}, "trouble": "", "gpus": [GPU]}
 RAN = {"pid": 77, "pid_started": 5}
 
 
 def of_job(**fields):
     """A reply that says this of the one job there."""
-    return {**GOOD, "jobs": [{"key": "JOB", "attempt": 1, "log_sizes": [0, 0], "logs": ["", ""], "samples": {}, "rss_mib": None,
+    return {**GOOD, "jobs": [{"key": "JOB", "log_sizes": [0, 0], "log_offsets": [0, 0], "logs": ["", ""], "samples": {}, "rss_mib": None,
                               **fields, "progress": {**RAN, **fields.get("progress", {})}}]}
 
 
@@ -95,9 +96,11 @@ BAD_ENVELOPES = [  # reason, the reply, words of its node's trouble
     ("no time", {**GOOD, "now": -1e19}, "now is -1e+19, and not a number from 0 to 253402300799"),
     ("no list of jobs", {**GOOD, "jobs": {}}, "jobs is dict"),
     ("nothing of jobs", {key: GOOD[key] for key in GOOD if key != "jobs"}, "jobs is None"),
-    ("a job that is not its", {**GOOD, "jobs": [{"key": "zzz-1", "attempt": 1, "progress": {}}]},
-     "it tells of job zzz-1, which is not its"),
-    ("a job that is a path", {**GOOD, "jobs": [{"key": "../../x-1", "attempt": 1, "progress": {}}]}, "key is '../../x-1'"),
+    ("a job that is not its", {**GOOD, "jobs": [{"key": "zzz-1-1", "progress": {}}]}, "it tells of job zzz-1-1, which is not its"),
+    ("a job that is a path", {**GOOD, "jobs": [{"key": "../../x-1-1", "progress": {}}]}, "key is '../../x-1-1'"),
+    ("a question that was not asked", {**GOOD, "number": 10**6}, "it replies to question 1000000, and "),
+    ("no question", {key: GOOD[key] for key in GOOD if key != "number"}, "number is None"),
+    ("a question that is none", {**GOOD, "number": -1}, "number is -1"),
     ("a job that is a list", {**GOOD, "jobs": [[]]}, "jobs is list"),
     ("a folder that is neither there nor not", {**GOOD, "folders": {"/": "yes"}}, "folders is str, and not bool"),
     ("nothing", None, "n1 answers what no nexus does"),
@@ -131,8 +134,10 @@ BAD_JOBS = [  # reason, the reply, words of the job's note
     ("no base64", of_job(logs=["?", ""]), "base64"),
     ("more output than there is", of_job(log_sizes=[4, 0], logs=[LOG, ""]), "8 bytes of a log of 4 are sent, after 0"),
     ("output without a size", of_job(log_sizes=None, logs=[LOG, ""]), "8 bytes of a log of 0 are sent, after 0"),
-    ("another attempt", of_job(attempt=2), "attempt is 2, and not 1"),
-    ("no progress", {**GOOD, "jobs": [{"key": "JOB", "attempt": 1}]}, "progress"),
+    ("output from before it", of_job(log_sizes=[4, 0], log_offsets=[-4, 0], logs=[LOG, ""]), "log_offsets is -4"),
+    ("output from after it", of_job(log_sizes=[8, 0], log_offsets=[4, 0], logs=[LOG, ""]), "8 bytes of a log of 8 are sent, after 4"),
+    ("an attempt beside its key", of_job(attempt=2), "attempt is no key of job "),
+    ("no progress", {**GOOD, "jobs": [{"key": "JOB"}]}, "progress"),
     ("nothing", {**GOOD, "jobs": []}, "nothing is said of it"),
 ]
 
@@ -215,6 +220,40 @@ def test_what_is_said_twice_counts_once(away):
     assert w.job(job_id).current.processes_left == 3
 
 
+PIECES = [  # reason, size of its log there, where its 8 bytes begin in that, how many arrive
+    ("what comes first", 8, 0, 8), ("a gap before it", 12, 4, 0),
+]
+
+
+@pytest.mark.parametrize("reason, size, offset, arrived", PIECES, ids=[case[0] for case in PIECES])
+def test_output_is_taken_once_and_in_its_order(away, reason, size, offset, arrived):
+    """Each reply stands alone: one that comes again, or too early, changes nothing, and is no fault of the node."""
+    w, file, job_id = away
+    write(file, of_job(log_sizes=[size, 0], log_offsets=[offset, 0], logs=[LOG, ""]))
+    before = file.with_name("replies").stat().st_size
+    live.until(lambda: w.turn() or file.with_name("replies").stat().st_size > before + 5, "replies")
+    path = w.folder_of(job_id) / "stdout.log"
+    assert (path.stat().st_size if path.exists() else 0) == arrived and not w.api(job_id)["notes"] and w.node.trouble is None
+
+
+LATE = [  # reason, what it says of jobs
+    ("of none", []), ("of one that is not its any more", [{"key": "zzz-1-1", "progress": {}}]),
+]
+
+
+@pytest.mark.parametrize("reason, jobs", LATE, ids=[case[0] for case in LATE])
+def test_a_late_reply_counts_for_what_it_tells(away, reason, jobs):
+    """It may be older than the job, and know another that is over by now."""
+    w, file, job_id = away
+    job = w.job(job_id)
+    write(file, {**GOOD, "number": 0, "jobs": jobs})
+    live.until(lambda: w.turn() or w.node.heard_number == 0, "a late reply")
+    assert w.node.trouble is None and w.job(job_id) == job
+    assert not w.api(job_id)["notes"] and w.api(job_id)["unknown_since"] is None
+    write(file, {**of_job(progress={"processes_left": 3}), "number": 0})
+    live.until(lambda: w.turn() or w.job(job_id).current.processes_left == 3, lambda: w.node.trouble)
+
+
 def test_times_of_a_node_are_within_those_of_the_job(away):
     w, file, job_id = away
     write(file, {**ended(finished_at=4e9, runtime_seconds=1e11), "now": 0.0})
@@ -280,7 +319,7 @@ import json, os, time
 print("nexus-agent: begins")
 print(os.environ["HELLO"], flush=True)
 while not os.path.exists(os.environ["BAD"]):
-    print(json.dumps(dict(json.loads(os.environ["GOOD"]), jobs=[])), flush=True)
+    print(json.dumps(dict(json.loads(os.environ["GOOD"]), number=1, jobs=[])), flush=True)
     time.sleep(0.001)
 """
 DRIP = """\
@@ -306,7 +345,7 @@ def fake(world, tmp_path, monkeypatch):
         w = world(gpus=0)
         w.service.environ.update(environ, PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
         monkeypatch.setenv("PATH", w.service.environ["PATH"])
-        w.service.pool.folders = tuple(f"/{number}{'x' * 3000}" for number in range(100))
+        w.service.pool.waiting = [makers.job("abc", cwd=f"/{number}{'x' * 3000}") for number in range(100)]
         w.service.pool.add_node(nexus.NodeConfig("n1", "10.0.0.5"), "ann")
         nodes.append(w.service.pool.nodes["n1"])
         return w, nodes[0]
@@ -320,7 +359,8 @@ def fake(world, tmp_path, monkeypatch):
 
 def test_questions_that_a_node_does_not_read_do_not_fill_the_memory(fake):
     _, node = fake(FLOOD)
-    live.until(lambda: node.trouble and "it replies to what it was not sent" in node.trouble.message, lambda: node.trouble)
+    live.until(lambda: node.line and node.line.outbox.unfinished_tasks > 20, lambda: node.trouble)
+    assert node.line.outbox.qsize() <= 1 and node.trouble is None
 
 
 def test_changes_wait_for_a_node_that_does_not_reply(away):
@@ -328,9 +368,9 @@ def test_changes_wait_for_a_node_that_does_not_reply(away):
     write(file, b" " * 10)                          # no line's end: it does not reply any more
     size = w.node.line.outbox.unfinished_tasks
     for number in range(50):
-        w.service.pool.folders = (f"/{number}",)
+        w.service.pool.waiting = [makers.job("abc", cwd=f"/{number}")]
         w.node.ask_anew()
-    assert len(w.node.questions) <= nexus.MAX_QUESTIONS and w.node.line.outbox.unfinished_tasks - size <= nexus.MAX_QUESTIONS
+    assert 0 < w.node.line.outbox.unfinished_tasks - size <= nexus.MAX_CHANGES and w.node.line.outbox.qsize() <= 1
 
 
 def test_single_bytes_cost_little(fake):
@@ -456,7 +496,7 @@ def test_orders_go_to_a_node_a_few_at_a_time(bad, monkeypatch):
     assert max(counts) == 2
     w.node.end()
     order = nexus.Order(w.job(ids[0]), {})
-    w.node.orders = {(job_id, 1): order for job_id in (*ids[1:], ids[0])}      # that of the first was made last
+    w.node.orders = {w.job(job_id).attempt_key: order for job_id in (*ids[1:], ids[0])}      # that of the first was made last
     assert [job.id for job, _ in w.node.list_due()] == ids[1:3], "those that were sent stay wanted"
 
 

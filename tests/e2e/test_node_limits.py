@@ -55,6 +55,20 @@ def test_host_memory_and_the_grace_of_the_head_hold_there(box):
     assert "told at" in box.nexus("logs", job["id"]).stdout, "SIGKILL came after the head's grace"
 
 
+def test_a_nexus_that_arrives_damaged_is_not_run(box):
+    """The way in checks what has come, and not only what was there."""
+    ssh = box.bin / "ssh"
+    sound = ssh.read_text()
+    ssh.write_text(sound.replace("exec unshare", "sed -u 's/class Agent(HostLoop)/class Agent(HostLoop /' | unshare"))
+    for path in (box.folder / "far" / "agent").glob("nexus-*.py"):
+        path.unlink()
+    kill_agent(box)
+    live.until(lambda: "nexus.py has not arrived whole there" in (box.call("GET", "/nodes")[1][1]["trouble"] or ""),
+               lambda: box.call("GET", "/nodes"))
+    ssh.write_text(sound)
+    live.until(lambda: box.call("GET", "/nodes")[1][1]["is_reachable"], lambda: box.call("GET", "/nodes"))
+
+
 def kill_agent(box):
     pids = [pid for pid in live.find_commands(" agent ") if str(box.folder).encode() in live.read_bytes(f"/proc/{pid}/cmdline")]
     assert pids

@@ -1742,7 +1742,7 @@ def head(world, monkeypatch):
     def connect(w, name="n1"):
         node = w.service.pool.nodes[name]
         node.line, node.trouble, node.folders = FakeLine(), None, {"/": True}
-        node.latest = nexus.Question((), ())
+        node.latest = nexus.Question(0, (), ())
         node.hello = nexus.Hello(f"boot {name}", f"boot-{name}", "3.11.7", (), "/nexus.py", 4)
         node.gpus = (nexus.replace(makers.gpu(0), node=name, uuid=f"{name}/G0"),)
         return node
@@ -1754,14 +1754,14 @@ def head(world, monkeypatch):
 def report(job, result=None, log_sizes=(0, 0), logs=(b"", b""), **look):
     """What a node tells of a job."""
     seen = nexus.Progress(**({"result": nexus.Result(runtime_seconds=1.0, **result), "is_over": True} if result else {}), **look)
-    return nexus.JobReport(nexus.find_key(job), job.attempt, seen, log_sizes, logs)
+    return nexus.JobReport(job.attempt_key, seen, log_sizes, logs=logs)
 
 
 def news(w, *reports, name="n1"):
     """Have a node reply to its latest question."""
     node = w.service.pool.nodes[name]
-    node.questions.clear()
-    node.take(nexus.Question(node.list_wanted(), ("/",)), nexus.Report(0.0, reports, {"/": True}, "", None), {})
+    node.latest = nexus.Question(node.latest.number, node.list_wanted(), ("/",))
+    node.take(node.latest, nexus.Report(node.latest.number, 0.0, reports, {"/": True}, "", None), {})
 
 
 def test_news_that_comes_while_the_disk_is_full_is_not_lost(head, monkeypatch):

@@ -1046,39 +1046,40 @@ SLURM_ENDS = [  # reason, what Slurm says, job.sh's result, whether it began, Sl
 
 @pytest.mark.parametrize("reason, seen, result, has_begun, words, wanted", SLURM_ENDS, ids=[case[0] for case in SLURM_ENDS])
 def test_how_a_slurm_job_ended(reason, seen, result, has_begun, words, wanted):
-    made = nexus.decide(seen, nexus.Claim(4711, 100) if has_begun else None, result, 60, words, "/h/logs/job_abc")
+    made = nexus.decide(seen, nexus.Claim(4711, 100) if has_begun else None, result, 60, words, "/h/logs/job_abc").result
     assert (made.exit_code, made.cause) == wanted[:2] and (wanted[2] or "") in (made.cause_line or "")
 
 
 ENDED, KILLED = (nexus.SlurmJob("12", state, nodes="n1") for state in ("COMPLETED", "CANCELLED"))
 DECISIONS = [  # reason, what Slurm says, who has claimed the attempt, result, so long ago (s), what it is
-    ("it ended", ENDED, "begun", GOOD, 0, nexus.Result),
-    ("its result is on its way", ENDED, "begun", None, 59, type(None)),
-    ("its result has not come", ENDED, "begun", None, 60, nexus.Result),
-    ("it ended before it began", ENDED, "not begun", None, 3, nexus.Result),
-    ("or is that only not seen yet", ENDED, "not begun", None, 2, type(None)),
-    ("it found its attempt taken", ENDED, "ours", None, 0, nexus.Requeue),
-    ("its node went down", ended("NODE_FAIL"), "begun", None, 0, nexus.Result),
-    ("somebody cancelled it", KILLED, "begun", TERMINATED, 0, nexus.Result),
-    ("it was cancelled before it began", KILLED, "not begun", None, 3, nexus.Result),
-    ("it never came there", None, "not begun", None, 0, nexus.Requeue),
-    ("the claim was the last that a service did", None, "ours", None, 0, nexus.Requeue),
-    ("it ended before it wrote its claim", ENDED, "open", None, 60, nexus.Requeue),
-    ("or is that only not seen yet, though it is written", ENDED, "open", None, 59, type(None)),
-    ("it is queued again before it wrote its claim", ended(nexus.REQUEUED_BY_SLURM), "open", None, 60, nexus.Requeue),
-    ("forgotten before it wrote its claim", None, "open", None, 60, nexus.Requeue),
-    ("or is it forgotten that it runs", None, "open", None, 59, type(None)),
-    ("cancelled before it wrote its claim", KILLED, "open", None, 3, nexus.Result),
-    ("a claim that is not seen yet, with a result", ENDED, "open", GOOD, 0, nexus.Result),
-    ("forgotten, with a result", None, "begun", BAD, 0, nexus.Result),
-    ("forgotten, without", None, "begun", None, 3, nexus.Result),
+    ("it ended", ENDED, "begun", GOOD, 0, "over"),
+    ("its result is on its way", ENDED, "begun", None, 59, None),
+    ("its result has not come", ENDED, "begun", None, 60, "over"),
+    ("it ended before it began", ENDED, "not begun", None, 3, "over"),
+    ("or is that only not seen yet", ENDED, "not begun", None, 2, None),
+    ("it found its attempt taken", ENDED, "ours", None, 0, "requeued"),
+    ("its node went down", ended("NODE_FAIL"), "begun", None, 0, "over"),
+    ("somebody cancelled it", KILLED, "begun", TERMINATED, 0, "over"),
+    ("it was cancelled before it began", KILLED, "not begun", None, 3, "over"),
+    ("it never came there", None, "not begun", None, 0, "requeued"),
+    ("the claim was the last that a service did", None, "ours", None, 0, "requeued"),
+    ("it ended before it wrote its claim", ENDED, "open", None, 60, "requeued"),
+    ("or is that only not seen yet, though it is written", ENDED, "open", None, 59, None),
+    ("it is queued again before it wrote its claim", ended(nexus.REQUEUED_BY_SLURM), "open", None, 60, "requeued"),
+    ("forgotten before it wrote its claim", None, "open", None, 60, "requeued"),
+    ("or is it forgotten that it runs", None, "open", None, 59, None),
+    ("cancelled before it wrote its claim", KILLED, "open", None, 3, "over"),
+    ("a claim that is not seen yet, with a result", ENDED, "open", GOOD, 0, "over"),
+    ("forgotten, with a result", None, "begun", BAD, 0, "over"),
+    ("forgotten, without", None, "begun", None, 3, "over"),
 ]
 
 
 @pytest.mark.parametrize("reason, seen, claim, result, waited_s, wanted", DECISIONS, ids=[case[0] for case in DECISIONS])
 def test_decide(reason, seen, claim, result, waited_s, wanted):
     claim = {"not begun": None, "ours": nexus.OUR_CLAIM, "open": nexus.OPEN_CLAIM, "begun": nexus.Claim(4711, 100)}[claim]
-    assert type(nexus.decide(seen, claim, result, waited_s, "", "/h/logs/job_abc")) is wanted
+    news = nexus.decide(seen, claim, result, waited_s, "", "/h/logs/job_abc")
+    assert (news and ("requeued" if news.requeue else "over")) == wanted and (news is None or news.is_end)
 
 
 def test_match_slurm_jobs():
