@@ -13367,82 +13367,43 @@ def page_response(page: str) -> Response:
         "Content-Security-Policy": policy, "Referrer-Policy": "no-referrer", "Cache-Control": "no-cache"})
 
 
+def read_json_body(request: Request) -> Any:
+    """The body.  Raises: unsupported_media_type, usage, too_large."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise NexusError("unsupported_media_type",
+                         f"the body must be application/json, not {format_line(kind, 60) or 'nothing'}",
+                         hint="curl: -H 'Content-Type: application/json' -d '{\"command\": \"python train.py\"}'")
+    return parse_json(request.read_body(), "the body")
+
+
+def read_arguments(request: Request, route: Route, path_parameters: Mapping[str, str]) -> dict[str, Any]:
+    """The arguments of a route's handler.  Raises: usage; as read_json_body()."""
+    known = [name for name, row in route.parameters.items() if row.place == "query"]
+    for name in request.query:
+        if name not in known:
+            refuse(f"'{format_line(name, 40)}' is not a parameter of {route.pattern}", hint=suggest(name, known))
+    found: dict[str, Any] = {"request": request} if "request" in route.arguments else {}
+    places: dict[str, Mapping[str, Any]] = {
+        "path": path_parameters, "query": request.query, "header": request.headers}
+    for name, row in route.parameters.items():
+        texts = places[row.place].get(name.lower())
+        if texts is not None:
+            found[argument_of(name)] = read_parameter(name, row, [texts] if isinstance(texts, str) else texts)
+    if "choice" in route.arguments:
+        found["choice"] = Choice(**{name: found.pop(name) for name in FILTERS if name in found})
+    if "body" in route.arguments:
+        found["body"] = read_json_body(request)
+    return found
+
+
 class Gate:
-    """Decides who may call, and parses a call's arguments: a function from Request to Response."""
+    """Decides who calls: by the token or the kernel; and refuses what another site's page sends."""
 
-    def __init__(self, service: Service, token: str, page: str = "") -> None:
-        """`page`: for browsers at /; without it they get JSON as others do."""
-        import threading
-        self.service, self.token, self.page = service, token, page
-        self.forms = threading.Semaphore(MAX_FORMS)
-        self.config = service.config.service
+    def __init__(self, service: Service, token: str) -> None:
+        """`token`: the owner's."""
+        self.service, self.token, self.config = service, token, service.config.service
         self.refusal_logged_at, self.unlogged_refusals = float("-inf"), 0
-        self.openapi: Response | None = None                        # cached after the first request
-
-    def handle(self, request: Request) -> Response:
-        if request.headers.get("service-worker") == "script":
-            return Response(200, WORKER_SCRIPT, "text/javascript",
-                            {"Cache-Control": "no-store", "Service-Worker-Allowed": "/"})
-        known: Caller | None = None
-        try:
-            self.check_site(request)
-            accepted = request.headers.get("accept", "").lower()
-            if (self.page and request.path == "/" and request.method in ("GET", "HEAD") and "text/html" in accepted
-                    and "application/json" not in accepted):
-                return page_response(self.page)       # for anyone: it has no data
-            route, path_parameters = match_route(request.method, request.path)
-            known = None if route.access == "anyone" else self.identify(request)
-            caller = known or Caller("", request.peer, is_owner=False)
-            if route.access == "owner" and not caller.is_owner:
-                raise NexusError("forbidden", f"{route.method} {route.pattern} is for {self.service.user}, "
-                                 "whose service this is")
-            response = route.handler(self, caller, **self.read_arguments(request, route, path_parameters))
-            if not isinstance(response, Response):
-                response = json_response(response) if route.answer else Response(204)
-            if response.stream:
-                response = replace(response, stream=self.check_stream(request, caller, response.stream))
-            return response
-        except Exception as error:
-            return error_response(self.note_error(request, error, known))
-
-    def read_arguments(self, request: Request, route: Route, path_parameters: Mapping[str, str]) -> dict[str, Any]:
-        """The arguments of a route's handler.  Raises: usage; as read_json()."""
-        known = [name for name, row in route.parameters.items() if row.place == "query"]
-        for name in request.query:
-            if name not in known:
-                refuse(f"'{format_line(name, 40)}' is not a parameter of {route.pattern}", hint=suggest(name, known))
-        found: dict[str, Any] = {"request": request} if "request" in route.arguments else {}
-        places: dict[str, Mapping[str, Any]] = {
-            "path": path_parameters, "query": request.query, "header": request.headers}
-        for name, row in route.parameters.items():
-            texts = places[row.place].get(name.lower())
-            if texts is not None:
-                found[argument_of(name)] = read_parameter(name, row, [texts] if isinstance(texts, str) else texts)
-        if "choice" in route.arguments:
-            found["choice"] = Choice(**{name: found.pop(name) for name in FILTERS if name in found})
-        if "body" in route.arguments:
-            found["body"] = self.read_json(request)
-        return found
-
-    def note_error(self, request: Request, error: Exception, caller: Caller | None) -> NexusError:
-        """The error for the caller.  Refusals, and faults of nexus, are logged too.  `caller`: None when unknown."""
-        asked = f"{format_line(request.method, 20)} {format_line(request.path, 100)}"
-        if not isinstance(error, NexusError):
-            self.service.fail(f"answering {asked}", error)
-            return NexusError("internal", "nexus failed to answer this", hint="nexus logs service")
-        if error.http_status in (401, 403):
-            peer = f"{request.peer} ({find_user(request.uid)})" if request.uid is not None else request.peer
-            self.log_refusal(f"Refused {asked} from {caller.name if caller else peer}: {error.message}")
-        return error
-
-    def log_refusal(self, text: str) -> None:
-        """Log one refusal in REFUSAL_INTERVAL_S: anybody can cause them.  Its line counts those that have none."""
-        now = self.service.clock.monotonic()
-        if now < self.refusal_logged_at + REFUSAL_INTERVAL_S:
-            self.unlogged_refusals += 1
-            return
-        count, self.unlogged_refusals, self.refusal_logged_at = self.unlogged_refusals, 0, now
-        self.service.log.warning("%s%s", text, f" ({count} more since the last such line)" if count else "")
 
     def check_site(self, request: Request) -> None:
         """Refuse requests that another site's page makes in the owner's browser.  Raises: forbidden."""
@@ -13500,22 +13461,6 @@ class Gate:
             hint = f"{hint}; nexus open prints the address of your own"
         return NexusError("unauthorized", message, hint)
 
-    def check_stream(self, request: Request, caller: Caller, stream: Iterator[bytes]) -> Iterator[bytes]:
-        """Pass a stream on.  It raises where it ends early, so that nobody takes a part of it for the whole.
-
-        Raises: unauthorized, when the caller's token is revoked meanwhile; internal; the stream's own errors.
-        """
-        path = self.service.layout.tokens_file
-        try:
-            for piece in stream:
-                token = read_tokens(self.service.disk, path).get(caller.sha256) if caller.sha256 else None
-                if caller.sha256 and not (token and token.is_good(self.service.clock.now())):
-                    raise NexusError(
-                        "unauthorized", f"{caller.user}'s token was good until now; it was revoked, or has expired")
-                yield piece
-        except Exception as error:
-            raise self.note_error(request, error, caller) from None
-
     def find_bearer(self, text: str, request: Request) -> Caller:
         """The owner of a token.  Wrong tokens all take the same time.  Raises: unauthorized."""
         import hmac
@@ -13529,18 +13474,82 @@ class Gate:
         raise self.describe_caller(
             request, "the token is not right", hint=f"{self.service.user} makes them: nexus token create USER")
 
-    def read_json(self, request: Request) -> Any:
-        """The body.  Raises: unsupported_media_type, usage, too_large."""
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            raise NexusError("unsupported_media_type",
-                             f"the body must be application/json, not {format_line(kind, 60) or 'nothing'}",
-                             hint="curl: -H 'Content-Type: application/json' -d '{\"command\": \"python train.py\"}'")
-        return parse_json(request.read_body(), "the body")
+    def check_token(self, caller: Caller) -> None:
+        """Raises: unauthorized, when the caller's token is good no more."""
+        if caller.sha256:
+            token = read_tokens(self.service.disk, self.service.layout.tokens_file).get(caller.sha256)
+            if not (token and token.is_good(self.service.clock.now())):
+                raise NexusError(
+                    "unauthorized", f"{caller.user}'s token was good until now; it was revoked, or has expired")
+
+    def log_refusal(self, text: str) -> None:
+        """Log one refusal in REFUSAL_INTERVAL_S: anybody can cause them.  Its line counts those that have none."""
+        now = self.service.clock.monotonic()
+        if now < self.refusal_logged_at + REFUSAL_INTERVAL_S:
+            self.unlogged_refusals += 1
+            return
+        count, self.unlogged_refusals, self.refusal_logged_at = self.unlogged_refusals, 0, now
+        self.service.log.warning("%s%s", text, f" ({count} more since the last such line)" if count else "")
 
 
-class Calls(Gate):
-    """One method for each route, except those that only pass on their arguments, which follow the class."""
+class Api:
+    """Answers requests: one method for each route, except those that only pass on their arguments, after the class."""
+
+    def __init__(self, service: Service, token: str, page: str = "") -> None:
+        """`token`: the owner's.  `page`: for browsers at /; without it they get JSON as others do."""
+        import threading
+        self.service, self.page, self.gate = service, page, Gate(service, token)
+        self.forms = threading.Semaphore(MAX_FORMS)
+        self.openapi: Response | None = None                        # cached after the first request
+
+    def handle(self, request: Request) -> Response:
+        if request.headers.get("service-worker") == "script":
+            return Response(200, WORKER_SCRIPT, "text/javascript",
+                            {"Cache-Control": "no-store", "Service-Worker-Allowed": "/"})
+        known: Caller | None = None
+        try:
+            self.gate.check_site(request)
+            accepted = request.headers.get("accept", "").lower()
+            if (self.page and request.path == "/" and request.method in ("GET", "HEAD") and "text/html" in accepted
+                    and "application/json" not in accepted):
+                return page_response(self.page)       # for anyone: it has no data
+            route, path_parameters = match_route(request.method, request.path)
+            known = None if route.access == "anyone" else self.gate.identify(request)
+            caller = known or Caller("", request.peer, is_owner=False)
+            if route.access == "owner" and not caller.is_owner:
+                raise NexusError("forbidden", f"{route.method} {route.pattern} is for {self.service.user}, "
+                                 "whose service this is")
+            response = route.handler(self, caller, **read_arguments(request, route, path_parameters))
+            if not isinstance(response, Response):
+                response = json_response(response) if route.answer else Response(204)
+            if response.stream:
+                response = replace(response, stream=self.check_stream(request, caller, response.stream))
+            return response
+        except Exception as error:
+            return error_response(self.note_error(request, error, known))
+
+    def note_error(self, request: Request, error: Exception, caller: Caller | None) -> NexusError:
+        """The error for the caller.  Refusals, and faults of nexus, are logged too.  `caller`: None when unknown."""
+        asked = f"{format_line(request.method, 20)} {format_line(request.path, 100)}"
+        if not isinstance(error, NexusError):
+            self.service.fail(f"answering {asked}", error)
+            return NexusError("internal", "nexus failed to answer this", hint="nexus logs service")
+        if error.http_status in (401, 403):
+            peer = f"{request.peer} ({find_user(request.uid)})" if request.uid is not None else request.peer
+            self.gate.log_refusal(f"Refused {asked} from {caller.name if caller else peer}: {error.message}")
+        return error
+
+    def check_stream(self, request: Request, caller: Caller, stream: Iterator[bytes]) -> Iterator[bytes]:
+        """Pass a stream on.  It raises where it ends early, so that nobody takes a part of it for the whole.
+
+        Raises: unauthorized, when the caller's token is revoked meanwhile; internal; the stream's own errors.
+        """
+        try:
+            for piece in stream:
+                self.gate.check_token(caller)
+                yield piece
+        except Exception as error:
+            raise self.note_error(request, error, caller) from None
 
     def find_job(self, id: str, caller: Caller) -> Job:
         """Raises: not_found."""
@@ -13793,9 +13802,7 @@ class Calls(Gate):
             health["checks"] = [{**check, "reading": ""} for check in health["checks"]]
         return json_response(health, 200 if health["is_healthy"] else 503)
 
-
-class Api(Calls):
-    """The REST API; under /api, uploaded scripts, in the words of an earlier server."""
+    # Under /api: uploaded scripts, in the words of an earlier server
 
     @route("POST /api/submit", "anyone", "queue a script: a form of code and config_file, with a token in that",
            "FormAdded", body="Form")
@@ -13807,12 +13814,12 @@ class Api(Calls):
                              f"the form has {request.body_length} bytes; at most {MAX_FORM_BYTES} are taken",
                              hint="let the script read what is large from a file")
         try:
-            place: Any = contextlib.nullcontext(self.identify(request))
+            place: Any = contextlib.nullcontext(self.gate.identify(request))
         except NexusError:                      # the form must say who it is: strangers wait for each other
             place = self.forms
         with place:
             code, config = parse_submit_form(request.read_body(), request.headers.get("content-type", ""))
-        caller = self.find_bearer(config["token"], request) if "token" in config else self.identify(request)
+        caller = self.gate.find_bearer(config["token"], request) if "token" in config else self.gate.identify(request)
         try:
             return self.add_form(caller, code, config, idempotency_key)
         except NexusError as error:
@@ -14013,7 +14020,7 @@ class Handler(BaseHTTPRequestHandler):
         return "nexus"
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        pass                                        # Gate.note_error() logs what matters
+        pass                                        # Api.note_error() logs what matters
 
     def read_request(self) -> Request:
         """Raises: usage; length_required."""

@@ -1792,7 +1792,7 @@ def test_part_of_an_answer_does_not_look_like_all_of_it(monkeypatch, listening, 
         nexus.change_tokens(nexus.DISK, listening.layout.tokens_file, lambda tokens: nexus.revoke_tokens(tokens, "bob"))
         yield b"2]\n"
 
-    monkeypatch.setattr(nexus.Calls, "reply_when", lambda *_: nexus.Response(200, stream=make_part()))
+    monkeypatch.setattr(nexus.Api, "reply_when", lambda *_: nexus.Response(200, stream=make_part()))
     with listening.connect() as line:
         line.sendall(b"GET /status?after=1 HTTP/" + version + b"\r\n" + HOST + b"Authorization: Bearer secret-of-bob\r\n\r\n")
         with pytest.raises(ConnectionResetError):
