@@ -8823,7 +8823,9 @@ def describe_other_machine(host: str, why: str, otherwise: str) -> NexusError:
                            f"if {host} is gone for good: {otherwise}")
 
 
-# ==== 13. BACKENDS ==== where jobs run: this machine, nodes, Slurm, behind one protocol; one reducer records outcomes
+# ==== 13. HOST ==== what runs on a machine: its jobs and GPUs, the loop that looks after them; the agent of a node
+# A JobHost starts, follows and ends attempts on the machine that this process runs on, an Observer reads its GPUs, and
+# a HostLoop drives both: the service here, an agent on a node.  The service sees them as a Backend, which reports news.
 
 TROUBLE_INTERVAL_S = 30.0       # the longest pause before a failed query is repeated
 WATCH_INTERVAL_S = 1.0          # how often runners' pids are checked; their events come at once
@@ -8836,6 +8838,7 @@ MACHINE_DOWN = "the machine went down while it ran"
 MACHINE_DOWN_EARLY = "the machine went down before it began"
 PROBE_BACKOFF_FACTOR = 10       # pause after nvidia-smi or squeue, as a multiple of its run time
 TAIL_BYTES = 65536              # the end of stderr that is searched for the cause of a failure
+STARTS_WAIT_S = 0.02            # how long a start waits for the next event: that of a short job is its end
 
 
 # The names of errors that each start would meet now
@@ -8845,42 +8848,6 @@ MACHINE_FAULTS = ("EMFILE", "ENFILE", "EAGAIN", "ENOMEM", "ENOSPC", "EDQUOT", "E
 def is_machine_fault(error: OSError) -> bool:
     import errno
     return errno.errorcode.get(error.errno or 0) in MACHINE_FAULTS
-
-
-if TYPE_CHECKING:
-    Finding = tuple[Job, News]
-
-
-class Part:
-    """A part of the service with its own duty; it shares the service's machine, store and clock."""
-
-    def __init__(self, service: Service) -> None:
-        self.service, self.config, self.layout, self.store = service, service.config, service.layout, service.store
-        self.machine, self.clock, self.disk = service.machine, service.clock, service.disk
-        self.log, self.environ = service.log, service.environ
-
-
-class Backend(Part):
-    """Where jobs run: this machine, the nodes, or Slurm.  The loop polls it, and has it start what is recorded.
-
-    A job that must end is recorded too: it has a stop_cause, and its backend ends it.
-    """
-    name = ""                                           # of the machine or the cluster; "": this machine
-
-    def has(self, job: Job) -> bool:
-        """Whether the job's attempt belongs to this backend."""
-        raise NotImplementedError
-
-    def start(self, job: Job, variables: Mapping[str, str] | None) -> bool:
-        """Start an attempt whose intent is on disk, with its submitter's `variables`; return whether it begins now.
-
-        poll() tells of one that cannot be started.  Raises: OSError, NexusError.
-        """
-        raise NotImplementedError
-
-    def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterable[Finding]:
-        """Return what is not recorded yet of attempts.  Runner events may concern any backend's jobs."""
-        raise NotImplementedError
 
 
 class Worker:
@@ -8912,263 +8879,6 @@ class Worker:
             except Exception as error:
                 self.loop.fail(self.doing, error)
                 self.pause_s = None if self.pause_s is None else max(self.pause_s, WATCH_INTERVAL_S)
-
-
-def measure_output(disk: Disk, job: Job) -> tuple[int, int]:
-    """(bytes of stdout.log, bytes of stderr.log) that this attempt's node has sent so far."""
-    sizes = measure_logs(disk, job.log_dir)
-    return max(0, sizes[0] - job.log_base[0]), max(0, sizes[1] - job.log_base[1])
-
-
-def take_slurm_claim(disk: Disk, job: Job, folder: str) -> Claim | None:
-    """take_claim() of a job that Slurm has.  What cannot be claimed is Slurm's to end."""
-    with contextlib.suppress(OSError):
-        return take_claim(disk, folder, job.attempt)
-    return None
-
-
-class SlurmBackend(Backend):
-    """The Slurm of `launcher = "slurm"`.  A thread submits, cancels and queries, so that nothing else waits for Slurm.
-
-    Jobs are submitted one at a time, so the others keep nexus's order.  A job's key is journaled before it is
-    submitted, Slurm's id after.  A job whose key Slurm does not know is requeued, once its attempt is claimed.
-    """
-
-    def __init__(self, service: Service) -> None:
-        super().__init__(service)
-        self.slurm = Slurm(service.store.service_id, service.environ)
-        self.worker = Worker(service, "talking to Slurm", self.step)
-        self.live = self.list_live()                        # Slurm's jobs as recorded; it cancels all others of ours
-        self.submitting: Job | None = None                  # recorded, and not submitted yet
-        self.found: Sequence[Finding] = ()                  # the thread waits until the loop has taken these
-        self.seen: Mapping[str | None, SlurmJob] = {}       # {slurm_key: squeue's last row}
-        self.name = ""                                      # of the cluster
-        self.partitions: Sequence[SlurmPartition] = ()
-        self.partitions_at = float("-inf")                  # monotonic: when they were read
-        self.looked_at, self.took_s = float("-inf"), 0.0    # monotonic: when squeue was run, and for how long
-        self.hasty_until = float("-inf")                    # monotonic: squeue is run often until then
-        self.error: NexusError | None = NexusError("unavailable", "Slurm has not been asked yet")
-        self.refused = Backoff(*HOLD_S)                     # why Slurm took no job; `conflict`: it has enough of ours
-        self.over_at: dict[str | None, float] = {}          # {slurm_key: monotonic, when it was first seen ended}
-
-    def step(self) -> float:
-        """In the thread: submit a job, and run squeue when it is time; return the pause in seconds."""
-        if self.found:
-            return WATCH_INTERVAL_S
-        live = self.live                                    # read before squeue runs
-        try:
-            if self.submitting and (news := self.submit(self.submitting)):
-                self.found, self.submitting = [(self.submitting, news)], None
-            if not self.found and self.find_pause_s() <= 0:
-                self.run_squeue(live)
-        except NexusError as error:
-            if self.error is None or error.message != self.error.message:
-                self.service.log.error("Slurm: %s", error.message)
-            self.error = error
-        if self.found:
-            self.service.wake()
-        return min(WATCH_INTERVAL_S, self.find_pause_s())
-
-    def find_pause_s(self) -> float:
-        """Seconds until squeue runs next."""
-        now, refresh_s = self.service.clock.monotonic(), self.service.config.service.refresh_rate_seconds
-        pause_s = FAST_POLL_S if now < self.hasty_until and not (self.error or self.store.last_error) else refresh_s
-        pause_s = max(pause_s, PROBE_BACKOFF_FACTOR * self.took_s)
-        if self.error:
-            pause_s = min(pause_s, OUTAGE_PAUSE_S)
-        return max(0.0, self.looked_at + self.took_s + pause_s - now)
-
-    def submit(self, job: Job) -> News | None:
-        """Submit a job; return None while it must wait.  Raises: unavailable; Slurm may have the job all the same."""
-        service, folder, config = self.service, self.service.layout.folder_of(job), self.service.config
-        state = service.store.state
-        known, variables = state.jobs.get(job.id), state.environments.get(job.environment)
-        if known is None or known.current.slurm_key != job.current.slurm_key or known.current.stop_cause:
-            return News(requeue="it was taken back before it was submitted to Slurm")
-        if state.paused or self.error or self.refused.find_why(service.clock.monotonic()):
-            return None
-        try:
-            service.host.write_script(service.starter.make_order(job, variables))
-        except (OSError, NexusError) as error:
-            return service.host.judge_start_error(error, job)
-        try:
-            limits = find_limits(job, config.jobs)
-            slurm_id, words = self.slurm.submit(build_sbatch(job, self.slurm.service_id, folder, limits, config.slurm))
-        except Exception as error:                          # squeue shows whether Slurm has the job
-            self.submitting, self.looked_at = None, float("-inf")
-            if isinstance(error, NexusError) and read_refusal(error.message)[0] == "limit":
-                self.rest(error.message, error.hint, True)  # at its limit, sbatch retries until its own timeout
-            raise
-        fault, hint = read_refusal(words)
-        if slurm_id:
-            self.refused = Backoff(*HOLD_S)
-            self.hurry()
-            return News({"slurm_id": slurm_id})
-        if fault in ("config", "limit"):                    # Slurm would refuse the others too: this job waits
-            self.rest(words, hint, fault == "limit")
-            return None
-        line = format_line(f"Slurm refuses it: {words}" + (f" ({hint})" if hint else ""), 400)
-        return News(result=Result(None, None, 0.0, "launch", line, may_pass=not fault))
-
-    def rest(self, words: str, hint: str, is_limit: bool) -> None:
-        """Submit nothing for a while, or until one of our jobs has ended there."""
-        message = f"Slurm takes no {'more jobs now' if is_limit else 'jobs'}: {words}"
-        if self.refused.why is None or self.refused.why.message != message:
-            self.service.log.warning("%s", message)
-        error = NexusError("conflict" if is_limit else "unavailable", message, hint)
-        self.refused.fail(self.service.clock.monotonic(), error)
-
-    def run_squeue(self, live: Sequence[Job]) -> None:
-        """Run squeue, find what is new, and cancel unwanted jobs.  Raises: unavailable."""
-        clock = self.service.clock
-        self.looked_at = clock.monotonic()
-        try:
-            self.name = self.name or self.slurm.query_name()
-            jobs = self.slurm.query_jobs()
-            if self.error:
-                self.service.log.info("Slurm answers")
-            self.error = None
-            unsent = self.submitting.current.slurm_key if self.submitting else None
-            live = [job for job in live if job.current.slurm_key != unsent]
-            self.seen = match_slurm_jobs(live, jobs)
-            self.found = list(self.compare(live))
-            wanted = {job.current.slurm_key for job in live if not job.current.stop_cause}
-            stopped = [self.seen[job.current.slurm_key] for job in live
-                       if job.current.stop_cause and job.current.slurm_key in self.seen]
-            self.cancel([*(one for one in jobs if one.key and one.key not in wanted), *stopped])
-            if clock.monotonic() - self.partitions_at >= PARTITIONS_INTERVAL_S:
-                self.partitions, self.partitions_at = self.slurm.query_partitions(), clock.monotonic()
-        finally:
-            self.took_s = clock.monotonic() - self.looked_at
-
-    def compare(self, live: Sequence[Job]) -> Iterator[Finding]:
-        """What squeue says that is not recorded yet."""
-        now, over_at, self.over_at = self.service.clock.monotonic(), self.over_at, {}
-        for job in live:
-            key, seen = job.current.slurm_key, self.seen.get(job.current.slurm_key)
-            claim = read_claim(self.disk, self.service.layout.folder_of(job), job.attempt)
-            is_waiting = seen is not None and seen.state in SLURM_WAITING
-            # By Slurm: its node was lost, or slurmctld crashed before it saved that the job began.
-            is_requeued = is_waiting and (job.status == RUNNING or bool(claim and claim.pid))
-            if seen is None or seen.state in SLURM_ENDS or is_requeued:
-                self.over_at[key] = over_at.get(key, now)
-                if news := self.find_end(job, seen, now - self.over_at[key]):
-                    yield job, news
-            elif job.status == SUBMITTED and not is_waiting:
-                yield job, News(self.find_start(job, seen))
-            elif not job.current.slurm_id:
-                yield job, News({"slurm_id": seen.id})
-
-    def find_start(self, job: Job, seen: SlurmJob | None) -> dict[str, Any]:
-        """The start, as the end of the second that Slurm tells, so that no time limit is reached early."""
-        seen, now = seen or SlurmJob(job.current.slurm_id or "", ""), self.service.clock.now()
-        started_at = now if seen.started_at is None else min(now, seen.started_at + 1)
-        return {"started_at": started_at, "slurm_id": seen.id or None, "slurm_node": seen.nodes or "a node"}
-
-    def find_end(self, job: Job, seen: SlurmJob | None, over_s: float) -> News | None:
-        """Judge a job that Slurm calls ended or does not know, by its files; None: it is too early for that."""
-        folder = self.service.layout.folder_of(job)
-        self.hurry()
-        if seen and seen.state in SLURM_WAITING:
-            seen = replace(seen, state=REQUEUED_BY_SLURM, reason=f"queued again: {seen.reason}", started_at=None)
-        claim, result = read_claim(self.disk, folder, job.attempt), read_result(self.disk, folder, job.attempt)
-        text = read_tail(self.disk, os.path.join(folder, f"slurm-{job.attempt}.log"), 0, TAIL_BYTES)
-        news = decide(seen, claim, result, over_s, find_slurm_line(text), folder)
-        if news and (news.requeue or (claim is None and news.result and news.result.cause == "killed")):
-            is_as_judged = take_slurm_claim(self.disk, job, folder) in (OUR_CLAIM, claim)
-            return news if is_as_judged else None
-        return replace(news, facts=self.find_start(job, seen)) if news and job.status == SUBMITTED else news
-
-    def cancel(self, unwanted: Iterable[SlurmJob]) -> None:
-        """Raises: unavailable."""
-        ids = sorted({one.id for one in unwanted if one.state not in (*SLURM_ENDS, "COMPLETING")})
-        if ids:
-            self.hurry()
-            words = self.slurm.cancel(ids)
-            if words and not re.search("Invalid job id|already completing|already finished", words):
-                self.service.log.warning("scancel %s: %s", " ".join(ids), words)
-
-    def has(self, job: Job) -> bool:
-        return job.current.slurm_key is not None
-
-    def start(self, job: Job, variables: Mapping[str, str] | None) -> bool:
-        """Give the job to the thread."""
-        self.live, self.submitting = (*self.live, job), job
-        self.worker.wanted.set()
-        return False
-
-    def list_live(self) -> tuple[Job, ...]:
-        state, ended = self.service.store.state, self.service.outcomes.unrecorded
-        return tuple(job for job in state.live.values() if job.current.slurm_key and job.id not in ended)
-
-    def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterator[Finding]:
-        """Return what the thread has found, then let it go on."""
-        if {job.id for job in self.live}.intersection(runner_event.job_id for runner_event in runner_events):
-            self.hurry()                                    # squeue will show the change
-        found = self.found
-        for job, news in found:
-            yield job, news
-            if news.result:
-                self.refused.succeed()                      # there is room for another
-                self.service.wake()
-            elif news.facts and "started_at" not in news.facts:
-                command = format_line(job.command, 500)
-                self.log.info("Submitted to Slurm as %s: job %s: %s", news.facts["slurm_id"], job.id, command)
-        for job in self.live:
-            # Slurm enforces limits of whole minutes.
-            limits = find_limits(job, self.config.jobs)
-            if job.status == RUNNING and not job.current.stop_cause and limits.timeout_seconds % 60:
-                stop = find_stop(limits, Use(find_age(job, self.clock.now())))
-                if stop:
-                    yield job, News({"stop_cause": stop[0], "stop_line": stop[1]})
-        self.live = self.list_live()
-        states = [self.seen[job.current.slurm_key].state for job in self.live
-                  if job.current.stop_cause and job.current.slurm_key in self.seen]
-        if any(state != "COMPLETING" for state in states):
-            self.hurry()                                    # after squeue, the thread cancels them
-        if found:                                           # what the disk has refused, squeue will show again
-            self.found = ()
-            self.worker.wanted.set()
-
-    def hurry(self) -> None:
-        """Run squeue often for a while."""
-        self.hasty_until = self.service.clock.monotonic() + HURRY_S
-        self.worker.wanted.set()
-
-    def find_trouble(self) -> str | None:
-        """Why no job can be submitted now; None: one can."""
-        refused = self.refused
-        error = self.error or (refused.why if self.submitting else refused.find_why(self.service.clock.monotonic()))
-        if error:
-            return error.message
-        return "the job before it is being submitted to Slurm" if self.submitting else None
-
-    def find_error(self) -> NexusError | None:
-        """The error that needs somebody's attention."""
-        why: NexusError | None = self.refused.why
-        return self.error or (why if why and why.kind != "conflict" else None)
-
-    def find_wait(self, job: Job) -> str:
-        error = self.error or (self.refused.why if job.current.slurm_id is None else None)
-        return describe_submitted(job, self.seen.get(job.current.slurm_key), error.message if error else None)
-
-    def describe(self) -> dict[str, Any]:
-        """The `slurm` of GET /status."""
-        running = sum(job.status == RUNNING for job in self.live)
-        error = self.find_error()
-        return {"cluster": self.name or None, "trouble": error.message if error else None,
-                "handed_jobs": len(self.live) - running, "running_jobs": running,
-                "max_submitted": self.service.config.slurm.max_submitted,
-                "partitions": [pick(vars(one), one.NAMES) for one in self.partitions]}
-
-
-PARTITIONS_INTERVAL_S = 30.0    # between two looks at Slurm's partitions and their GPUs
-OUTAGE_PAUSE_S = 10.0           # the longest pause while Slurm does not answer: most of a run time is waiting then
-FAST_POLL_S = 0.2               # between two calls of squeue when something is about to change
-HURRY_S = 3.0                   # how long squeue runs so often
-
-
-STARTS_WAIT_S = 0.02            # how long a start waits for the next event: that of a short job is its end
 
 
 class RunnerEvents:
@@ -9883,6 +9593,42 @@ class HostLoop:
         self.last_failure = failure
 
 
+if TYPE_CHECKING:
+    Finding = tuple[Job, News]
+
+
+class Part:
+    """A part of the service with its own duty; it shares the service's machine, store and clock."""
+
+    def __init__(self, service: Service) -> None:
+        self.service, self.config, self.layout, self.store = service, service.config, service.layout, service.store
+        self.machine, self.clock, self.disk = service.machine, service.clock, service.disk
+        self.log, self.environ = service.log, service.environ
+
+
+class Backend(Part):
+    """Where jobs run: this machine, the nodes, or Slurm.  The loop polls it, and has it start what is recorded.
+
+    A job that must end is recorded too: it has a stop_cause, and its backend ends it.
+    """
+    name = ""                                           # of the machine or the cluster; "": this machine
+
+    def has(self, job: Job) -> bool:
+        """Whether the job's attempt belongs to this backend."""
+        raise NotImplementedError
+
+    def start(self, job: Job, variables: Mapping[str, str] | None) -> bool:
+        """Start an attempt whose intent is on disk, with its submitter's `variables`; return whether it begins now.
+
+        poll() tells of one that cannot be started.  Raises: OSError, NexusError.
+        """
+        raise NotImplementedError
+
+    def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterable[Finding]:
+        """Return what is not recorded yet of attempts.  Runner events may concern any backend's jobs."""
+        raise NotImplementedError
+
+
 def list_news(known: Iterable[tuple[Job, Progress]]) -> Iterator[Finding]:
     """What is not recorded yet of jobs' progress.  A Result comes when none of the job's processes is left."""
     for job, progress in known:
@@ -9926,32 +9672,15 @@ class Local(MachineBackend):
         return list_news(self.host.tick(jobs, runner_events))
 
 
-# Nodes.  A job's runner needs no service beside it, so a node has none.  On it an agent, this file at the other end of
-# an ssh, looks after the jobs of its head with the same JobHost.  It keeps files only, in ~/.nexus/agent there.  When
-# the connection is cut, it goes on for as long as jobs run; the next agent of the same head takes its place.
+# Agents.  A job's runner needs no service beside it, so a node has none.  On it an agent, this file at the other end
+# of an ssh, looks after the jobs of its head with the same JobHost.  It keeps files only, in ~/.nexus/agent there.
+# When the connection is cut, it goes on for as long as jobs run; the next agent of the same head takes its place.
 
-NOT_REACHED = "it has not been reached yet"
-RECONNECT_S = (1.0, 10.0)       # backoff between attempts to reach a node: at first, at most
 LOOK_WAIT_S = 10.0              # an agent replies when that differs from its last reply, else after this time
-LATE_S = 1.0                    # what is new in a question is replied to at once; after this it is late
-SILENCE_S = 15.0                # a reply that is later than expected by this means that the connection is lost
-ANSWER_S = 120.0                # in which a whole reply must arrive, however slow the connection
-MAX_ANSWER_BYTES = 16 * 2**20
-PIECE_PAUSE_S = 0.001           # between the pieces of a reply: a node that sends single bytes costs little CPU
-MAX_LOGIN_LINES = 1000          # that a login may print before the agent begins
-MAX_LOGIN_BYTES = 65536         # of such a line, and of the agent's first
-MAX_ANSWER_FACTS = 500000       # in all lists and objects of a reply: empty ones take seconds and half a GiB to read
-MAX_NODE_GPUS = 256             # each plan looks at all of them
-MAX_GPU_ROWS = 5000             # GPUs of a node, and processes on them
-MAX_CHANGES = 10                # of what is wanted, without a reply; then a change waits for one
-MAX_ORDERS = 100                # in one question: a node may claim to have slots without end, and read nothing
 LOG_BYTES = 2**20               # of all logs in one reply: a slow connection transfers it within ANSWER_S
 LOG_INTERVAL_S = 0.1            # how often logs are looked at
 HEAD_SILENCE_S = 180.0          # an agent without jobs ends when nobody has asked it for so long
 FOLDERS_INTERVAL_S = 1.0        # how often an agent looks whether directories are there
-START_BACKOFF_S = 5.0           # a node that could not start a job, or went down with one, gets none for so long
-NOTES_INTERVAL_S = 5.0          # notes of a job that runs on a node are recorded no more often
-NODE_ALARM_S = 30.0             # health turns bad when a node has been silent for so long
 
 # The variables that a job on a node takes from the node, not from its submitter
 OWN_VARIABLES = (
@@ -10045,63 +9774,6 @@ class Report(Value):
     folders: Mapping[str, bool]
     trouble: Words                              # why jobs get no GPU there
     gpus: tuple[Gpu, ...] | None                # None: as before
-
-
-def read_report(text: bytes, question: Question) -> tuple[Report, dict[str, str]]:
-    """(a node's reply, {attempt_key: what is wrong with its report of that}), whatever a node sends.
-
-    `question`: the latest.  Of a reply to one before it, what is still wanted counts.  A report that is wrong is not
-    among the jobs of the reply.  An attempt of which a reply to the latest says nothing has a wrong one.
-    Raises: KeyError, TypeError or ValueError, when what is wrong is about no job, or about one that was not asked for.
-    """
-    if sum(map(text.count, (b",", b"[", b"{"))) > MAX_ANSWER_FACTS:
-        raise ValueError("its reply has too many parts")
-    fields = decode("dict", load_json(text), "the reply")
-    number = decode("Count", fields.get("number"), "number")
-    if number > question.number:
-        raise ValueError(f"it replies to question {number}, and {question.number} were asked")
-    asked = dict.fromkeys(one.key for one in question.jobs)
-    told: dict[str, Json] = {}
-    for one in decode("tuple[dict, ...]", fields.get("jobs"), "jobs", is_strict=True):
-        key = decode("AttemptKey", one.get("key"), "key")
-        if key in asked:
-            told.setdefault(key, one)
-        elif number == question.number:
-            raise ValueError(f"it tells of job {key}, which is not its")
-    if count_gpu_rows(fields.get("gpus")) > MAX_GPU_ROWS:
-        raise ValueError(f"it has more than {MAX_GPU_ROWS} GPUs and processes on them")
-    report = decode_value(Report, {**fields, "jobs": []}, "the reply", True)
-    if len(report.gpus or ()) > MAX_NODE_GPUS:
-        raise ValueError(f"it has more than {MAX_NODE_GPUS} GPUs")
-    for names in ([gpu.local_place for gpu in report.gpus or ()], [gpu.uuid for gpu in report.gpus or ()]):
-        if len(set(names)) < len(names):
-            raise ValueError("two GPUs have one name")
-    jobs, faults = list[JobReport](), dict[str, str]()
-    for key in asked if number == question.number else told:
-        try:
-            jobs.append(check_report(decode_value(JobReport, told[key], f"job {key}", True)))
-        except KeyError:
-            faults[key] = "nothing is said of it"
-        except (TypeError, ValueError) as error:
-            faults[key] = cut_words(str(error), 200)
-    if sum(len(piece) for one in jobs for piece in one.logs) > LOG_BYTES:
-        raise ValueError(f"it sends more than {LOG_BYTES} bytes of logs at once")
-    return replace(report, jobs=tuple(jobs)), faults
-
-
-def count_gpu_rows(gpus: Any) -> int:
-    """How many GPUs, and processes on them, a reply has, whatever they are: to decode too many takes long."""
-    rows = gpus if isinstance(gpus, list) else []
-    processes = [row.get("processes") for row in rows if isinstance(row, dict)]
-    return len(rows) + sum(len(some) for some in processes if isinstance(some, list))
-
-
-def check_report(report: JobReport) -> JobReport:
-    """A report whose pieces of logs are within these.  Raises: ValueError."""
-    for piece, offset, size in zip(report.logs, report.log_offsets, report.log_sizes or (0, 0)):
-        if piece and len(piece) > size - offset:
-            raise ValueError(f"{len(piece)} bytes of a log of {size} are sent, after {offset}")
-    return report
 
 
 class Agent(HostLoop):
@@ -10332,6 +10004,335 @@ class Agent(HostLoop):
             remove_job_files(self.disk, self.layout.log_dir, folder)
 
 
+# ==== 14. SLURM ==== jobs that Slurm places: submitted, followed and cancelled by one thread
+
+PARTITIONS_INTERVAL_S = 30.0    # between two looks at Slurm's partitions and their GPUs
+OUTAGE_PAUSE_S = 10.0           # the longest pause while Slurm does not answer: most of a run time is waiting then
+FAST_POLL_S = 0.2               # between two calls of squeue when something is about to change
+HURRY_S = 3.0                   # how long squeue runs so often
+
+
+def take_slurm_claim(disk: Disk, job: Job, folder: str) -> Claim | None:
+    """take_claim() of a job that Slurm has.  What cannot be claimed is Slurm's to end."""
+    with contextlib.suppress(OSError):
+        return take_claim(disk, folder, job.attempt)
+    return None
+
+
+class SlurmBackend(Backend):
+    """The Slurm of `launcher = "slurm"`.  A thread submits, cancels and queries, so that nothing else waits for Slurm.
+
+    Jobs are submitted one at a time, so the others keep nexus's order.  A job's key is journaled before it is
+    submitted, Slurm's id after.  A job whose key Slurm does not know is requeued, once its attempt is claimed.
+    """
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self.slurm = Slurm(service.store.service_id, service.environ)
+        self.worker = Worker(service, "talking to Slurm", self.step)
+        self.live = self.list_live()                        # Slurm's jobs as recorded; it cancels all others of ours
+        self.submitting: Job | None = None                  # recorded, and not submitted yet
+        self.found: Sequence[Finding] = ()                  # the thread waits until the loop has taken these
+        self.seen: Mapping[str | None, SlurmJob] = {}       # {slurm_key: squeue's last row}
+        self.name = ""                                      # of the cluster
+        self.partitions: Sequence[SlurmPartition] = ()
+        self.partitions_at = float("-inf")                  # monotonic: when they were read
+        self.looked_at, self.took_s = float("-inf"), 0.0    # monotonic: when squeue was run, and for how long
+        self.hasty_until = float("-inf")                    # monotonic: squeue is run often until then
+        self.error: NexusError | None = NexusError("unavailable", "Slurm has not been asked yet")
+        self.refused = Backoff(*HOLD_S)                     # why Slurm took no job; `conflict`: it has enough of ours
+        self.over_at: dict[str | None, float] = {}          # {slurm_key: monotonic, when it was first seen ended}
+
+    def step(self) -> float:
+        """In the thread: submit a job, and run squeue when it is time; return the pause in seconds."""
+        if self.found:
+            return WATCH_INTERVAL_S
+        live = self.live                                    # read before squeue runs
+        try:
+            if self.submitting and (news := self.submit(self.submitting)):
+                self.found, self.submitting = [(self.submitting, news)], None
+            if not self.found and self.find_pause_s() <= 0:
+                self.run_squeue(live)
+        except NexusError as error:
+            if self.error is None or error.message != self.error.message:
+                self.service.log.error("Slurm: %s", error.message)
+            self.error = error
+        if self.found:
+            self.service.wake()
+        return min(WATCH_INTERVAL_S, self.find_pause_s())
+
+    def find_pause_s(self) -> float:
+        """Seconds until squeue runs next."""
+        now, refresh_s = self.service.clock.monotonic(), self.service.config.service.refresh_rate_seconds
+        pause_s = FAST_POLL_S if now < self.hasty_until and not (self.error or self.store.last_error) else refresh_s
+        pause_s = max(pause_s, PROBE_BACKOFF_FACTOR * self.took_s)
+        if self.error:
+            pause_s = min(pause_s, OUTAGE_PAUSE_S)
+        return max(0.0, self.looked_at + self.took_s + pause_s - now)
+
+    def submit(self, job: Job) -> News | None:
+        """Submit a job; return None while it must wait.  Raises: unavailable; Slurm may have the job all the same."""
+        service, folder, config = self.service, self.service.layout.folder_of(job), self.service.config
+        state = service.store.state
+        known, variables = state.jobs.get(job.id), state.environments.get(job.environment)
+        if known is None or known.current.slurm_key != job.current.slurm_key or known.current.stop_cause:
+            return News(requeue="it was taken back before it was submitted to Slurm")
+        if state.paused or self.error or self.refused.find_why(service.clock.monotonic()):
+            return None
+        try:
+            service.host.write_script(service.starter.make_order(job, variables))
+        except (OSError, NexusError) as error:
+            return service.host.judge_start_error(error, job)
+        try:
+            limits = find_limits(job, config.jobs)
+            slurm_id, words = self.slurm.submit(build_sbatch(job, self.slurm.service_id, folder, limits, config.slurm))
+        except Exception as error:                          # squeue shows whether Slurm has the job
+            self.submitting, self.looked_at = None, float("-inf")
+            if isinstance(error, NexusError) and read_refusal(error.message)[0] == "limit":
+                self.rest(error.message, error.hint, True)  # at its limit, sbatch retries until its own timeout
+            raise
+        fault, hint = read_refusal(words)
+        if slurm_id:
+            self.refused = Backoff(*HOLD_S)
+            self.hurry()
+            return News({"slurm_id": slurm_id})
+        if fault in ("config", "limit"):                    # Slurm would refuse the others too: this job waits
+            self.rest(words, hint, fault == "limit")
+            return None
+        line = format_line(f"Slurm refuses it: {words}" + (f" ({hint})" if hint else ""), 400)
+        return News(result=Result(None, None, 0.0, "launch", line, may_pass=not fault))
+
+    def rest(self, words: str, hint: str, is_limit: bool) -> None:
+        """Submit nothing for a while, or until one of our jobs has ended there."""
+        message = f"Slurm takes no {'more jobs now' if is_limit else 'jobs'}: {words}"
+        if self.refused.why is None or self.refused.why.message != message:
+            self.service.log.warning("%s", message)
+        error = NexusError("conflict" if is_limit else "unavailable", message, hint)
+        self.refused.fail(self.service.clock.monotonic(), error)
+
+    def run_squeue(self, live: Sequence[Job]) -> None:
+        """Run squeue, find what is new, and cancel unwanted jobs.  Raises: unavailable."""
+        clock = self.service.clock
+        self.looked_at = clock.monotonic()
+        try:
+            self.name = self.name or self.slurm.query_name()
+            jobs = self.slurm.query_jobs()
+            if self.error:
+                self.service.log.info("Slurm answers")
+            self.error = None
+            unsent = self.submitting.current.slurm_key if self.submitting else None
+            live = [job for job in live if job.current.slurm_key != unsent]
+            self.seen = match_slurm_jobs(live, jobs)
+            self.found = list(self.compare(live))
+            wanted = {job.current.slurm_key for job in live if not job.current.stop_cause}
+            stopped = [self.seen[job.current.slurm_key] for job in live
+                       if job.current.stop_cause and job.current.slurm_key in self.seen]
+            self.cancel([*(one for one in jobs if one.key and one.key not in wanted), *stopped])
+            if clock.monotonic() - self.partitions_at >= PARTITIONS_INTERVAL_S:
+                self.partitions, self.partitions_at = self.slurm.query_partitions(), clock.monotonic()
+        finally:
+            self.took_s = clock.monotonic() - self.looked_at
+
+    def compare(self, live: Sequence[Job]) -> Iterator[Finding]:
+        """What squeue says that is not recorded yet."""
+        now, over_at, self.over_at = self.service.clock.monotonic(), self.over_at, {}
+        for job in live:
+            key, seen = job.current.slurm_key, self.seen.get(job.current.slurm_key)
+            claim = read_claim(self.disk, self.service.layout.folder_of(job), job.attempt)
+            is_waiting = seen is not None and seen.state in SLURM_WAITING
+            # By Slurm: its node was lost, or slurmctld crashed before it saved that the job began.
+            is_requeued = is_waiting and (job.status == RUNNING or bool(claim and claim.pid))
+            if seen is None or seen.state in SLURM_ENDS or is_requeued:
+                self.over_at[key] = over_at.get(key, now)
+                if news := self.find_end(job, seen, now - self.over_at[key]):
+                    yield job, news
+            elif job.status == SUBMITTED and not is_waiting:
+                yield job, News(self.find_start(job, seen))
+            elif not job.current.slurm_id:
+                yield job, News({"slurm_id": seen.id})
+
+    def find_start(self, job: Job, seen: SlurmJob | None) -> dict[str, Any]:
+        """The start, as the end of the second that Slurm tells, so that no time limit is reached early."""
+        seen, now = seen or SlurmJob(job.current.slurm_id or "", ""), self.service.clock.now()
+        started_at = now if seen.started_at is None else min(now, seen.started_at + 1)
+        return {"started_at": started_at, "slurm_id": seen.id or None, "slurm_node": seen.nodes or "a node"}
+
+    def find_end(self, job: Job, seen: SlurmJob | None, over_s: float) -> News | None:
+        """Judge a job that Slurm calls ended or does not know, by its files; None: it is too early for that."""
+        folder = self.service.layout.folder_of(job)
+        self.hurry()
+        if seen and seen.state in SLURM_WAITING:
+            seen = replace(seen, state=REQUEUED_BY_SLURM, reason=f"queued again: {seen.reason}", started_at=None)
+        claim, result = read_claim(self.disk, folder, job.attempt), read_result(self.disk, folder, job.attempt)
+        text = read_tail(self.disk, os.path.join(folder, f"slurm-{job.attempt}.log"), 0, TAIL_BYTES)
+        news = decide(seen, claim, result, over_s, find_slurm_line(text), folder)
+        if news and (news.requeue or (claim is None and news.result and news.result.cause == "killed")):
+            is_as_judged = take_slurm_claim(self.disk, job, folder) in (OUR_CLAIM, claim)
+            return news if is_as_judged else None
+        return replace(news, facts=self.find_start(job, seen)) if news and job.status == SUBMITTED else news
+
+    def cancel(self, unwanted: Iterable[SlurmJob]) -> None:
+        """Raises: unavailable."""
+        ids = sorted({one.id for one in unwanted if one.state not in (*SLURM_ENDS, "COMPLETING")})
+        if ids:
+            self.hurry()
+            words = self.slurm.cancel(ids)
+            if words and not re.search("Invalid job id|already completing|already finished", words):
+                self.service.log.warning("scancel %s: %s", " ".join(ids), words)
+
+    def has(self, job: Job) -> bool:
+        return job.current.slurm_key is not None
+
+    def start(self, job: Job, variables: Mapping[str, str] | None) -> bool:
+        """Give the job to the thread."""
+        self.live, self.submitting = (*self.live, job), job
+        self.worker.wanted.set()
+        return False
+
+    def list_live(self) -> tuple[Job, ...]:
+        state, ended = self.service.store.state, self.service.outcomes.unrecorded
+        return tuple(job for job in state.live.values() if job.current.slurm_key and job.id not in ended)
+
+    def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterator[Finding]:
+        """Return what the thread has found, then let it go on."""
+        if {job.id for job in self.live}.intersection(runner_event.job_id for runner_event in runner_events):
+            self.hurry()                                    # squeue will show the change
+        found = self.found
+        for job, news in found:
+            yield job, news
+            if news.result:
+                self.refused.succeed()                      # there is room for another
+                self.service.wake()
+            elif news.facts and "started_at" not in news.facts:
+                command = format_line(job.command, 500)
+                self.log.info("Submitted to Slurm as %s: job %s: %s", news.facts["slurm_id"], job.id, command)
+        for job in self.live:
+            # Slurm enforces limits of whole minutes.
+            limits = find_limits(job, self.config.jobs)
+            if job.status == RUNNING and not job.current.stop_cause and limits.timeout_seconds % 60:
+                stop = find_stop(limits, Use(find_age(job, self.clock.now())))
+                if stop:
+                    yield job, News({"stop_cause": stop[0], "stop_line": stop[1]})
+        self.live = self.list_live()
+        states = [self.seen[job.current.slurm_key].state for job in self.live
+                  if job.current.stop_cause and job.current.slurm_key in self.seen]
+        if any(state != "COMPLETING" for state in states):
+            self.hurry()                                    # after squeue, the thread cancels them
+        if found:                                           # what the disk has refused, squeue will show again
+            self.found = ()
+            self.worker.wanted.set()
+
+    def hurry(self) -> None:
+        """Run squeue often for a while."""
+        self.hasty_until = self.service.clock.monotonic() + HURRY_S
+        self.worker.wanted.set()
+
+    def find_trouble(self) -> str | None:
+        """Why no job can be submitted now; None: one can."""
+        refused = self.refused
+        error = self.error or (refused.why if self.submitting else refused.find_why(self.service.clock.monotonic()))
+        if error:
+            return error.message
+        return "the job before it is being submitted to Slurm" if self.submitting else None
+
+    def find_error(self) -> NexusError | None:
+        """The error that needs somebody's attention."""
+        why: NexusError | None = self.refused.why
+        return self.error or (why if why and why.kind != "conflict" else None)
+
+    def find_wait(self, job: Job) -> str:
+        error = self.error or (self.refused.why if job.current.slurm_id is None else None)
+        return describe_submitted(job, self.seen.get(job.current.slurm_key), error.message if error else None)
+
+    def describe(self) -> dict[str, Any]:
+        """The `slurm` of GET /status."""
+        running = sum(job.status == RUNNING for job in self.live)
+        error = self.find_error()
+        return {"cluster": self.name or None, "trouble": error.message if error else None,
+                "handed_jobs": len(self.live) - running, "running_jobs": running,
+                "max_submitted": self.service.config.slurm.max_submitted,
+                "partitions": [pick(vars(one), one.NAMES) for one in self.partitions]}
+
+
+# ==== 15. NODES ==== other machines: a line to the agent of each, what is wanted there, what it reports
+
+NOT_REACHED = "it has not been reached yet"
+RECONNECT_S = (1.0, 10.0)       # backoff between attempts to reach a node: at first, at most
+LATE_S = 1.0                    # what is new in a question is replied to at once; after this it is late
+SILENCE_S = 15.0                # a reply that is later than expected by this means that the connection is lost
+ANSWER_S = 120.0                # in which a whole reply must arrive, however slow the connection
+MAX_ANSWER_BYTES = 16 * 2**20
+PIECE_PAUSE_S = 0.001           # between the pieces of a reply: a node that sends single bytes costs little CPU
+MAX_LOGIN_LINES = 1000          # that a login may print before the agent begins
+MAX_LOGIN_BYTES = 65536         # of such a line, and of the agent's first
+MAX_ANSWER_FACTS = 500000       # in all lists and objects of a reply: empty ones take seconds and half a GiB to read
+MAX_NODE_GPUS = 256             # each plan looks at all of them
+MAX_GPU_ROWS = 5000             # GPUs of a node, and processes on them
+MAX_CHANGES = 10                # of what is wanted, without a reply; then a change waits for one
+MAX_ORDERS = 100                # in one question: a node may claim to have slots without end, and read nothing
+START_BACKOFF_S = 5.0           # a node that could not start a job, or went down with one, gets none for so long
+NOTES_INTERVAL_S = 5.0          # notes of a job that runs on a node are recorded no more often
+NODE_ALARM_S = 30.0             # health turns bad when a node has been silent for so long
+MAX_FOLDERS = 1000              # of how many of the first pending jobs nodes are asked for their directories
+
+
+def read_report(text: bytes, question: Question) -> tuple[Report, dict[str, str]]:
+    """(a node's reply, {attempt_key: what is wrong with its report of that}), whatever a node sends.
+
+    `question`: the latest.  Of a reply to one before it, what is still wanted counts.  A report that is wrong is not
+    among the jobs of the reply.  An attempt of which a reply to the latest says nothing has a wrong one.
+    Raises: KeyError, TypeError or ValueError, when what is wrong is about no job, or about one that was not asked for.
+    """
+    if sum(map(text.count, (b",", b"[", b"{"))) > MAX_ANSWER_FACTS:
+        raise ValueError("its reply has too many parts")
+    fields = decode("dict", load_json(text), "the reply")
+    number = decode("Count", fields.get("number"), "number")
+    if number > question.number:
+        raise ValueError(f"it replies to question {number}, and {question.number} were asked")
+    asked = dict.fromkeys(one.key for one in question.jobs)
+    told: dict[str, Json] = {}
+    for one in decode("tuple[dict, ...]", fields.get("jobs"), "jobs", is_strict=True):
+        key = decode("AttemptKey", one.get("key"), "key")
+        if key in asked:
+            told.setdefault(key, one)
+        elif number == question.number:
+            raise ValueError(f"it tells of job {key}, which is not its")
+    if count_gpu_rows(fields.get("gpus")) > MAX_GPU_ROWS:
+        raise ValueError(f"it has more than {MAX_GPU_ROWS} GPUs and processes on them")
+    report = decode_value(Report, {**fields, "jobs": []}, "the reply", True)
+    if len(report.gpus or ()) > MAX_NODE_GPUS:
+        raise ValueError(f"it has more than {MAX_NODE_GPUS} GPUs")
+    for names in ([gpu.local_place for gpu in report.gpus or ()], [gpu.uuid for gpu in report.gpus or ()]):
+        if len(set(names)) < len(names):
+            raise ValueError("two GPUs have one name")
+    jobs, faults = list[JobReport](), dict[str, str]()
+    for key in asked if number == question.number else told:
+        try:
+            jobs.append(check_report(decode_value(JobReport, told[key], f"job {key}", True)))
+        except KeyError:
+            faults[key] = "nothing is said of it"
+        except (TypeError, ValueError) as error:
+            faults[key] = cut_words(str(error), 200)
+    if sum(len(piece) for one in jobs for piece in one.logs) > LOG_BYTES:
+        raise ValueError(f"it sends more than {LOG_BYTES} bytes of logs at once")
+    return replace(report, jobs=tuple(jobs)), faults
+
+
+def count_gpu_rows(gpus: Any) -> int:
+    """How many GPUs, and processes on them, a reply has, whatever they are: to decode too many takes long."""
+    rows = gpus if isinstance(gpus, list) else []
+    processes = [row.get("processes") for row in rows if isinstance(row, dict)]
+    return len(rows) + sum(len(some) for some in processes if isinstance(some, list))
+
+
+def check_report(report: JobReport) -> JobReport:
+    """A report whose pieces of logs are within these.  Raises: ValueError."""
+    for piece, offset, size in zip(report.logs, report.log_offsets, report.log_sizes or (0, 0)):
+        if piece and len(piece) > size - offset:
+            raise ValueError(f"{len(piece)} bytes of a log of {size} are sent, after {offset}")
+    return report
+
+
 # Run on a node: find a Python, bring this nexus.py there if it lacks it, and become the agent.  The last line does all
 # of it: however far a shell reads ahead, what is sent after that line is for `read`, `head` and the agent.
 AGENT_SCRIPT = r'''
@@ -10456,6 +10457,12 @@ class AgentLine:
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 os.killpg(self.process.pid, number)
                 self.process.wait(1.0)
+
+
+def measure_output(disk: Disk, job: Job) -> tuple[int, int]:
+    """(bytes of stdout.log, bytes of stderr.log) that this attempt's node has sent so far."""
+    sizes = measure_logs(disk, job.log_dir)
+    return max(0, sizes[0] - job.log_base[0]), max(0, sizes[1] - job.log_base[1])
 
 
 def append_output(disk: Disk, found: Iterable[tuple[Job, JobReport]]) -> str:
@@ -10811,6 +10818,159 @@ class Node(MachineBackend):
         return trouble.message if trouble else f"{self.name}: {why}" if why else None       # trouble names it
 
 
+class NodePool(Part):
+    """The other machines: one Node for each in State, in the order in which they were added."""
+
+    def __init__(self, service: Service) -> None:
+        import threading
+        super().__init__(service)
+        self.nodes: Mapping[str, Node] = {}                 # replaced as a whole: other threads iterate over it
+        self.waiting: Sequence[Job] = ()                    # the first pending jobs that need a directory
+        self.lock = threading.RLock()                       # held by those who check a node and then change it
+
+    def set_node(self, name: str, known: KnownNode | None) -> None:
+        """Record a node, and keep a Node for it; None: forget it.  Raises: unavailable."""
+        with self.lock:
+            self.store.update(lambda state: [Put("nodes", name, known)] if state.nodes.get(name) != known else [])
+            node = self.nodes.get(name)
+            if node and (known is None or node.is_ended or node.address != known.config):
+                node.end()
+                node = None
+            if known:
+                node = node or Node(self.service, known.config, known.is_leaving)
+                node.is_leaving = known.is_leaving
+            self.nodes = {key: one for key, one in {**self.nodes, name: node}.items() if one}
+
+    def begin_nodes(self) -> None:
+        """Connect to all nodes.  One with running jobs stays as it was until they end, whatever config.toml says."""
+        busy = {job.current.node for job in self.service.running_jobs() if job.current.node}
+        configured = {node.name: node for node in self.config.nodes}
+        kept = dict(self.store.state.nodes)
+        for name, known in kept.items():
+            if name in configured and name in busy and is_elsewhere_now(known.config, configured[name]):
+                self.log.error("Node %s is %s in config.toml, but jobs run on %s: when they have ended, nexus restart",
+                               name, configured.pop(name).destination, known.config.destination)
+        for name, config in configured.items():
+            self.set_node(name, KnownNode(config, was_configured=True))
+        for name, known in kept.items():
+            if name not in configured:                      # was_configured: it has been removed from config.toml
+                is_gone = known.was_configured and name not in busy
+                kept_node = replace(known, is_leaving=known.is_leaving or known.was_configured)
+                self.set_node(name, None if is_gone else kept_node)
+
+    def add_node(self, config: NodeConfig, who: str) -> None:
+        """Add a node, or reconnect to a known one.  Raises: conflict, unavailable."""
+        if self.service.is_slurm:
+            raise NexusError("conflict", 'jobs run under Slurm here (launcher = "slurm"), which chooses their machines',
+                             hint="[jobs] launcher: nexus config edit")
+        if config.name == self.service.node:
+            raise NexusError("conflict", f"{config.name} is this machine's name", hint="choose another: --name n1")
+        with self.lock:
+            former = self.nodes.get(config.name)
+            is_configured = any(node.name == config.name for node in self.config.nodes)
+            if former and is_configured and former.address != config:
+                raise NexusError("conflict", f"{config.name} has another address in config.toml",
+                                 hint="nexus config edit, then nexus restart")
+            if former and is_elsewhere_now(former.address, config) and any(
+                    job.current.node == config.name for job in self.service.running_jobs()):
+                raise NexusError("conflict",
+                                 f"{config.name} is another machine, {former.address.destination}, where jobs run",
+                                 hint="choose another name: --name n1")
+            self.set_node(config.name, KnownNode(config, was_configured=is_configured))
+            node = self.nodes[config.name]
+            node.given_up_by = ""
+            node.follower.wanted.set()
+        self.log.info("Node %s (%s) added by %s", config.name, config.destination, who)
+        self.service.wake()
+
+    def remove_node(self, name: str, is_forced: bool, who: str) -> None:
+        """Forget a node when its jobs have ended; `is_forced`: now, with its jobs.  Raises: not_found, conflict."""
+        with self.lock:
+            node = self.find_node(name)
+            if any(other.name == name for other in self.config.nodes):
+                raise NexusError("conflict", f"{name} is in config.toml", hint="remove it there, then nexus restart")
+            self.set_node(name, KnownNode(node.address, is_leaving=True))
+            node.given_up_by = who if is_forced else ""
+        self.log.info("Node %s is being removed by %s", name, who)
+        self.service.wake()
+
+    def find_node(self, name: str) -> Node:
+        """Raises: not_found."""
+        nodes = self.nodes
+        if name not in nodes:
+            raise NexusError("not_found", f"there is no node '{format_line(name, 60)}'",
+                             hint=suggest(name, nodes) or "nexus node list")
+        return nodes[name]
+
+    def view_nodes(self) -> list[NodeView]:
+        """The nodes for plan()."""
+        now, home = self.clock.monotonic(), os.path.expanduser("~")
+        return [NodeView(node.name, node.hello.cpu_slots if node.hello else 0, node.find_closed(now),
+                         frozenset([home, *(path for path, is_there in node.folders.items() if is_there)]))
+                for node in self.nodes.values()]
+
+    def list_nodes(self) -> list[dict[str, Any]]:
+        """GET /nodes: this machine, then the others."""
+        jobs = [job.current.node for job in self.service.running_jobs()]
+
+        def describe(node: Node | None) -> dict[str, Any]:
+            name, gpus = (node.name, node.gpus) if node else ("", self.service.gpu_watch.gpus)
+            address, hello, trouble = (node.address, node.hello, node.trouble) if node else (None,) * 3
+            why = trouble.message if trouble else self.service.observer.observation.error if node is None else (
+                node.find_fault() or node.gpu_error or node.start_backoff.find_why(self.clock.monotonic()))
+            return {"name": name or self.service.node, "gpus": len(gpus),
+                    "gpu_names": sorted({gpu.name for gpu in gpus}), "running_jobs": jobs.count(name),
+                    **{key: getattr(address, key, None) or None for key in ("host", "port", "jump", "identity_file")},
+                    **{key: getattr(hello, key, None) for key in ("python", "path", "screen")},
+                    "user": node.address.user or None if node else self.service.user,
+                    "is_reachable": trouble is None, "is_leaving": bool(node and node.is_leaving),
+                    "trouble": why or None, "hint": trouble.hint if trouble else None,
+                    "unknown_since": node.since if node and trouble else None}
+
+        return [describe(node) for node in (None, *self.nodes.values())]
+
+    def take_stock(self) -> None:
+        """Have each node told what is wanted there now; forget a leaving node when nothing runs there."""
+        home = os.path.expanduser("~")
+        pending = sorted(self.store.state.pending.values(), key=lambda job: job.queue_key) if self.nodes else []
+        self.waiting = [job for job in pending[:MAX_FOLDERS] if needs_folder(job) and job.cwd != home]
+        for node in list(self.nodes.values()):
+            self.service.run_guarded(f"asking node {node.name}", node.ask_anew)
+            is_told = node.trouble is not None or node.has_none
+            if node.is_leaving and is_told and not node.list_jobs():
+                with self.lock:
+                    if node.is_leaving and self.nodes.get(node.name) is node:   # it was not added again
+                        self.set_node(node.name, None)
+                        self.log.info("Node %s is removed", node.name)
+
+    def list_folders(self, node: Node) -> tuple[str, ...]:
+        """The directories of the pending jobs that may run on a node: it is told of no others."""
+        return tuple(dict.fromkeys(job.cwd for job in self.waiting if may_run_on(job, node.name)))
+
+    def number_nodes(self) -> dict[str | None, int]:
+        """{machine: its number in /api}; this one is 0."""
+        return {name: number for number, name in enumerate((self.service.node, *self.nodes))}
+
+
+def check_node(node: Node, now: float) -> tuple[bool, str]:
+    """(whether a node is healthy, its description).  `now`: monotonic.  A short silence is healthy."""
+    silence_s, trouble = now - node.heard_at, node.trouble
+    if trouble:
+        return silence_s < NODE_ALARM_S, f"not heard for {format_duration(silence_s)}: {trouble.message}"
+    faults = [f"GPU {gpu.local_place}: {gpu.fault}" for gpu in node.gpus if gpu.fault]
+    faults += [node.gpu_error] if node.gpu_error and node.gpus else []
+    faults += filter(None, [node.find_fault()])
+    return not faults, join_some(faults, 3, "; ") or format_count(len(node.gpus), "GPU")
+
+
+def is_elsewhere_now(known: NodeConfig, config: NodeConfig) -> bool:
+    """Whether the name belongs to another machine in `config`."""
+    return (known.destination, known.port) != (config.destination, config.port)
+
+
+# ==== 16. OUTCOMES ==== one reducer for what the backends report: starts, ends, requeues; what has them start a job
+
+
 class Outcomes(Part):
     """Records what the backends report: starts, ends, requeues."""
 
@@ -11084,160 +11244,7 @@ class Starter(Part):
         return Order(job, {} if job.code else order.variables, order.code)
 
 
-class NodePool(Part):
-    """The other machines: one Node for each in State, in the order in which they were added."""
-
-    def __init__(self, service: Service) -> None:
-        import threading
-        super().__init__(service)
-        self.nodes: Mapping[str, Node] = {}                 # replaced as a whole: other threads iterate over it
-        self.waiting: Sequence[Job] = ()                    # the first pending jobs that need a directory
-        self.lock = threading.RLock()                       # held by those who check a node and then change it
-
-    def set_node(self, name: str, known: KnownNode | None) -> None:
-        """Record a node, and keep a Node for it; None: forget it.  Raises: unavailable."""
-        with self.lock:
-            self.store.update(lambda state: [Put("nodes", name, known)] if state.nodes.get(name) != known else [])
-            node = self.nodes.get(name)
-            if node and (known is None or node.is_ended or node.address != known.config):
-                node.end()
-                node = None
-            if known:
-                node = node or Node(self.service, known.config, known.is_leaving)
-                node.is_leaving = known.is_leaving
-            self.nodes = {key: one for key, one in {**self.nodes, name: node}.items() if one}
-
-    def begin_nodes(self) -> None:
-        """Connect to all nodes.  One with running jobs stays as it was until they end, whatever config.toml says."""
-        busy = {job.current.node for job in self.service.running_jobs() if job.current.node}
-        configured = {node.name: node for node in self.config.nodes}
-        kept = dict(self.store.state.nodes)
-        for name, known in kept.items():
-            if name in configured and name in busy and is_elsewhere_now(known.config, configured[name]):
-                self.log.error("Node %s is %s in config.toml, but jobs run on %s: when they have ended, nexus restart",
-                               name, configured.pop(name).destination, known.config.destination)
-        for name, config in configured.items():
-            self.set_node(name, KnownNode(config, was_configured=True))
-        for name, known in kept.items():
-            if name not in configured:                      # was_configured: it has been removed from config.toml
-                is_gone = known.was_configured and name not in busy
-                kept_node = replace(known, is_leaving=known.is_leaving or known.was_configured)
-                self.set_node(name, None if is_gone else kept_node)
-
-    def add_node(self, config: NodeConfig, who: str) -> None:
-        """Add a node, or reconnect to a known one.  Raises: conflict, unavailable."""
-        if self.service.is_slurm:
-            raise NexusError("conflict", 'jobs run under Slurm here (launcher = "slurm"), which chooses their machines',
-                             hint="[jobs] launcher: nexus config edit")
-        if config.name == self.service.node:
-            raise NexusError("conflict", f"{config.name} is this machine's name", hint="choose another: --name n1")
-        with self.lock:
-            former = self.nodes.get(config.name)
-            is_configured = any(node.name == config.name for node in self.config.nodes)
-            if former and is_configured and former.address != config:
-                raise NexusError("conflict", f"{config.name} has another address in config.toml",
-                                 hint="nexus config edit, then nexus restart")
-            if former and is_elsewhere_now(former.address, config) and any(
-                    job.current.node == config.name for job in self.service.running_jobs()):
-                raise NexusError("conflict",
-                                 f"{config.name} is another machine, {former.address.destination}, where jobs run",
-                                 hint="choose another name: --name n1")
-            self.set_node(config.name, KnownNode(config, was_configured=is_configured))
-            node = self.nodes[config.name]
-            node.given_up_by = ""
-            node.follower.wanted.set()
-        self.log.info("Node %s (%s) added by %s", config.name, config.destination, who)
-        self.service.wake()
-
-    def remove_node(self, name: str, is_forced: bool, who: str) -> None:
-        """Forget a node when its jobs have ended; `is_forced`: now, with its jobs.  Raises: not_found, conflict."""
-        with self.lock:
-            node = self.find_node(name)
-            if any(other.name == name for other in self.config.nodes):
-                raise NexusError("conflict", f"{name} is in config.toml", hint="remove it there, then nexus restart")
-            self.set_node(name, KnownNode(node.address, is_leaving=True))
-            node.given_up_by = who if is_forced else ""
-        self.log.info("Node %s is being removed by %s", name, who)
-        self.service.wake()
-
-    def find_node(self, name: str) -> Node:
-        """Raises: not_found."""
-        nodes = self.nodes
-        if name not in nodes:
-            raise NexusError("not_found", f"there is no node '{format_line(name, 60)}'",
-                             hint=suggest(name, nodes) or "nexus node list")
-        return nodes[name]
-
-    def view_nodes(self) -> list[NodeView]:
-        """The nodes for plan()."""
-        now, home = self.clock.monotonic(), os.path.expanduser("~")
-        return [NodeView(node.name, node.hello.cpu_slots if node.hello else 0, node.find_closed(now),
-                         frozenset([home, *(path for path, is_there in node.folders.items() if is_there)]))
-                for node in self.nodes.values()]
-
-    def list_nodes(self) -> list[dict[str, Any]]:
-        """GET /nodes: this machine, then the others."""
-        jobs = [job.current.node for job in self.service.running_jobs()]
-
-        def describe(node: Node | None) -> dict[str, Any]:
-            name, gpus = (node.name, node.gpus) if node else ("", self.service.gpu_watch.gpus)
-            address, hello, trouble = (node.address, node.hello, node.trouble) if node else (None,) * 3
-            why = trouble.message if trouble else self.service.observer.observation.error if node is None else (
-                node.find_fault() or node.gpu_error or node.start_backoff.find_why(self.clock.monotonic()))
-            return {"name": name or self.service.node, "gpus": len(gpus),
-                    "gpu_names": sorted({gpu.name for gpu in gpus}), "running_jobs": jobs.count(name),
-                    **{key: getattr(address, key, None) or None for key in ("host", "port", "jump", "identity_file")},
-                    **{key: getattr(hello, key, None) for key in ("python", "path", "screen")},
-                    "user": node.address.user or None if node else self.service.user,
-                    "is_reachable": trouble is None, "is_leaving": bool(node and node.is_leaving),
-                    "trouble": why or None, "hint": trouble.hint if trouble else None,
-                    "unknown_since": node.since if node and trouble else None}
-
-        return [describe(node) for node in (None, *self.nodes.values())]
-
-    def take_stock(self) -> None:
-        """Have each node told what is wanted there now; forget a leaving node when nothing runs there."""
-        home = os.path.expanduser("~")
-        pending = sorted(self.store.state.pending.values(), key=lambda job: job.queue_key) if self.nodes else []
-        self.waiting = [job for job in pending[:MAX_FOLDERS] if needs_folder(job) and job.cwd != home]
-        for node in list(self.nodes.values()):
-            self.service.run_guarded(f"asking node {node.name}", node.ask_anew)
-            is_told = node.trouble is not None or node.has_none
-            if node.is_leaving and is_told and not node.list_jobs():
-                with self.lock:
-                    if node.is_leaving and self.nodes.get(node.name) is node:   # it was not added again
-                        self.set_node(node.name, None)
-                        self.log.info("Node %s is removed", node.name)
-
-    def list_folders(self, node: Node) -> tuple[str, ...]:
-        """The directories of the pending jobs that may run on a node: it is told of no others."""
-        return tuple(dict.fromkeys(job.cwd for job in self.waiting if may_run_on(job, node.name)))
-
-    def number_nodes(self) -> dict[str | None, int]:
-        """{machine: its number in /api}; this one is 0."""
-        return {name: number for number, name in enumerate((self.service.node, *self.nodes))}
-
-
-MAX_FOLDERS = 1000              # of how many of the first pending jobs nodes are asked for their directories
-
-
-def check_node(node: Node, now: float) -> tuple[bool, str]:
-    """(whether a node is healthy, its description).  `now`: monotonic.  A short silence is healthy."""
-    silence_s, trouble = now - node.heard_at, node.trouble
-    if trouble:
-        return silence_s < NODE_ALARM_S, f"not heard for {format_duration(silence_s)}: {trouble.message}"
-    faults = [f"GPU {gpu.local_place}: {gpu.fault}" for gpu in node.gpus if gpu.fault]
-    faults += [node.gpu_error] if node.gpu_error and node.gpus else []
-    faults += filter(None, [node.find_fault()])
-    return not faults, join_some(faults, 3, "; ") or format_count(len(node.gpus), "GPU")
-
-
-def is_elsewhere_now(known: NodeConfig, config: NodeConfig) -> bool:
-    """Whether the name belongs to another machine in `config`."""
-    return (known.destination, known.port) != (config.destination, config.port)
-
-
-# ==== 14. SERVICE ==== observe, plan, carry out; admission, adoption, what is kept and shown
+# ==== 17. SERVICE ==== observe, plan, carry out; admission, adoption, what is kept and shown
 # One loop.  The FIFO (a job started or ended), requests, and timeouts wake it.  Each tick polls the backends, which end
 # the jobs that must stop, records in one transaction which jobs ended and which start next, then starts them.
 # A separate thread reads the GPUs and passes the readings to the loop.
@@ -11309,20 +11316,6 @@ class JobsFile:
         cuda_arg = is_adding or bool(re.search(CUDA_OPTION, command))
         return Asked({"command": command, "cwd": os.path.dirname(self.path), "priority": row.priority,
                       "conda": row.conda, "gpu_ids": row.gpu_ids, "cuda_arg": cuda_arg}, unique=True)
-
-
-def find_llm_share(disk: Disk, path: str, model: str) -> float:
-    """Return the GPUs for a job of `model` (llm_config.json).  Raises: usage, when the file is wrong; unavailable."""
-    path = os.path.abspath(os.path.expanduser(path))
-    text = read_text(disk, path)
-    if text is None:
-        refuse(f"llm_config {path} is not there", "nexus config edit")
-    try:
-        found = check(LLM_CONFIG, parse_json(text, "this file"), "")
-    except NexusError as error:
-        example = '{"default_requirement": 1.0, "models": {"qwen2.5-7b-inst": 0.5}}'
-        raise NexusError("usage", f"{path}: {error.message}", example) from None
-    return round_gpus(found.get("models", {}).get(model, found.get("default_requirement", 1)))
 
 
 class Hooks:
@@ -11633,6 +11626,35 @@ class Drafts(Part):
         return hash_text(text)[:32], variables
 
 
+def find_llm_share(disk: Disk, path: str, model: str) -> float:
+    """Return the GPUs for a job of `model` (llm_config.json).  Raises: usage, when the file is wrong; unavailable."""
+    path = os.path.abspath(os.path.expanduser(path))
+    text = read_text(disk, path)
+    if text is None:
+        refuse(f"llm_config {path} is not there", "nexus config edit")
+    try:
+        found = check(LLM_CONFIG, parse_json(text, "this file"), "")
+    except NexusError as error:
+        example = '{"default_requirement": 1.0, "models": {"qwen2.5-7b-inst": 0.5}}'
+        raise NexusError("usage", f"{path}: {error.message}", example) from None
+    return round_gpus(found.get("models", {}).get(model, found.get("default_requirement", 1)))
+
+
+NEVER_HINTS = {"gpus": "ask for fewer; --gpus 0 runs a job without one", "gpu_ids": "nexus shows them",
+               "gpu_type": "a part of a GPU's name will do, as nexus shows it",
+               "gpu_mem_mib": "ask for less: it must be free on each of the GPUs"}
+MAX_PARSED = 100                # commands of one request that bash is asked about: it takes milliseconds for each
+
+
+def check_command(command: str) -> None:
+    """Raises: usage, if bash cannot read it."""
+    done = run(["bash", "-p", "-n", "-c", "--", command], 5)
+    if done.exit_code:
+        why = re.sub(r"^bash: (-c: )?(line [0-9]+: )?", "", done.output.strip().split("\n")[0])
+        refuse(f"bash cannot read the command: {format_line(why, 200)}",
+               "close each quote; to try it: bash -n -c …")
+
+
 class Admission(Part):
     """Does what requests ask for.  `who`: the caller's name for the log; a `caller` may use only its own jobs."""
 
@@ -11866,6 +11888,145 @@ class Admission(Part):
         what = f"Group {name}" if name else "Queue"
         self.service.change(change, "%s %s by %s", what, "paused" if is_paused else "resumed", who)
         self.store.checkpoint_wanted.set()                  # other programs read and edit state.json
+
+
+def content_of(job: Job) -> tuple[object, ...]:
+    """Return the key by which --unique compares jobs.  The number of a script in its sweep is no part of it."""
+    own = tuple(pair for pair in job.variables if pair[0] != "NEXUS_TASK_ID")
+    return job.user, job.command, job.cwd, job.conda, job.env_digest, own
+
+
+def find_retried(state: State, job_id: str, known: dict[str, str]) -> str:
+    """Return the id of the latest retry of a job, or its own id.  `known`: {id: one of its retries}, which grows."""
+    former = []
+    while (later := known.get(job_id) or state.jobs[job_id].retried_as) in state.jobs:
+        former.append(job_id)
+        job_id = str(later)
+    known.update(dict.fromkeys(former, job_id))
+    return job_id
+
+
+def check_group(state: State, name: str, caller: Caller | None = None) -> None:
+    """Raises: not_found, when the caller may see no job of the group."""
+    groups = [group for group in state.members if caller is None or caller.is_owner
+              or has_member(state, group, caller.user)]
+    if name not in groups:
+        raise NexusError("not_found", f"there is no job of group '{format_line(name, 60)}'",
+                         hint=suggest(name, groups) or "nexus jobs lists all")
+
+
+def has_member(state: State, group: str, user: str) -> bool:
+    """Whether a job of this user is in the group."""
+    members = state.members.get(group, [])
+    return user in [first for first, _ in members[bisect.bisect_left(members, (user, "")):][:1]]
+
+
+def check_own_group(state: State, group: str | None, caller: Caller) -> None:
+    """Its jobs share its limit and its hold.  Raises: forbidden, when another user has a job of it."""
+    members = state.members.get(group or "", [])
+    for user, _ in (*members[:1], *members[-1:]):           # ascending: if these are the caller's, all are
+        if not caller.may_see(user):
+            raise NexusError("forbidden", f"the group {group} is {user}'s", "take another name")
+
+
+def choose_jobs(state: State, choice: Choice, caller: Caller, statuses: Sequence[str]) -> list[Job]:
+    """The jobs of a choice, for a change of jobs in these statuses.  Raises: not_found; forbidden; conflict."""
+    if choice.ids:
+        try:
+            found = [find_own_job(state, told, caller, choice.status or statuses) for told in dict.fromkeys(choice.ids)]
+        except NexusError as error:
+            rest = "; nothing was done to the others" if len(choice.ids) > 1 else ""
+            raise NexusError(error.kind, error.message + rest, error.hint) from None
+        named = list({job.id: job for job in found}.values())
+        for job in named:
+            if not choice.fits(job):
+                others = {name: fact for name in choice.given if name in FILTERS
+                          and not Choice(**{name: (fact := getattr(choice, name))}).fits(job)}
+                raise NexusError("conflict", f"job {job.id} is not{describe_filters(others, repr)}", "nothing was done")
+        return named
+    if choice.group:
+        check_group(state, choice.group, caller)
+    return [job for job in list_jobs(state, choice.status or STATUSES) if caller.may_see(job.user) and choice.fits(job)]
+
+
+def find_own_job(state: State, told: str, caller: Caller, statuses: Container[str] = ()) -> Job:
+    """The job of an id, or else the latest of a name; to change it, the only one of that name in these statuses.
+
+    Raises: not_found; forbidden, when it is another user's; conflict, when several have the name.
+    """
+    job = state.jobs.get(told)
+    if job is None:
+        named = state.named.get((None if caller.is_owner else caller.user, told))
+        if not named:
+            seen = [each for each in state.jobs.values() if caller.may_see(each.user)]
+            raise NexusError("not_found", f"no job '{format_line(told, 40)}'", hint=(
+                f"it is a group, see nexus jobs --group {quote(told)}" if told in [each.group for each in seen] else
+                suggest(told, [*state.jobs, *(each.name or "" for each in seen)]) or "nexus jobs lists them"))
+        fitting = [job_id for _, job_id in named if state.jobs[job_id].shown_status in statuses] if statuses else []
+        if len(fitting) > 1:
+            raise NexusError("conflict", f"{len(fitting)} jobs have the name '{told}': {', '.join(fitting[:10])}",
+                             hint="name them by their ids")
+        job = state.jobs[fitting[0] if fitting else named[-1][1]]
+    if not caller.may_see(job.user):
+        raise NexusError("forbidden", f"job {job.id} is {job.user}'s",
+                         f"{caller.user}'s own: nexus jobs --user {caller.user}")
+    return job
+
+
+def find_links(state: State, job: Job, caller: Caller) -> dict[str, tuple[str, ...]]:
+    """The fields of a job that is to start after others, by their ids or names.  Raises: not_found; forbidden."""
+    parents, others = ([find_own_job(state, one, caller) for one in told] for told in (job.after, job.after_any))
+    return {"after": tuple(parent.id for parent in parents), "after_any": tuple(parent.id for parent in others),
+            "pending_dependencies": tuple(dict.fromkeys([
+                *(parent.id for parent in parents if parent.status != COMPLETED),
+                *(parent.id for parent in others if parent.status not in FINAL)]))}
+
+
+def check_link_count(state: State, jobs: Sequence[Job]) -> None:
+    """Raises: queue_full, when the pending jobs and these would come after too many."""
+    asked = sum(len(job.after) + len(job.after_any) for job in jobs)
+    if not asked:
+        return
+    ids = {job.id for job in jobs}
+    total = asked + sum(len(job.after) + len(job.after_any) for job in state.pending.values() if job.id not in ids)
+    if total > MAX_LINKS:
+        raise NexusError("queue_full", f"the jobs that wait would come after {total} others in all; at most "
+                         f"{MAX_LINKS} are taken", "let one job come after all of a stage, and the next stage after it")
+
+
+def find_lost_parent(state: State, job: Job) -> Job | None:
+    """A job after which this one was to start, and which has failed or was cancelled."""
+    parents = [state.jobs[parent] for parent in job.after]
+    return next((parent for parent in parents if parent.status in (FAILED, CANCELLED)), None)
+
+
+def check_links(state: State, job: Job) -> None:
+    """Raises: conflict, when a pending job could never start after those that are named now."""
+    if lost := find_lost_parent(state, job):
+        raise NexusError("conflict", f"job {job.id} could never start: {describe_parent(lost)}",
+                         hint="--after-any: however that ended")
+    found, waiting = {*job.pending_dependencies}, [*job.pending_dependencies]
+    for parent in waiting:                      # it grows: their parents, and so on
+        if parent == job.id:
+            raise NexusError("conflict", f"job {job.id} would wait for itself", hint=f"nexus show {job.id}")
+        further = [one for one in state.jobs[parent].pending_dependencies if one not in found]
+        found.update(further)
+        waiting += further
+
+
+def check_status(job: Job, statuses: Container[str], rule: str, hints: Mapping[str, str] = {}) -> Job:
+    """Return the job if its status is one of `statuses`.  `hints`: {its status: what to do}.  Raises: conflict."""
+    if job.shown_status not in statuses:
+        raise NexusError("conflict", f"job {job.id} is {job.shown_status}{rule and '; '}{rule}",
+                         hints.get(job.shown_status, f"nexus show {job.id}"))
+    return job
+
+
+def check_priority(priority: int | None, caller: Caller) -> None:
+    """Users of one priority share the GPUs; only the owner may give a higher priority.  Raises: forbidden."""
+    if priority is not None and priority < PRIORITIES["normal"] and not caller.is_owner:
+        raise NexusError("forbidden", "only the owner of the service may give a priority above normal",
+                         hint="normal, low, or a number above 1")
 
 
 IDLE_LOAD = 5.0                 # a GPU whose utilization is below so many percent is idle
@@ -12991,167 +13152,11 @@ class Service(HostLoop):
             "attempt": job.attempt})
 
 
-NEVER_HINTS = {"gpus": "ask for fewer; --gpus 0 runs a job without one", "gpu_ids": "nexus shows them",
-               "gpu_type": "a part of a GPU's name will do, as nexus shows it",
-               "gpu_mem_mib": "ask for less: it must be free on each of the GPUs"}
-
-
-def content_of(job: Job) -> tuple[object, ...]:
-    """Return the key by which --unique compares jobs.  The number of a script in its sweep is no part of it."""
-    own = tuple(pair for pair in job.variables if pair[0] != "NEXUS_TASK_ID")
-    return job.user, job.command, job.cwd, job.conda, job.env_digest, own
-
-
-def find_retried(state: State, job_id: str, known: dict[str, str]) -> str:
-    """Return the id of the latest retry of a job, or its own id.  `known`: {id: one of its retries}, which grows."""
-    former = []
-    while (later := known.get(job_id) or state.jobs[job_id].retried_as) in state.jobs:
-        former.append(job_id)
-        job_id = str(later)
-    known.update(dict.fromkeys(former, job_id))
-    return job_id
-
-
-MAX_PARSED = 100                # commands of one request that bash is asked about: it takes milliseconds for each
-
-
-def check_command(command: str) -> None:
-    """Raises: usage, if bash cannot read it."""
-    done = run(["bash", "-p", "-n", "-c", "--", command], 5)
-    if done.exit_code:
-        why = re.sub(r"^bash: (-c: )?(line [0-9]+: )?", "", done.output.strip().split("\n")[0])
-        refuse(f"bash cannot read the command: {format_line(why, 200)}",
-               "close each quote; to try it: bash -n -c …")
-
-
-def check_group(state: State, name: str, caller: Caller | None = None) -> None:
-    """Raises: not_found, when the caller may see no job of the group."""
-    groups = [group for group in state.members if caller is None or caller.is_owner
-              or has_member(state, group, caller.user)]
-    if name not in groups:
-        raise NexusError("not_found", f"there is no job of group '{format_line(name, 60)}'",
-                         hint=suggest(name, groups) or "nexus jobs lists all")
-
-
-def has_member(state: State, group: str, user: str) -> bool:
-    """Whether a job of this user is in the group."""
-    members = state.members.get(group, [])
-    return user in [first for first, _ in members[bisect.bisect_left(members, (user, "")):][:1]]
-
-
-def check_own_group(state: State, group: str | None, caller: Caller) -> None:
-    """Its jobs share its limit and its hold.  Raises: forbidden, when another user has a job of it."""
-    members = state.members.get(group or "", [])
-    for user, _ in (*members[:1], *members[-1:]):           # ascending: if these are the caller's, all are
-        if not caller.may_see(user):
-            raise NexusError("forbidden", f"the group {group} is {user}'s", "take another name")
-
-
-def choose_jobs(state: State, choice: Choice, caller: Caller, statuses: Sequence[str]) -> list[Job]:
-    """The jobs of a choice, for a change of jobs in these statuses.  Raises: not_found; forbidden; conflict."""
-    if choice.ids:
-        try:
-            found = [find_own_job(state, told, caller, choice.status or statuses) for told in dict.fromkeys(choice.ids)]
-        except NexusError as error:
-            rest = "; nothing was done to the others" if len(choice.ids) > 1 else ""
-            raise NexusError(error.kind, error.message + rest, error.hint) from None
-        named = list({job.id: job for job in found}.values())
-        for job in named:
-            if not choice.fits(job):
-                others = {name: fact for name in choice.given if name in FILTERS
-                          and not Choice(**{name: (fact := getattr(choice, name))}).fits(job)}
-                raise NexusError("conflict", f"job {job.id} is not{describe_filters(others, repr)}", "nothing was done")
-        return named
-    if choice.group:
-        check_group(state, choice.group, caller)
-    return [job for job in list_jobs(state, choice.status or STATUSES) if caller.may_see(job.user) and choice.fits(job)]
-
-
-def find_own_job(state: State, told: str, caller: Caller, statuses: Container[str] = ()) -> Job:
-    """The job of an id, or else the latest of a name; to change it, the only one of that name in these statuses.
-
-    Raises: not_found; forbidden, when it is another user's; conflict, when several have the name.
-    """
-    job = state.jobs.get(told)
-    if job is None:
-        named = state.named.get((None if caller.is_owner else caller.user, told))
-        if not named:
-            seen = [each for each in state.jobs.values() if caller.may_see(each.user)]
-            raise NexusError("not_found", f"no job '{format_line(told, 40)}'", hint=(
-                f"it is a group, see nexus jobs --group {quote(told)}" if told in [each.group for each in seen] else
-                suggest(told, [*state.jobs, *(each.name or "" for each in seen)]) or "nexus jobs lists them"))
-        fitting = [job_id for _, job_id in named if state.jobs[job_id].shown_status in statuses] if statuses else []
-        if len(fitting) > 1:
-            raise NexusError("conflict", f"{len(fitting)} jobs have the name '{told}': {', '.join(fitting[:10])}",
-                             hint="name them by their ids")
-        job = state.jobs[fitting[0] if fitting else named[-1][1]]
-    if not caller.may_see(job.user):
-        raise NexusError("forbidden", f"job {job.id} is {job.user}'s",
-                         f"{caller.user}'s own: nexus jobs --user {caller.user}")
-    return job
-
-
-def find_links(state: State, job: Job, caller: Caller) -> dict[str, tuple[str, ...]]:
-    """The fields of a job that is to start after others, by their ids or names.  Raises: not_found; forbidden."""
-    parents, others = ([find_own_job(state, one, caller) for one in told] for told in (job.after, job.after_any))
-    return {"after": tuple(parent.id for parent in parents), "after_any": tuple(parent.id for parent in others),
-            "pending_dependencies": tuple(dict.fromkeys([
-                *(parent.id for parent in parents if parent.status != COMPLETED),
-                *(parent.id for parent in others if parent.status not in FINAL)]))}
-
-
-def check_link_count(state: State, jobs: Sequence[Job]) -> None:
-    """Raises: queue_full, when the pending jobs and these would come after too many."""
-    asked = sum(len(job.after) + len(job.after_any) for job in jobs)
-    if not asked:
-        return
-    ids = {job.id for job in jobs}
-    total = asked + sum(len(job.after) + len(job.after_any) for job in state.pending.values() if job.id not in ids)
-    if total > MAX_LINKS:
-        raise NexusError("queue_full", f"the jobs that wait would come after {total} others in all; at most "
-                         f"{MAX_LINKS} are taken", "let one job come after all of a stage, and the next stage after it")
-
-
-def find_lost_parent(state: State, job: Job) -> Job | None:
-    """A job after which this one was to start, and which has failed or was cancelled."""
-    parents = [state.jobs[parent] for parent in job.after]
-    return next((parent for parent in parents if parent.status in (FAILED, CANCELLED)), None)
-
-
-def check_links(state: State, job: Job) -> None:
-    """Raises: conflict, when a pending job could never start after those that are named now."""
-    if lost := find_lost_parent(state, job):
-        raise NexusError("conflict", f"job {job.id} could never start: {describe_parent(lost)}",
-                         hint="--after-any: however that ended")
-    found, waiting = {*job.pending_dependencies}, [*job.pending_dependencies]
-    for parent in waiting:                      # it grows: their parents, and so on
-        if parent == job.id:
-            raise NexusError("conflict", f"job {job.id} would wait for itself", hint=f"nexus show {job.id}")
-        further = [one for one in state.jobs[parent].pending_dependencies if one not in found]
-        found.update(further)
-        waiting += further
-
-
-def check_status(job: Job, statuses: Container[str], rule: str, hints: Mapping[str, str] = {}) -> Job:
-    """Return the job if its status is one of `statuses`.  `hints`: {its status: what to do}.  Raises: conflict."""
-    if job.shown_status not in statuses:
-        raise NexusError("conflict", f"job {job.id} is {job.shown_status}{rule and '; '}{rule}",
-                         hints.get(job.shown_status, f"nexus show {job.id}"))
-    return job
-
-
-def check_priority(priority: int | None, caller: Caller) -> None:
-    """Users of one priority share the GPUs; only the owner may give a higher priority.  Raises: forbidden."""
-    if priority is not None and priority < PRIORITIES["normal"] and not caller.is_owner:
-        raise NexusError("forbidden", "only the owner of the service may give a priority above normal",
-                         hint="normal, low, or a number above 1")
-
-
 def file_hash(disk: Disk) -> str:
     return hash_code(read_bytes(disk, os.path.abspath(__file__)))
 
 
-# ==== 15. SERVER ==== ROUTES; handle(request) -> Response; authentication; Handler and Server, by http.server
+# ==== 18. SERVER ==== ROUTES; handle(request) -> Response; authentication; Handler and Server, by http.server
 # Api.handle() decides everything, with a request as a value.  localhost is no boundary: a caller is the owner if the
 # kernel says that the socket at the other end is the owner's, or with the owner's token.
 
@@ -14147,42 +14152,6 @@ def listen(host: str, port: int, offered: Mapping[str, socket.socket] = {},
             listener.close()
 
 
-def find_port(disk: Disk, layout: Layout, config: ServiceConfig) -> int | None:
-    """The port that the service must have: that of the configuration, else of the first start; None: it chooses one.
-
-    None is chosen where other machines call: they know it.  Raises: unavailable.
-    """
-    if is_given(config, "port") or not is_loopback(config.host):
-        return config.port
-    kept = guess_number((read_text(disk, layout.port_file) or "").strip())
-    return int(kept) if fits_alone(ServiceConfig.FIELDS["port"].schema, kept) else None
-
-
-def keep_port(disk: Disk, layout: Layout, config: ServiceConfig, port: int) -> None:
-    """Have the same one at each start, if it was chosen.  Raises: unavailable."""
-    if find_port(disk, layout, config) is None:
-        write_atomic(disk, layout.port_file, [f"{port}\n"])
-
-
-def open_port(disk: Disk, layout: Layout, config: ServiceConfig, act: Callable[[int], T]) -> T:
-    """act(port), which listens there: on the port that the service must have, or else on the first that is free.
-
-    Raises: conflict, with what chooses another one; as `act`.
-    """
-    port = find_port(disk, layout, config)
-    for each in PORTS if port is None else (port,):
-        try:
-            return act(each)
-        except NexusError as error:
-            if error.kind != "conflict" or is_given(config, "port") or not is_loopback(config.host):
-                raise
-            refusal = error
-    if port is None:
-        raise NexusError("conflict", f"all ports from {PORTS[0]} to {PORTS[-1]} are in use", refusal.hint)
-    raise NexusError("conflict", refusal.message,
-                     hint=f"rm {quote(layout.port_file)} has the next start choose another one")
-
-
 def listen_on(address: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return socket.create_server((address, port), family=family, backlog=1024,
@@ -14354,6 +14323,45 @@ def read_credentials(connection: socket.socket) -> tuple[int, int]:
     """(pid, uid) of the process that connected a Unix socket, or that listens at its other end.  Source: unix(7)."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)      # pid, uid, gid
     return int.from_bytes(credentials[:4], sys.byteorder), int.from_bytes(credentials[4:8], sys.byteorder)
+
+
+# ==== 19. START ==== how a service starts: its port, TLS, token, log, lock; serve(); and how an agent does: run_agent()
+
+
+def find_port(disk: Disk, layout: Layout, config: ServiceConfig) -> int | None:
+    """The port that the service must have: that of the configuration, else of the first start; None: it chooses one.
+
+    None is chosen where other machines call: they know it.  Raises: unavailable.
+    """
+    if is_given(config, "port") or not is_loopback(config.host):
+        return config.port
+    kept = guess_number((read_text(disk, layout.port_file) or "").strip())
+    return int(kept) if fits_alone(ServiceConfig.FIELDS["port"].schema, kept) else None
+
+
+def keep_port(disk: Disk, layout: Layout, config: ServiceConfig, port: int) -> None:
+    """Have the same one at each start, if it was chosen.  Raises: unavailable."""
+    if find_port(disk, layout, config) is None:
+        write_atomic(disk, layout.port_file, [f"{port}\n"])
+
+
+def open_port(disk: Disk, layout: Layout, config: ServiceConfig, act: Callable[[int], T]) -> T:
+    """act(port), which listens there: on the port that the service must have, or else on the first that is free.
+
+    Raises: conflict, with what chooses another one; as `act`.
+    """
+    port = find_port(disk, layout, config)
+    for each in PORTS if port is None else (port,):
+        try:
+            return act(each)
+        except NexusError as error:
+            if error.kind != "conflict" or is_given(config, "port") or not is_loopback(config.host):
+                raise
+            refusal = error
+    if port is None:
+        raise NexusError("conflict", f"all ports from {PORTS[0]} to {PORTS[-1]} are in use", refusal.hint)
+    raise NexusError("conflict", refusal.message,
+                     hint=f"rm {quote(layout.port_file)} has the next start choose another one")
 
 
 def load_tls(config: ServiceConfig) -> ssl.SSLContext | None:
@@ -14645,7 +14653,7 @@ def refuse_elsewhere(disk: Disk, layout: Layout, running: Mapping[str, Any]) -> 
         raise describe_other_machine(machine, f"{layout.service_file} says so", f"rm {layout.service_file}")
 
 
-# ==== 16. CLIENT ==== the Python API; one transport; finds, checks and starts the service
+# ==== 20. CLIENT ==== the Python API; one transport; finds, checks and starts the service
 # This machine's service is reached by its socket in the home, which only its owner can open.  Before anything is sent
 # to it, or to a NEXUS_URL on this machine, the kernel is asked whose program listens there: another user's gets
 # nothing.  Safe requests are repeated while the service restarts.
@@ -15260,7 +15268,7 @@ def check_as_service(layout: Layout, environ: Mapping[str, str], argv: Sequence[
                          f"{format_line(words[-1] if words else 'it says nothing', 300)}", hint="try it: nexus serve")
 
 
-# ==== 17. COMMANDS ==== one function for each subcommand: (call) -> exit code; None is 0
+# ==== 21. COMMANDS ==== one function for each subcommand: (call) -> exit code; None is 0
 # Data goes to stdout, messages to stderr.  The COMMANDS table in the next section says what each command takes.
 
 
@@ -16989,7 +16997,7 @@ def install_boot(call: Call, home: str, program: str) -> None:
              "instead of at your first login, and lets it and the jobs outlive your logout")
 
 
-# ==== 18. ARGUMENTS, MAIN ==== argparse from the COMMANDS table; main(argv, environ, out, err) -> exit code
+# ==== 22. ARGUMENTS, MAIN ==== argparse from the COMMANDS table; main(argv, environ, out, err) -> exit code
 
 
 JSON_OPTION = argument("--json", action="store_true", help="print JSON")
@@ -17250,7 +17258,7 @@ def entry() -> int:
     return code
 
 
-# ==== 19. PAGE ==== the page at GET /, one string of HTML, CSS and JavaScript
+# ==== 23. PAGE ==== the page at GET /, one string of HTML, CSS and JavaScript
 # It is a client of the API as any other: it has no data of its own, and asks for a token where the API does.  Every
 # text reaches the document as a text node, and the answer's Content-Security-Policy lets nothing run but this script.
 

@@ -1,4 +1,4 @@
-"""Section 16: Client as the Python API, and what it does when the service goes away or is not ours."""
+"""Section 20: Client as the Python API, and what it does when the service goes away or is not ours."""
 
 import contextlib
 import http.server

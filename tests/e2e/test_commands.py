@@ -1,4 +1,4 @@
-"""Section 17: each subcommand, as its user sees it.  Data on stdout, words on stderr."""
+"""Section 21: each subcommand, as its user sees it.  Data on stdout, words on stderr."""
 
 import datetime
 import functools

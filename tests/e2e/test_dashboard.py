@@ -1,4 +1,4 @@
-"""Section 15: the page in a real browser (Debian's chromium), before a real service."""
+"""Section 23: the page in a real browser (Debian's chromium), before a real service."""
 
 import contextlib
 import hashlib

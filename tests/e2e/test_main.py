@@ -1,4 +1,4 @@
-"""Section 18: main(argv, environ, out, err) -> exit code; and the file as a program in strange surroundings."""
+"""Section 22: main(argv, environ, out, err) -> exit code; and the file as a program in strange surroundings."""
 
 import importlib.util
 import os

@@ -1,4 +1,4 @@
-"""Section 14: routes and who may call them, as a function; then the same through sockets and curl."""
+"""Section 18: routes and who may call them, as a function; then the same through sockets and curl."""
 
 import contextlib
 import errno

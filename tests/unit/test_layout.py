@@ -12,7 +12,7 @@ SOURCE = pathlib.Path(nexus.__file__).read_text(encoding="utf-8")
 TREE = ast.parse(SOURCE)
 SECTIONS = ["ERRORS", "TEXT", "SCHEMA", "MODEL", "FORMATS", "SCHEDULER", "VIEWS",
             "CLOCK", "DISK", "MACHINE", "RUNNER",
-            "STORE", "BACKENDS", "SERVICE", "SERVER",
+            "STORE", "HOST", "SLURM", "NODES", "OUTCOMES", "SERVICE", "SERVER", "START",
             "CLIENT", "COMMANDS", "ARGUMENTS, MAIN", "PAGE"]
 BANNERS = [(SOURCE[: match.start()].count("\n") + 1, int(match[1]), match[2])
            for match in re.finditer(r"^# ==== (\d+)\. ([A-Z, ]+) ====", SOURCE, re.MULTILINE)]
@@ -144,7 +144,7 @@ def test_values_use_no_clock_disk_process_socket_environment_or_randomness():
             assert len(node.args) >= PURE_OF_TIME[node.func.attr], f"line {node.lineno}: it asks the clock"
 
 
-# Files: sections 9 to 15 reach them by the operations of Disk, so that a test or a simulation can have a disk of its own
+# Files: sections 9 to 19 reach them by the operations of Disk, so that a test or a simulation can have a disk of its own
 
 FILE_CALLS = {"access", "chmod", "chown", "close", "dup", "fchmod", "fchown", "fdatasync", "fdopen", "fstat", "fsync", "ftruncate", "link",
               "listdir", "lseek", "lstat", "makedirs", "mkdir", "mkfifo", "open", "pread", "pwrite", "read", "readlink", "remove",
@@ -177,7 +177,7 @@ def file_calls(node, scope=""):
 
 
 def test_files_are_reached_through_disk():
-    first, last = [SECTIONS.index(name) + 1 for name in ("DISK", "SERVER")]
+    first, last = [SECTIONS.index(name) + 1 for name in ("DISK", "START")]
     calls = [each for each in file_calls(TREE) if first <= section_of(each[2]) <= last]
     assert [f"line {line}: {name} calls {call}" for name, call, line in calls if name not in OTHER_FILES] == []
     assert OTHER_FILES.keys() == {name for name, _, _ in calls}, "who needs no row any more has none"
