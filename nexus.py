@@ -5490,10 +5490,10 @@ class Backoff:
 
     def __init__(self, first_s: float, most_s: float) -> None:
         self.first_s, self.most_s = first_s, most_s
-        self.why: Any = None
         self.succeed()
 
     def succeed(self) -> None:
+        self.why: Any = None                                # of the last failure; None: the last try was a success
         self.rest_s, self.until = 0.0, float("-inf")
 
     def fail(self, now: float, why: Any = True) -> None:
@@ -10093,7 +10093,7 @@ class SlurmBackend(Backend):
             raise
         fault, hint = read_refusal(words)
         if slurm_id:
-            self.refused = Backoff(*HOLD_S)
+            self.refused.succeed()
             self.hurry()
             return News({"slurm_id": slurm_id})
         if fault in ("config", "limit"):                    # Slurm would refuse the others too: this job waits

@@ -1641,6 +1641,21 @@ def test_slurm_has_what_nobody_wants_any_more(cluster):
     assert (w.job(ids[0]).status, w.job(ids[0]).current.cause) == ("cancelled", "killed")
 
 
+def test_health_is_good_again_when_slurm_takes_jobs_again(cluster):
+    w = cluster
+    first = w.add()
+    w.go()
+    w.slurm.answer = lambda: "invalid partition specified: nope"
+    second = w.add()
+    w.go()
+    assert not w.service.health.check()["is_healthy"]
+    w.service.admission.cancel(nexus.Choice([second], (nexus.PENDING,)), ANN)
+    result_of(w, first, 0)
+    w.slurm.set(w.job(first).current.slurm_id, "COMPLETED")
+    w.go(3)
+    assert w.service.health.check()["is_healthy"] and w.service.views.status()["slurm"]["trouble"] is None
+
+
 def test_slurm_takes_only_so_many(cluster):
     w = cluster
 
