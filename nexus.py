@@ -9298,14 +9298,18 @@ class HostedJob:
         self.ending_since, self.is_stopped, self.next_look_at = now, is_stopped, now
         self.first_pids, self.signaled = set(), set()
 
+    def follow_stop(self, now: float) -> None:
+        """Begin to end its processes, once its command has ended or it must stop."""
+        is_stopped = bool(self.job.current.stop_cause)
+        if self.must_end() and (self.ending_since is None or (is_stopped and not self.is_stopped)):
+            self.begin_ending(now, is_stopped)
+
+    def must_end(self) -> bool:
+        return not (self.is_over or self.requeue) and bool(self.job.current.stop_cause or self.result)
+
     def is_due(self, now: float) -> bool:
         """Whether its processes must be looked at, as they are to end."""
-        is_stopped = bool(self.job.current.stop_cause)
-        if self.is_over or self.requeue or not (is_stopped or self.result):
-            return False
-        if self.ending_since is None or (is_stopped and not self.is_stopped):
-            self.begin_ending(now, is_stopped)
-        return now >= self.next_look_at
+        return self.must_end() and now >= self.next_look_at
 
     def end(self, members: Sequence[Process], now: float) -> None:
         """End what must end of its processes.  `members`: all of them."""
@@ -9469,6 +9473,8 @@ class JobHost:
         for one in hosted:
             if is_time or one.job.id in gone:
                 self.run_guarded(f"looking at job {one.job.id}", one.check, one.job.id in gone)
+        for one in hosted:
+            one.follow_stop(now)
         self.end_processes([one for one in hosted if one.is_due(now)], now)
         return [(job, one.progress) for job, one in zip(jobs, hosted)]
 
