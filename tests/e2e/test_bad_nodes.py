@@ -505,8 +505,8 @@ def test_a_node_that_replies_at_once_leaves_time_to_the_service(away):
     w.service.tick_s = 0.2                          # what each of its replies costs
     replies = file.with_name("replies")
     size, began = replies.stat().st_size, time.monotonic()
-    live.until(lambda: replies.stat().st_size >= size + 6, "six replies")
-    assert time.monotonic() - began >= 4 * 2 * 0.2
+    live.until(lambda: replies.stat().st_size >= size + 10, "ten replies")
+    assert time.monotonic() - began >= 4 * 2 * 0.2          # some may answer questions of before
 
 
 def test_a_node_is_told_of_no_directory_that_is_not_for_its_jobs(bad):
