@@ -1416,7 +1416,8 @@ complete() {
   echo "${COMPREPLY[@]}"
 }
 """
-ZSH = """PS1=
+ZSH = """stty kill undef         # before zsh reads a line, the terminal itself would drop what is typed ahead
+PS1=
 fpath+=("$XDG_DATA_HOME/zsh/site-functions")
 autoload -Uz compinit
 compinit -u -D
