@@ -356,7 +356,7 @@ SLICE_PLACE = r"[0-9]{1,4}\.[0-9]{1,2}"     # of MIG slice 1 of card 0: 0.1
 
 
 def sort_gpu_ids(ids: Iterable[int | str]) -> tuple[int | str, ...]:
-    return tuple(sorted(set(ids), key=lambda one: (float(one), str(one))))
+    return tuple(sorted(set(ids), key=lambda gpu_id: (float(gpu_id), str(gpu_id))))
 
 
 def parse_indices(text: str) -> tuple[int | str, ...]:
@@ -520,8 +520,8 @@ def keep(row: Field, fact: Any, name: str) -> Any:
 
 def parse_field(row: Field, text: str, name: str) -> Any:
     """The value of a text from the command line or a file.  Raises: usage."""
-    is_number = not row.text and row.schema.get("type") in ("integer", "number")
-    return keep(row, check(row.text or row.schema, guess_number(text) if is_number else text, name), name)
+    has_number = not row.text and row.schema.get("type") in ("integer", "number")
+    return keep(row, check(row.text or row.schema, guess_number(text) if has_number else text, name), name)
 
 
 def fits_alone(schema: Schema, given: Any) -> bool:
@@ -1468,13 +1468,13 @@ def change_attempt(job: Job, **facts: Any) -> Put:
 MAX_NOTES = 20                  # of an attempt: the last ones
 
 
-def add_notes(known: tuple[str, ...], told: Sequence[str]) -> tuple[str, ...]:
-    """The notes of an attempt, with those that are new; `known` itself when none is, however often they are told."""
+def add_notes(before: tuple[str, ...], told: Sequence[str]) -> tuple[str, ...]:
+    """The notes of an attempt, with those that are new; `before` itself when none is, however often they are told."""
     latest = list(dict.fromkeys(map(cut_words, told[-MAX_NOTES:])))
-    new = [note for note in latest if note not in known]
-    if len(known) + len(new) <= MAX_NOTES or not new:
-        return (*known, *new)
-    return (*(note for note in known if note not in latest), *latest)[-MAX_NOTES:]
+    new = [note for note in latest if note not in before]
+    if len(before) + len(new) <= MAX_NOTES or not new:
+        return (*before, *new)
+    return (*(note for note in before if note not in latest), *latest)[-MAX_NOTES:]
 
 
 def change_status(job: Job, status: str, now: float, **facts: Any) -> Put:
@@ -1644,15 +1644,15 @@ def split_days(begin: float, end: float) -> Iterator[tuple[str, float]]:
 
 def list_runs(job: Job, now: float) -> list[tuple[float, float]]:
     """When its attempts that ran began and ended, or when it is now; nothing of it lies in the future."""
-    runs = [(one.started_at, min(now, now if one.finished_at is None else one.finished_at))
-            for one in job.attempts if one.started_at is not None]
+    runs = [(attempt.started_at, min(now, now if attempt.finished_at is None else attempt.finished_at))
+            for attempt in job.attempts if attempt.started_at is not None]
     return [(min(begin, end), end) for begin, end in runs]
 
 
 def measure_run(job: Job, seconds: float, status: str = "") -> UsageSums:
     """What a job uses in so many seconds.  `status`: its last one, if it ended then."""
     gpu_seconds, cpu_job_seconds = (seconds * job.gpus, 0.0) if job.gpus else (0.0, seconds)
-    return UsageSums(gpu_seconds, cpu_job_seconds, *(int(status == one) for one in FINAL))
+    return UsageSums(gpu_seconds, cpu_job_seconds, *(int(status == final) for final in FINAL))
 
 
 def split_usage(job: Job, now: float) -> dict[str, UsageSums]:
@@ -1663,7 +1663,8 @@ def split_usage(job: Job, now: float) -> dict[str, UsageSums]:
     for begin, end in list_runs(job, now):
         for day, seconds in split_days(max(begin, oldest), end):
             seconds_of[day] = seconds_of.get(day, 0.0) + seconds
-    return {one: measure_run(job, seconds, job.status if one == day else "") for one, seconds in seconds_of.items()}
+    return {day_of: measure_run(job, seconds, job.status if day_of == day else "") for day_of,
+            seconds in seconds_of.items()}
 
 
 def find_period(period: str, today: str) -> str:
@@ -1758,9 +1759,9 @@ def walk_queue(state: State, classes: dict[Any, list[QueueItem]],
     import heapq
     # {user: a heap of (is it preemptible, *queue_key, id, place in its class, class)}
     heads: dict[str, list[tuple[Any, ...]]] = {}
-    for one, ((key, job_id), *_) in classes.items():
+    for queue_class, ((key, job_id), *_) in classes.items():
         job = state.jobs[job_id]
-        heads.setdefault(job.user, []).append((job.preemptible, *key, job_id, 0, one))
+        heads.setdefault(job.user, []).append((job.preemptible, *key, job_id, 0, queue_class))
     for heap in heads.values():
         heapq.heapify(heap)
 
@@ -1770,12 +1771,12 @@ def walk_queue(state: State, classes: dict[Any, list[QueueItem]],
 
     while heads:
         user = next(iter(heads)) if len(heads) == 1 else min(heads, key=find_turn)
-        preemptible, *_, job_id, at, one = heads[user][0]
-        yield one, state.jobs[job_id]
-        items = classes.get(one, [])
+        preemptible, *_, job_id, at, queue_class = heads[user][0]
+        yield queue_class, state.jobs[job_id]
+        items = classes.get(queue_class, [])
         if at + 1 < len(items):
             key, job_id = items[at + 1]
-            heapq.heapreplace(heads[user], (preemptible, *key, job_id, at + 1, one))
+            heapq.heapreplace(heads[user], (preemptible, *key, job_id, at + 1, queue_class))
         else:
             heapq.heappop(heads[user])
             if not heads[user]:
@@ -2229,7 +2230,7 @@ def decode_row(table: str, key: str, given: Any) -> Any:
     if name != key:
         raise ValueError(f"its name is {name}")
     if isinstance(row, Job) and row.status == PENDING and any(
-            one.slurm_key is not None and one.finished_at is None for one in row.attempts[-1:]):
+            attempt.slurm_key is not None and attempt.finished_at is None for attempt in row.attempts[-1:]):
         return replace(row, status=SUBMITTED)           # older ones had no word for what is in Slurm's queue
     return row
 
@@ -2261,8 +2262,8 @@ def list_unknown(row: Any, given: Any) -> Iterator[str]:
             else:
                 yield name
     elif isinstance(row, tuple):
-        for one, fact in zip(row, given):
-            yield from list_unknown(one, fact)
+        for kind, fact in zip(row, given):
+            yield from list_unknown(kind, fact)
 
 
 def encode_transaction(seq: int, changes: Iterable[Put]) -> str:
@@ -2419,10 +2420,10 @@ def parse_reading(cell: str | None) -> float | None:
     return float(match[1]) if match else None
 
 
-def parse_gpus(text: str, fields: Sequence[str], known: Mapping[str, int]) -> tuple[list[Gpu], list[str]]:
+def parse_gpus(text: str, fields: Sequence[str], earlier: Mapping[str, int]) -> tuple[list[Gpu], list[str]]:
     """(GPUs, messages) of a --query-gpu reply.
 
-    `known`: {uuid: index} of earlier replies.  A lost GPU may show its fault in place of its index.
+    `earlier`: {uuid: index} of earlier replies.  A lost GPU may show its fault in place of its index.
     """
     rows, messages = parse_csv_rows(text, fields)
     gpus = list[Gpu]()
@@ -2430,7 +2431,7 @@ def parse_gpus(text: str, fields: Sequence[str], known: Mapping[str, int]) -> tu
         fault = next((cell[1:-1] for name, cell in row.items()
                       if cell in FAULT_CELLS or (cell == "[Unknown Error]" and name in NEEDED_FIELDS)), None)
         uuid = row.get("uuid", "")
-        index = int(row["index"]) if is_number(row.get("index", ""), "Index") else known.get(uuid)
+        index = int(row["index"]) if is_number(row.get("index", ""), "Index") else earlier.get(uuid)
         if index is None:
             messages.append(", ".join(row.values()))
             continue
@@ -2458,11 +2459,11 @@ def drop_doubles(gpus: Iterable[Gpu]) -> list[Gpu]:
     return kept
 
 
-def cut_cards(gpus: Sequence[Gpu], known: Iterable[Gpu], listing: str, report: str, error: str) -> list[Gpu]:
+def cut_cards(gpus: Sequence[Gpu], earlier: Iterable[Gpu], listing: str, report: str, error: str) -> list[Gpu]:
     """The GPUs with MIG slices in place of the cards that are cut.  A card in MIG mode without slices stays.
 
     `listing` is of `nvidia-smi -L`, which has UUIDs; `report` of `nvidia-smi -q -x`, which has memory and processes.
-    `error`: why there is no report.  If a card cannot be read, the slices `known` of it get a fault.
+    `error`: why there is no report.  If a card cannot be read, the slices `earlier` of it get a fault.
     """
     import xml.etree.ElementTree as etree
     reports: dict[str | None, ElementTree.Element] = {}
@@ -2481,7 +2482,7 @@ def cut_cards(gpus: Sequence[Gpu], known: Iterable[Gpu], listing: str, report: s
         elif gpu.index in slices and gpu.uuid in reports:
             found += [cut_card(gpu, *one, reports[gpu.uuid]) for one in slices[gpu.index]] or [gpu]
         else:
-            before = [one for one in known if one.index == gpu.index and one.slice is not None] or [gpu]
+            before = [one for one in earlier if one.index == gpu.index and one.slice is not None] or [gpu]
             fault = error or "nvidia-smi -q -x does not tell its MIG slices"
             found += [forget_readings(one, fault=fault) for one in before]
     return found
@@ -2513,10 +2514,10 @@ def parse_visible_devices(text: str, gpus: Sequence[Gpu]) -> list[Gpu]:
     A number counts the cards that nvidia-smi shows, and means all slices of a card.  A UUID may be abbreviated.
     """
     found, cards = list[Gpu](), list(dict.fromkeys(gpu.index for gpu in gpus))
-    for entry in map(str.strip, text.split(",")):
-        numbers = cards[int(entry):int(entry) + 1] if is_number(entry) else []
+    for word in map(str.strip, text.split(",")):
+        numbers = cards[int(word):int(word) + 1] if is_number(word) else []
         named = [gpu for gpu in gpus if gpu.index in numbers or (
-            entry and not is_number(entry) and gpu.uuid.startswith(entry))]
+            word and not is_number(word) and gpu.uuid.startswith(word))]
         if not named or (len(named) > 1 and not numbers):
             break
         found += named
@@ -3261,16 +3262,16 @@ SBATCH_OPTIONS: Mapping[str, tuple[str, Callable[[re.Match[str]], list[str]]]] =
         for kind, ids in re.findall(r"after(ok|any):([\w:]+)", given[0])])}
 
 
-def describe_submitted(job: Job, seen: SlurmJob | None, trouble: str | None = None) -> str:
-    """Why a job that Slurm has waits.  `trouble`: why Slurm does not answer, or takes no job."""
+def describe_submitted(job: Job, seen: SlurmJob | None, error: str | None = None) -> str:
+    """Why a job that Slurm has waits.  `error`: why Slurm does not answer, or takes no job."""
     if job.current.slurm_id is None:
         where = "it is being submitted to Slurm" if not job.current.stop_cause else "it is taken out of Slurm's queue"
     else:
         where = f"Slurm has it as {job.current.slurm_id}"
         reason = seen.state if seen and seen.state not in SLURM_WAITING else seen.reason.strip("()") if seen else ""
-        if not trouble and reason not in ("", "None"):
+        if not error and reason not in ("", "None"):
             return f"{where}: {reason}"
-    return f"{where}; {trouble}" if trouble else where
+    return f"{where}; {error}" if error else where
 
 
 # ==== 6. SCHEDULER ==== what to do next, decided from values alone
@@ -3479,12 +3480,12 @@ def find_never(job: Job, machines: Mapping[str, Sequence[Gpu]]) -> Reason | None
          lambda gpu: job.gpu_ids is None or gpu.is_named(job.gpu_ids), f"; the indices are {indices}"),
         ("gpu_mem_mib", f" with {memory}", lambda gpu: (gpu.memory_total_mib or float("inf")) >= (job.gpu_mem_mib or 0),
          f"; the largest has {format_memory(max(sizes, default=0), 2)}"))
-    for field, words, fits, others in steps:
-        asked += words if getattr(job, field) else ""
+    for option, words, fits, others in steps:
+        asked += words if getattr(job, option) else ""
         machines = {name: list(filter(fits, there)) for name, there in machines.items()}
         most = max(map(len, machines.values()), default=0)
         if count > most:
-            return Reason("never", field, f"wants {asked}, {where} {most}{note}{others}")
+            return Reason("never", option, f"wants {asked}, {where} {most}{note}{others}")
     return None
 
 
@@ -3492,13 +3493,13 @@ class GpuCapacity:
     """A GPU while plan() assigns jobs: what is left of it, and for which job it is reserved."""
 
     def __init__(self, gpu: Gpu, held: Sequence[tuple[Job, int]], config: GpuConfig, now: float,
-                 closed: Reason | None = None) -> None:
-        """`held`: the running jobs there, each with its share.  `closed`: why the machine gets no job."""
+                 no_job: Reason | None = None) -> None:
+        """`held`: the running jobs there, each with its share.  `no_job`: why the machine gets no job."""
         jobs = [job for job, _ in held]
         self.gpu = gpu
         self.jobs = jobs                            # and those that start there now
         self.free = 100 - sum(share for _, share in held)                       # hundredths
-        self.reason = closed or find_gpu_reason(gpu, config, jobs)              # why it gets no further job
+        self.reason = no_job or find_gpu_reason(gpu, config, jobs)              # why it gets no further job
         self.is_reachable = self.reason is None or (bool(held) and self.reason.code == "resources")
         self.room_mib = find_room(gpu, jobs)
         self.most_mib = (gpu.memory_total_mib or 0) - find_foreign_memory(gpu, jobs)        # room after all jobs there
@@ -3526,13 +3527,13 @@ def find_end(job: Job, now: float) -> float:
 
 
 def list_capacities(running: Iterable[Job], gpus: Sequence[Gpu], config: GpuConfig, now: float,
-                    closed: Mapping[str, Reason | None]) -> list[GpuCapacity]:
-    """`closed`: {machine: why it gets no job}"""
+                    no_jobs: Mapping[str, Reason | None]) -> list[GpuCapacity]:
+    """`no_jobs`: {machine: why it gets no job}"""
     held: dict[str, list[tuple[Job, int]]] = {}
     for job in running:
         for uuid, share in zip(job.current.gpu_uuids, list_shares(job)):
             held.setdefault(uuid, []).append((job, share))
-    return [GpuCapacity(gpu, held.get(gpu.uuid, ()), config, now, closed.get(gpu.node)) for gpu in gpus]
+    return [GpuCapacity(gpu, held.get(gpu.uuid, ()), config, now, no_jobs.get(gpu.node)) for gpu in gpus]
 
 
 def may_run_on(job: Job, node: str) -> bool:
@@ -3594,24 +3595,24 @@ def choose_gpus(job: Job, capacities: Sequence[GpuCapacity], config: GpuConfig,
     and the GPUs of that attempt last.
     """
     def list_fitting(share: int) -> list[GpuCapacity]:
-        fitting = [one for one, why in list_verdicts(job, capacities, config, now, share) if not why]
-        return sorted(fitting, key=lambda one: (
-            float("inf") if one.gpu.slice is None else one.gpu.memory_total_mib or 0.0))
+        fitting = [capacity for capacity, why in list_verdicts(job, capacities, config, now, share) if not why]
+        return sorted(fitting, key=lambda capacity: (
+            float("inf") if capacity.gpu.slice is None else capacity.gpu.memory_total_mib or 0.0))
 
     shares = list_shares(job)
     chosen: list[GpuCapacity] = []
     if shares[-1] < 100:
-        chosen = sorted(list_fitting(shares[-1]), key=lambda one: (one.free, one.room_mib or 0))[:1]
+        chosen = sorted(list_fitting(shares[-1]), key=lambda capacity: (capacity.free, capacity.room_mib or 0))[:1]
         if not chosen:                          # a GPU that is all free may be for one process only
             return None
-    whole = [one for one in list_fitting(100) if one not in chosen]
+    whole = [capacity for capacity in list_fitting(100) if capacity not in chosen]
     if len(whole) + len(chosen) < len(shares):
         return None
     if job.exclusive:
         before = job.attempts[-1].gpu_uuids if job.attempts else ()
-        whole.sort(key=lambda one: (-(one.room_mib or 0), one.gpu.uuid in before))
+        whole.sort(key=lambda capacity: (-(capacity.room_mib or 0), capacity.gpu.uuid in before))
     elif job.gpu_mem_mib:
-        whole.sort(key=lambda one: one.room_mib or 0)
+        whole.sort(key=lambda capacity: capacity.room_mib or 0)
     return whole[: len(shares) - len(chosen)] + chosen
 
 
@@ -3624,20 +3625,21 @@ def reserve(job: Job, capacities: Sequence[GpuCapacity]) -> None:
     shares = list_shares(job)
     taken = {one.gpu.node for one in capacities if one.reserved_for and one.free > 0}
     usable: dict[str, list[GpuCapacity]] = {}       # {machine: GPUs that the job can have when their jobs have ended}
-    for one in capacities:
-        is_usable = one.is_reachable and one.reserved_for is None and one.most_mib >= (job.gpu_mem_mib or 0)
-        if is_usable and may_use(job, one.gpu):
-            usable.setdefault(one.gpu.node, []).append(one)
+    for capacity in capacities:
+        is_usable = capacity.is_reachable and capacity.reserved_for is None and capacity.most_mib >= (job.gpu_mem_mib
+                                                                                                      or 0)
+        if is_usable and may_use(job, capacity.gpu):
+            usable.setdefault(capacity.gpu.node, []).append(capacity)
     choices = [choose_emptiest(shares, there) for node, there in usable.items() if node not in taken and shares]
     reserved = min(filter(None, choices), default=[], key=lambda chosen: (
         max(one.ends_at for one in chosen), -sum(one.free for one in chosen)))
-    for one in reserved:
-        one.reserved_for, one.reserved_until = job.id, max(one.ends_at for one in reserved)
+    for capacity in reserved:
+        capacity.reserved_for, capacity.reserved_until = job.id, max(one.ends_at for one in reserved)
 
 
 def choose_emptiest(shares: Sequence[int], there: Iterable[GpuCapacity]) -> list[GpuCapacity]:
     """The GPUs for these shares that are expected to be free first; [] if there are not enough."""
-    ordered = sorted(there, key=lambda one: (-one.free, one.ends_at, one.gpu.index))
+    ordered = sorted(there, key=lambda capacity: (-capacity.free, capacity.ends_at, capacity.gpu.index))
     last = [one for one in ordered if shares[-1] == 100 or may_share(one.gpu)][:1]
     chosen = [one for one in ordered if one not in last][:len(shares) - 1] + last
     return chosen if last and len(chosen) == len(shares) else []
@@ -3677,8 +3679,8 @@ def preempt(job: Job, nodes: Sequence[str], running: list[Job], capacities: Sequ
 
 def list_preempted_from(node: str, capacities: Iterable[GpuCapacity]) -> list[GpuCapacity]:
     """The GPUs of a machine that preempting may free: kept for nobody, and without jobs that start now."""
-    return [one for one in capacities if one.gpu.node == node and one.reserved_for is None
-            and all(job.status == RUNNING for job in one.jobs)]
+    return [capacity for capacity in capacities if capacity.gpu.node == node and capacity.reserved_for is None
+            and all(job.status == RUNNING for job in capacity.jobs)]
 
 
 def list_preemptible(running: Iterable[Job]) -> list[Job]:
@@ -3799,21 +3801,21 @@ class Quotas:
     def count(self, job: Job) -> None:
         group, config = self.groups.get(job.group or ""), self.config
         most = group.limit if group else 0
-        for closed, name, limit, of, key in (
+        for full, name, limit, of, key in (
                 (self.closed_groups, job.group, most, f"of group {job.group} ", "its --max-concurrent"),
                 (self.closed_users, job.user, config.max_running_per_user, f"of {job.user} ", "max_running_per_user"),
                 (self.closed_users, None, config.max_running, "", "max_running")):
             count = self.counts[key, name] = self.counts.get((key, name), 0) + 1
             if limit and count >= limit:
-                jobs, run = format_count(limit, "job"), "runs" if limit == 1 else "run"
-                closed.setdefault(name, Reason("quota", name or key, f"{jobs} {of}{run}, as many as {key} allows"))
+                jobs, verb = format_count(limit, "job"), "runs" if limit == 1 else "run"
+                full.setdefault(name, Reason("quota", name or key, f"{jobs} {of}{verb}, as many as {key} allows"))
 
 
 class MachineCapacity:
     """What one machine can still take."""
 
-    def __init__(self, name: str, closed: Reason | None, cpu_slots: int, capacities: Iterable[GpuCapacity]) -> None:
-        self.name, self.closed = name, closed
+    def __init__(self, name: str, reason: Reason | None, cpu_slots: int, capacities: Iterable[GpuCapacity]) -> None:
+        self.name, self.closed = name, reason
         self.cpu_slots = self.free_slots = cpu_slots
         self.gpus = [one for one in capacities if one.gpu.node == name and one.free > 0 and one.reason is None]
         self.load = (0.0, 0.0, 0)                               # of the jobs there: expected seconds left, GPUs, count
@@ -3837,8 +3839,8 @@ class MachineCapacity:
         self.free_slots -= not job.gpus
 
     def take(self, job: Job, chosen: Sequence[GpuCapacity], now: float) -> None:
-        for one, share in zip(chosen, list_shares(job)):
-            one.take(job, share, now)
+        for capacity, share in zip(chosen, list_shares(job)):
+            capacity.take(job, share, now)
         self.gpus = [one for one in self.gpus if one.free > 0]
         self.count(job, job.expected_time or 0.0)
 
@@ -3846,13 +3848,13 @@ class MachineCapacity:
 class SlurmCapacity(MachineCapacity):
     """Slurm takes any job: jobs wait there for its GPUs.  One is submitted at a time, so that nexus's order holds."""
 
-    def __init__(self, state: State, closed: Reason | None, most: int) -> None:
+    def __init__(self, state: State, reason: Reason | None, most: int) -> None:
         there = sum(1 for job in state.live.values() if job.current.slurm_key)
         full = f"Slurm has {format_count(most, 'job')} of nexus, as many as [slurm] max_submitted allows"
-        super().__init__("", closed or (Reason("quota", "max_submitted", full) if there >= most else None), 0, ())
+        super().__init__("", reason or (Reason("quota", "max_submitted", full) if there >= most else None), 0, ())
 
     def place(self, job: Job, config: GpuConfig, now: float) -> Sequence[GpuCapacity] | Reason:
-        return find_slurm_obstacle(job) or self.closed or ()
+        return find_slurm_reason(job) or self.closed or ()
 
     def take(self, job: Job, chosen: Sequence[GpuCapacity], now: float) -> None:
         self.closed = Reason("resources", "slurm", "the job before it is being submitted to Slurm")
@@ -3866,7 +3868,7 @@ NOT_IN_SLURM = {                        # {field of a job that Slurm cannot carr
        for name in ("gpu_ids", "gpu_mem_mib", "cuda_arg")}}
 
 
-def find_slurm_obstacle(job: Job) -> Reason | None:
+def find_slurm_reason(job: Job) -> Reason | None:
     """Why Slurm can never run this job."""
     if job.gpus % 1:
         return Reason("never", "gpus", f"wants {format_gpus(job.gpus)}, and Slurm gives out whole ones")
@@ -3878,27 +3880,27 @@ def find_slurm_obstacle(job: Job) -> Reason | None:
 
 
 def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, now: float,
-         nodes: Sequence[NodeView] = (), hold: str = "") -> Plan:
+         nodes: Sequence[NodeView] = (), why: str = "") -> Plan:
     """Decide which pending jobs start now and where, and why the others wait.
 
     `gpus`: as last observed.  `error`: why this machine's readings are unreliable; none of its GPUs is assigned then.
-    `nodes`: the other machines.  `hold`: why nothing at all can start.  A job starts on the machine with the least load
+    `nodes`: the other machines.  `why`: why nothing at all can start.  A job starts on the machine with the least load
     of those that can take it now.
     """
     is_slurm = config.jobs.launcher == "slurm"
     views = [NodeView("", config.jobs.cpu_slots, error), *([] if is_slurm else nodes)]
     folders = {one.name: one.folders for one in views}
     place = "slurm" if is_slurm else ""
-    closed = {one.name: Reason("node-down", place or one.name, one.closed) if one.closed else None for one in views}
-    capacities = list_capacities(state.running.values(), gpus, config.gpu, now, closed)
+    reasons = {one.name: Reason("node-down", place or one.name, one.closed) if one.closed else None for one in views}
+    capacities = list_capacities(state.running.values(), gpus, config.gpu, now, reasons)
     quotas = Quotas(state, config.jobs)
-    planned = Plan((), {}, quotas, tuple(capacities), closed, folders,
-                   Reason("node-down", "", hold) if hold else find_pause(state))
+    planned = Plan((), {}, quotas, tuple(capacities), reasons, folders,
+                   Reason("node-down", "", why) if why else find_pause(state))
     if planned.hold:
         return planned
-    machines = {one.name: MachineCapacity(one.name, closed[one.name], one.cpu_slots, capacities) for one in views}
+    machines = {one.name: MachineCapacity(one.name, reasons[one.name], one.cpu_slots, capacities) for one in views}
     if is_slurm:
-        machines[""] = SlurmCapacity(state, closed[""], config.slurm.max_submitted)
+        machines[""] = SlurmCapacity(state, reasons[""], config.slurm.max_submitted)
     for job in state.running.values():
         if job.current.node in machines:
             machines[job.current.node].count(job, find_end(job, now) - now)
@@ -3910,13 +3912,13 @@ def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, n
     delays: list[float] = []
     used = count_use(state)
     classes = state.ready.copy()
-    for one, job in walk_queue(state, classes, used):
+    for queue_class, job in walk_queue(state, classes, used):
         if (job.begin_at or job.retry_at) and (delay_s := find_delay_s(job, now)):
             delays.append(delay_s)
             continue
         request = request_class(job)
         if quotas.check(job.group, job.user) or request in blocked:
-            del classes[one]
+            del classes[queue_class]
             continue
         open_to = [one for name, one in machines.items()
                    if is_slurm or (may_run_on(job, name) and not lacks_folder(job, folders[name]))]
@@ -3932,7 +3934,7 @@ def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, n
                 add_use(used, job)
                 continue
             blocked[request] = placed
-            del classes[one]
+            del classes[queue_class]
             since = job.status_history[-1][1] if job.status_history else job.created_at
             if now - since >= config.jobs.reserve_after_seconds:
                 reserve(job, capacities)
@@ -4062,11 +4064,11 @@ def describe_holders(job: Job, capacities: Sequence[GpuCapacity], config: GpuCon
     if not any(one.jobs for one in capacities):
         return ""
     counts: dict[str, int] = {}
-    for one in capacities:
-        others = [process.user or "somebody" for process in find_foreign(one.gpu, config)]
-        holders = list(dict.fromkeys([other.user for other in one.jobs] or others))
+    for capacity in capacities:
+        others = [process.user or "somebody" for process in find_foreign(capacity.gpu, config)]
+        holders = list(dict.fromkeys([other.user for other in capacity.jobs] or others))
         if holders:
-            is_own = one.jobs and holders == [reader] == [job.user]
+            is_own = capacity.jobs and holders == [reader] == [job.user]
             words = "your own jobs" if is_own else " and ".join(holders)
             counts[words] = counts.get(words, 0) + 1
     return ", ".join(f"{count} by {words}" for words, count in counts.items()).replace(" by", " taken by", 1)
@@ -4106,13 +4108,13 @@ def explain_shortage(job: Job, planned: Plan, config: GpuConfig, now: float, rea
     never = find_never(job, machines) or find_unshared(job, [gpu for gpus in machines.values() for gpu in gpus])
     if never and not is_unknown and not lacking:
         return never
-    closed = [why.detail for why in map(planned.machines.get, machines) if why]
-    verdicts = [(one, why) for one, why in list_verdicts(job, planned.gpus, config, now)
-                if not planned.machines.get(one.gpu.node)]
+    details = [why.detail for why in map(planned.machines.get, machines) if why]
+    verdicts = [(capacity, why) for capacity, why in list_verdicts(job, planned.gpus, config, now)
+                if not planned.machines.get(capacity.gpu.node)]
     total, free = len(verdicts), sum(why is None for _, why in verdicts)
     only = verdicts[0][1] if total == 1 else None
-    others = [f"GPU {one.gpu.place} {why.detail}"       # what no job can change
-              for one, why in verdicts if why and why.subject == one.gpu.place and not only]
+    others = [f"GPU {capacity.gpu.place} {why.detail}"  # what no job can change
+              for capacity, why in verdicts if why and why.subject == capacity.gpu.place and not only]
     nodes = [name for name in machines if not planned.machines[name]]
     preemption = describe_preemption(job, planned, nodes, config, now)
     note = describe_slices(job, (one.gpu for one in planned.gpus))
@@ -4123,7 +4125,7 @@ def explain_shortage(job: Job, planned: Plan, config: GpuConfig, now: float, rea
     if only:
         first = f"GPU {verdicts[0][0].gpu.place} {only.detail}"
     return replace(only or SHORTAGE, detail="; ".join([
-        *([first] if total else []), *filter(None, [preemption]), *list_some(others, 2), *closed, *excluded_nodes]))
+        *([first] if total else []), *filter(None, [preemption]), *list_some(others, 2), *details, *excluded_nodes]))
 
 
 # What becomes of a job whose attempt has ended
@@ -4314,8 +4316,8 @@ def match_slurm_jobs(live: Iterable[Job], jobs: Sequence[SlurmJob]) -> dict[str 
     return {key: one for key, one in pairs if key and one}
 
 
-def decide(seen: SlurmJob | None, claim: Claim | None, result: Result | None, over_s: float, line: str,
-           folder: str) -> News | None:
+def judge_slurm_end(seen: SlurmJob | None, claim: Claim | None, result: Result | None, over_s: float, line: str,
+                    folder: str) -> News | None:
     """What became of a job that has been over, or unknown to Slurm, for `over_s` seconds; None: too early to say.
 
     `claim`: of its attempt; a service's keeps its job.sh from beginning.  `line`: the most telling line of slurm.log.
@@ -4360,7 +4362,7 @@ def make_slurm_end(seen: SlurmJob | None, claim: Claim | None, result: Result | 
 GROUP_FAILURES = 3              # a group is held if this many of its first jobs all fail soon
 
 
-def count_group_end(group: Group, status: str, cause: str | None, is_soon: bool, line: str, has_pending: bool) -> Group:
+def count_group_end(group: Group, status: str, cause: str | None, is_soon: bool, line: str, has_more: bool) -> Group:
     """The group after one of its jobs has ended.  If the first GROUP_FAILURES jobs all fail soon, the rest is held."""
     if group.failures < 0 or group.hold or cause in ("killed", "dependency"):
         return group
@@ -4371,7 +4373,7 @@ def count_group_end(group: Group, status: str, cause: str | None, is_soon: bool,
         return replace(group, failures=failures)
     hold = (f"its first {failures} jobs failed soon after their start, the last with: {line} "
             f"(fix the error, then: nexus resume --group {group.name})")
-    return replace(group, failures=0, hold=hold if has_pending else None)
+    return replace(group, failures=0, hold=hold if has_more else None)
 
 
 class Ended(Value):
@@ -4458,11 +4460,11 @@ def know_run_times(jobs: Iterable[Job], finished: Iterable[Job]) -> dict[str, fl
         if job.status == COMPLETED and job.current.runtime_seconds is not None:
             past.setdefault(("command", job.command), []).append(job.current.runtime_seconds)
             past.setdefault(("group", job.group), []).append(job.current.runtime_seconds)
-    known: dict[str, float | None] = {}
+    run_times: dict[str, float | None] = {}
     for job in jobs:
         like = past.get(("command", job.command)) or (past.get(("group", job.group)) if job.group else None)
-        known[job.id] = statistics.median(like[-100:]) if like and job.expected_time is None else job.expected_time
-    return known
+        run_times[job.id] = statistics.median(like[-100:]) if like and job.expected_time is None else job.expected_time
+    return run_times
 
 
 # ==== 7. VIEWS ==== values to what people and programs read: JSON of the API, tables, the coloured snapshot
@@ -4620,8 +4622,8 @@ def job_json(job: Job, now: float, node: str | None, **known: Any) -> dict[str, 
         **fields_json(job), **current, "attempt": job.attempt, **place_json(job, node),
         "gpu_index": last.gpu_indices[0] if last.gpu_indices else None,
         "stopping": None if job.status in FINAL else last.stop_cause,
-        "attempts": [current if one is last else attempt_json(one, now)
-                     for one in job.attempts if one.started_at is not None],
+        "attempts": [current if attempt is last else attempt_json(attempt, now)
+                     for attempt in job.attempts if attempt.started_at is not None],
         "status_history": [[status, format_time(at)] for status, at in job.status_history],
         "unknown_since": None, "idle_since": None, "rss_mib": None, "cpu_percent": None, "unrecorded": None,
         **known}
@@ -4656,12 +4658,12 @@ class JobTexts:
 
     def format(self, job: Job, planned: Mapping[str, Any], most: int) -> str:
         """`planned`: its PLANNED_JOB_KEYS.  `most`: how many texts are kept."""
-        known = self.kept.get(job.id)
-        if known is None or known[0] is not job:
+        kept = self.kept.get(job.id)
+        if kept is None or kept[0] is not job:
             if len(self.kept) >= most:                      # also of jobs that are forgotten
                 self.forget()
-            known = self.kept[job.id] = job, *self.format_lasting(job)
-        _, own, others = known
+            kept = self.kept[job.id] = job, *self.format_lasting(job)
+        _, own, others = kept
         shown = hide_private(planned, PUBLIC_JOB_KEYS) if self.is_public else planned
         return f"{{{encode_json(shown)[1:-1]},{own}{others}}}"
 
@@ -4708,26 +4710,26 @@ def submitted_json(job: Mapping[str, Any], node_numbers: Mapping[str | None, int
             "project_id": labels.get("project_id"), **pick(job, SUBMITTED_KEYS)}
 
 
-def gpu_json(gpu: Gpu, state: State, config: GpuConfig, trouble: str | None, node: str = "",
-             closed: str | None = None) -> dict[str, Any]:
+def gpu_json(gpu: Gpu, state: State, config: GpuConfig, error: str | None, node: str = "",
+             unavailable: str | None = None) -> dict[str, Any]:
     """A GPU as GET /status shows it.
 
-    `trouble`: why its machine's readings are unreliable; `closed`: why that machine gets no job.
+    `error`: why its machine's readings are unreliable; `unavailable`: why that machine gets no job.
     """
     held = [(job, share) for job in state.running.values()
             for uuid, share in zip(job.current.gpu_uuids, list_shares(job)) if uuid == gpu.uuid]
     jobs, job_ids = [job for job, _ in held], [job.id for job, _ in held]
     foreign, unseen, why = find_foreign(gpu, config), find_unseen(gpu, jobs, config), find_gpu_reason(gpu, config, jobs)
-    users, obstacle = describe_users(foreign, unseen) if foreign or unseen else None, why.detail if why else closed
-    states = (("Unknown", trouble), ("Fault", gpu.fault), ("Paused", gpu.is_paused), ("Busy", jobs),
-              ("Available", not obstacle), ("In use", users), ("Unavailable", True))
+    users, not_now = describe_users(foreign, unseen) if foreign or unseen else None, why.detail if why else unavailable
+    states = (("Unknown", error), ("Fault", gpu.fault), ("Paused", gpu.is_paused), ("Busy", jobs),
+              ("Available", not not_now), ("In use", users), ("Unavailable", True))
     return {
         **fields_json(gpu), "node": node, "place": gpu.place,
         "memory_total": format_gb(gpu.memory_total_mib), "memory_used": format_gb(gpu.memory_used_mib),
         "job_id": job_ids[0] if job_ids else None, "job_ids": job_ids,
         "allocated": sum(share for _, share in held) / 100, "state": next(word for word, holds in states if holds),
-        "is_available": not (jobs or obstacle or trouble),
-        "unavailable": obstacle or (None if jobs or not trouble else "cannot be read"),
+        "is_available": not (jobs or not_now or error),
+        "unavailable": not_now or (None if jobs or not error else "cannot be read"),
         "used_by": None if gpu.fault or (gpu.is_paused and not jobs) else users,
         "processes": [fields_json(process) for process in gpu.processes]}
 
@@ -4882,17 +4884,17 @@ def show_idle(job: Json) -> str:
     return format_duration(max(0.0, (job["runtime_seconds"] or 0.0) - (idle_since - began_at)))
 
 
-def describe_host(host: Json) -> str:
+def describe_machine(machine: Json) -> str:
     """`CPU 12%, memory 31 of 64GB`."""
-    if host["memory_total_gb"] is None:
+    if machine["memory_total_gb"] is None:
         return "CPU and memory unknown: psutil is not installed"
-    memory = f"{format_known(host['memory_used_gb'], '')} of {format_known(host['memory_total_gb'], 'GB')}"
-    return f"CPU {format_known(host['cpu_percent'], '%', 0)}, memory {memory}"
+    memory = f"{format_known(machine['memory_used_gb'], '')} of {format_known(machine['memory_total_gb'], 'GB')}"
+    return f"CPU {format_known(machine['cpu_percent'], '%', 0)}, memory {memory}"
 
 
 def format_detailed(status: Json, health: Json, paint: Paint) -> str:
     """`nexus status --detailed`."""
-    bands, host = status["queued_by_priority"], status["host"]
+    bands, machine = status["queued_by_priority"], status["host"]
     lines = [
         paint("white", "nexus status"), "=" * 50, f"Version: {status['version']}",
         f"Status: {'paused' if status['is_paused'] else 'running'}",
@@ -4907,7 +4909,7 @@ def format_detailed(status: Json, health: Json, paint: Paint) -> str:
             f"  {node['name']}: {format_count(node['gpus'], 'GPU')}, {format_count(node['running_jobs'], 'job')}, "
             + paint("red" if node["unknown_since"] else "bright", describe_node_state(node))
             for node in status["nodes"])]
-    lines += ["", f"Host: {host['name']}, {describe_host(host)}",
+    lines += ["", f"Host: {machine['name']}, {describe_machine(machine)}",
               "", f"Active Jobs: {len(status['running_jobs'])}"]
     for job in status["running_jobs"]:
         memory = (f", memory {format_known(job['rss_mib'] and job['rss_mib'] / 1024, 'GB')}, "
@@ -5077,8 +5079,8 @@ def list_top(status: Json, waiting: Sequence[Json], more: int, groups: Sequence[
     def add_table(columns: Iterable[Column], rows: Sequence[Any], ids: Iterable[str]) -> None:
         shown.extend(zip(format_table(columns, rows, paint).split("\n"), ["", *ids]))
 
-    host = status["host"]
-    lines = [paint("white", f"{host['name']}  {describe_host(host)}"),
+    machine = status["host"]
+    lines = [paint("white", f"{machine['name']}  {describe_machine(machine)}"),
              paint("blue", f"Queue: {format_count(status['queued_jobs'], 'job')} pending ")
              + paint("yellow", "[PAUSED]" if status["is_paused"] else "[RUNNING]")
              + f"  {format_history(status)}",
@@ -5358,9 +5360,9 @@ OBJECTS = {                                     # {name: schema} of replies; tho
 
 def make_openapi(routes: Sequence[Any], version: str) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
-    for route in routes:
-        if route.summary:
-            paths.setdefault(route.pattern, {})[route.method.lower()] = make_operation(route)
+    for row in routes:
+        if row.summary:
+            paths.setdefault(row.pattern, {})[row.method.lower()] = make_operation(row)
     return {
         "openapi": "3.1.0",
         "info": {"title": "nexus", "version": version, "description": API_DESCRIPTION, "license": {"name": "MIT"}},
@@ -5372,19 +5374,19 @@ def make_openapi(routes: Sequence[Any], version: str) -> dict[str, Any]:
                 "bearer": {"type": "http", "scheme": "bearer", "description": "a token of nexus token create"}}}}
 
 
-def make_operation(route: Any) -> dict[str, Any]:
-    answer = {"description": route.summary, "content": make_content(route.answer)}
+def make_operation(endpoint: Any) -> dict[str, Any]:
+    answer = {"description": endpoint.summary, "content": make_content(endpoint.answer)}
     operation = {
-        "operationId": re.sub(r"\W+", "_", route.method.lower() + route.pattern).strip("_"),
-        "summary": route.summary + (" (the owner alone)" if route.access == "owner" else ""),
+        "operationId": re.sub(r"\W+", "_", endpoint.method.lower() + endpoint.pattern).strip("_"),
+        "summary": endpoint.summary + (" (the owner alone)" if endpoint.access == "owner" else ""),
         "parameters": [{
             "name": name, "in": row.place, "required": row.place == "path", "description": row.help,
             "schema": row.schema}
-            for name, row in route.parameters.items()],
-        "responses": {**{str(status): answer for status in route.statuses},
+            for name, row in endpoint.parameters.items()],
+        "responses": {**{str(status): answer for status in endpoint.statuses},
                       "default": {"$ref": "#/components/responses/Error"}}}
-    if route.body:
-        operation["requestBody"] = {"required": True, "content": make_content(route.body)}
+    if endpoint.body:
+        operation["requestBody"] = {"required": True, "content": make_content(endpoint.body)}
     return operation
 
 
@@ -5434,7 +5436,7 @@ def list_metrics(status: Json, health: Json,
     yield "nexus_jobs_finished_total", "Jobs that have ended; no cause for completed ones.", [
         ({"status": word, "cause": cause}, count) for (word, cause), count in end_counts.items()]
     yield "nexus_check_ok", "The checks of GET /health: 1 when well.", [
-        ({"check": check["name"]}, check["is_ok"]) for check in health["checks"]]
+        ({"check": row["name"]}, row["is_ok"]) for row in health["checks"]]
 
 
 def format_prometheus(metrics: Iterable[tuple[str, str, Samples]]) -> str:
@@ -5448,9 +5450,9 @@ def format_prometheus(metrics: Iterable[tuple[str, str, Samples]]) -> str:
 
 
 def format_health(health: Mapping[str, Any], paint: Paint) -> str:
-    lines = [f"{'ok  ' if check['is_ok'] else paint('red', 'BAD ')} {check['name']}"
-             f"{check['reading'] and ': '}{check['reading']}"
-             for check in health["checks"]]
+    lines = [f"{'ok  ' if row['is_ok'] else paint('red', 'BAD ')} {row['name']}"
+             f"{row['reading'] and ': '}{row['reading']}"
+             for row in health["checks"]]
     return paint.join([*lines, paint("green", "HEALTHY") if health["is_healthy"] else paint("red", "UNHEALTHY")])
 
 
@@ -5780,7 +5782,7 @@ def find_files(disk: Disk, prefix: str, ending: str = "") -> list[str]:
     return []
 
 
-class opened:
+class open_file:
     """`with opened(disk, path, flags) as handle:` the handle of a file.  Raises: OSError."""
 
     def __init__(self, disk: Disk, path: str, flags: int) -> None:
@@ -5795,7 +5797,7 @@ class opened:
 
 def read_whole(disk: Disk, path: str) -> bytes:
     """What is in a file.  A FIFO in its place does not block.  Raises: OSError."""
-    with opened(disk, path, os.O_RDONLY | os.O_NONBLOCK) as handle:
+    with open_file(disk, path, os.O_RDONLY | os.O_NONBLOCK) as handle:
         return b"".join(iter(lambda: disk.read(handle, 2**20), b""))
 
 
@@ -5823,7 +5825,7 @@ def read_job_file(disk: Disk, path: str) -> str | None:
     import stat
     with disk_errors("read", path):
         try:
-            with opened(disk, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW) as handle:
+            with open_file(disk, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW) as handle:
                 status = disk.stat(handle)
                 is_small = stat.S_ISREG(status.st_mode) and status.st_size <= JOB_FILE_BYTES
                 return disk.pread(handle, JOB_FILE_BYTES, 0).decode("utf-8", "replace") if is_small else ""
@@ -5918,7 +5920,8 @@ def join_blocks(pieces: Iterable[str]) -> Iterator[bytes]:
 
 
 @contextlib.contextmanager
-def written(disk: Disk, aside: str, pieces: Iterable[str], mode: int = 0o600, is_synced: bool = True) -> Iterator[str]:
+def write_aside(disk: Disk, aside: str, pieces: Iterable[str], mode: int = 0o600,
+                is_synced: bool = True) -> Iterator[str]:
     """Write a new file; it is removed unless it is renamed in the block.  Raises: OSError, unavailable."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
@@ -5946,7 +5949,7 @@ def write_atomic(disk: Disk, path: str, pieces: Iterable[str], mode: int = 0o600
     """Replace a file as a whole.  Raises: unavailable; then nothing has changed."""
     import threading
     with disk_errors("write", path):
-        with written(disk, f"{path}.{threading.get_native_id()}.tmp", pieces, mode, is_synced) as aside:
+        with write_aside(disk, f"{path}.{threading.get_native_id()}.tmp", pieces, mode, is_synced) as aside:
             disk.replace(aside, path)
         if is_synced:
             sync_folder(disk, os.path.dirname(path))
@@ -5985,7 +5988,7 @@ def write_if_changed(disk: Disk, path: str, text: str) -> None:
 
 def sync_folder(disk: Disk, path: str) -> None:
     """Make renames in a folder survive a crash."""
-    with opened(disk, path, os.O_DIRECTORY) as handle:
+    with open_file(disk, path, os.O_DIRECTORY) as handle:
         disk.fsync(handle)
 
 
@@ -6001,7 +6004,7 @@ def take_lock(disk: Disk, path: str) -> int | None:
 def is_locked(disk: Disk, path: str) -> bool:
     """Whether anybody has locked a file, even in another container."""
     try:
-        with opened(disk, path, os.O_RDWR) as handle:
+        with open_file(disk, path, os.O_RDWR) as handle:
             return not disk.lock(handle)
     except OSError as error:
         return not isinstance(error, FileNotFoundError)         # other errors: assume that it is
@@ -6023,7 +6026,7 @@ def read_tokens(disk: Disk, path: str) -> dict[str, Token]:
 def change_tokens(disk: Disk, path: str, act: Callable[[Mapping[str, Token]], Mapping[str, Token]]) -> None:
     """Replace the tokens by act(tokens).  Raises: unavailable; what `act` raises."""
     make_folder(disk, os.path.dirname(path))
-    with disk_errors("write", path), opened(disk, f"{path}.lock", os.O_WRONLY | os.O_CREAT) as lock:
+    with disk_errors("write", path), open_file(disk, f"{path}.lock", os.O_WRONLY | os.O_CREAT) as lock:
         disk.lock(lock, waits=True)
         rows = [token_json(token) for token in act(read_tokens(disk, path)).values()]
         write_atomic(disk, path, [json.dumps({"tokens": rows}, indent=1) + "\n"])
@@ -6066,7 +6069,7 @@ def read_changed_at(disk: Disk, path: str) -> int:
 
 def read_part(disk: Disk, path: str, start: int, most: int) -> bytes:
     """At most so many bytes of a file, from byte `start` on."""
-    with contextlib.suppress(OSError), opened(disk, path, os.O_RDONLY | os.O_NONBLOCK) as handle:
+    with contextlib.suppress(OSError), open_file(disk, path, os.O_RDONLY | os.O_NONBLOCK) as handle:
         return disk.pread(handle, most, start)
     return b""
 
@@ -6093,7 +6096,7 @@ def append_log_mark(disk: Disk, folder: str, line: str) -> None:
     """Append a line to log.times.  Faults are ignored: the logs are complete without it."""
     # The job may put anything in the file's place.
     flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW
-    with contextlib.suppress(OSError), opened(disk, os.path.join(folder, LOG_TIMES), flags) as handle:
+    with contextlib.suppress(OSError), open_file(disk, os.path.join(folder, LOG_TIMES), flags) as handle:
         if disk.size(handle) < LOG_TIMES_BYTES:
             append_whole(disk, handle, line.encode())
 
@@ -6118,14 +6121,14 @@ def settle_lines(content: bytes, longest: int, is_first_longer: bool = False) ->
 
     `is_first_longer`: the first of them counts as longer.
     """
-    def settle(line: bytes) -> bytes:
+    def settle_line(line: bytes) -> bytes:
         shown = line.rstrip(b"\r")
         return shown[shown.rfind(b"\r") + 1:] + line[len(shown):]
 
     if b"\r" not in content:
         return content
     lines = content.split(b"\n")
-    return b"\n".join(settle(line) if len(line) > longest or (is_first_longer and not number) else line
+    return b"\n".join(settle_line(line) if len(line) > longest or (is_first_longer and not number) else line
                       for number, line in enumerate(lines))
 
 
@@ -6249,7 +6252,7 @@ def remove_job_files(disk: Disk, log_dir: str, folder: str) -> None:
         raise NexusError("unavailable",
                          f"{folder or 'a folder without a name'} was left: it is no job's, below {log_dir}")
     with disk_errors("remove the logs in", folder), contextlib.suppress(FileNotFoundError):
-        with opened(disk, folder, os.O_DIRECTORY | os.O_NOFOLLOW) as handle:
+        with open_file(disk, folder, os.O_DIRECTORY | os.O_NOFOLLOW) as handle:
             for name in [name for name in disk.listdir(handle) if re.fullmatch(OWN_FILES, name)]:
                 disk.unlink(name, handle)
         work = os.path.join(folder, "work")
@@ -6272,7 +6275,7 @@ def append_log(disk: Disk, path: str, piece: bytes, start: int) -> None:
     `start`: the bytes of former attempts.  A log that was cut here since has NULs in their place.
     """
     disk.makedirs(os.path.dirname(path))
-    with opened(disk, path, os.O_WRONLY | os.O_CREAT) as handle:
+    with open_file(disk, path, os.O_WRONLY | os.O_CREAT) as handle:
         if disk.size(handle) < start:
             disk.truncate(handle, start)
         append_whole(disk, handle, piece)
@@ -6317,7 +6320,7 @@ def has_ended(process: subprocess.Popen[bytes]) -> bool:
     """Whether a program has ended, and what it has started: it may be a wrapper of the one that hangs."""
     processes = Processes()
     return process.poll() is not None and not any(
-        one.session == process.pid for one in processes.read(processes.list_pids()))
+        other.session == process.pid for other in processes.read(processes.list_pids()))
 
 
 def end_program(process: subprocess.Popen[bytes]) -> bool:
@@ -6460,10 +6463,10 @@ def complete_path(disk: Disk, layout: Layout, path: str | None) -> str:
 
     That is where the last service found them, or where drivers put them.
     """
-    path, known = path or os.defpath, read_json(disk, layout.programs_file) or {}
+    path, programs = path or os.defpath, read_json(disk, layout.programs_file) or {}
     for name in PROGRAMS:
         if not find_program(name, path):
-            folders = [folder for folder in [known.get(name)] if isinstance(folder, str) and is_own_folder(folder)]
+            folders = [folder for folder in [programs.get(name)] if isinstance(folder, str) and is_own_folder(folder)]
             folders += DRIVER_FOLDERS.get(name, ())
             path = ":".join([path, *[folder for folder in folders if find_program(name, folder)][:1]])
     return path
@@ -6472,8 +6475,8 @@ def complete_path(disk: Disk, layout: Layout, path: str | None) -> str:
 def keep_programs(disk: Disk, layout: Layout, path: str) -> None:
     """Remember in which folders the programs are now.  Raises: unavailable."""
     found = {name: os.path.dirname(place) for name in PROGRAMS if (place := find_program(name, path))}
-    known = read_json(disk, layout.programs_file) or {}
-    write_if_changed(disk, layout.programs_file, encode_json({**known, **found}) + "\n")
+    programs = read_json(disk, layout.programs_file) or {}
+    write_if_changed(disk, layout.programs_file, encode_json({**programs, **found}) + "\n")
 
 
 def is_own_folder(path: str) -> bool:
@@ -6490,8 +6493,8 @@ class GpuSource:
     program = ""
     slow_hint = ""                                      # why it may take long, and what helps
 
-    def query_gpus(self, known: Mapping[str, Gpu]) -> list[Gpu]:
-        """The GPUs by index, with their processes.  Those of `known` (by uuid) that are not shown get a fault.
+    def query_gpus(self, earlier: Mapping[str, Gpu]) -> list[Gpu]:
+        """The GPUs by index, with their processes.  Those of `earlier` (by uuid) that are not shown get a fault.
 
         Raises: unavailable, when nothing is known.
         """
@@ -6510,12 +6513,12 @@ class NvidiaSmi(GpuSource):
                  "or nvidia-smi -pm 1")
     fields: Sequence[str] = GPU_FIELDS
 
-    def query_gpus(self, known: Mapping[str, Gpu]) -> list[Gpu]:
+    def query_gpus(self, earlier: Mapping[str, Gpu]) -> list[Gpu]:
         only: tuple[str, ...] = ()
         answer = self.ask_gpus()
         if answer.exit_code == 6:                       # no devices were found
-            return self.find_missing((), known, ())
-        indices = {uuid: gpu.index for uuid, gpu in known.items()}
+            return self.find_missing((), earlier, ())
+        indices = {uuid: gpu.index for uuid, gpu in earlier.items()}
         gpus, messages = parse_gpus(answer.output, self.fields, indices)
         if answer.exit_code not in (0, 14):
             usable = [str(gpu.index) for gpu in gpus if not gpu.fault]
@@ -6529,7 +6532,7 @@ class NvidiaSmi(GpuSource):
                     raise fail_smi(answer)
                 gpus = parse_gpus(answer.output, self.fields, indices)[0]
             only = ("-i", ",".join(usable))
-        gpus = sorted([*gpus, *self.find_missing(gpus, known, messages)], key=lambda gpu: gpu.index)
+        gpus = sorted([*gpus, *self.find_missing(gpus, earlier, messages)], key=lambda gpu: gpu.index)
         if all(gpu.fault for gpu in gpus):
             return gpus
         apps = self.ask(*only, f"--query-compute-apps={','.join(APP_FIELDS)}", "--format=csv,noheader,nounits")
@@ -6541,7 +6544,7 @@ class NvidiaSmi(GpuSource):
             return gpus
         listing, report = self.ask("-L"), self.ask(*only, "-q", "-x")
         error = "" if report.exit_code in (0, 14) else fail_smi(report).message
-        return cut_cards(gpus, known.values(), listing.output, report.output, error)
+        return cut_cards(gpus, earlier.values(), listing.output, report.output, error)
 
     def ask_gpus(self, *only: str) -> Completed:
         answer = self.ask(*only, f"--query-gpu={','.join(self.fields)}", "--format=csv,noheader,nounits")
@@ -6556,14 +6559,14 @@ class NvidiaSmi(GpuSource):
                            "remembered then; without a GPU, nexus add --gpus 0, "
                            "or for a trial NEXUS_MOCK_GPUS=2 nexus restart")
 
-    def find_missing(self, gpus: Sequence[Gpu], known: Mapping[str, Gpu], messages: Sequence[str]) -> list[Gpu]:
+    def find_missing(self, gpus: Sequence[Gpu], earlier: Mapping[str, Gpu], messages: Sequence[str]) -> list[Gpu]:
         """The GPUs that a message names or that were there before, but have no row now: unusable, but not forgotten."""
         # A GPU whose index is taken was renumbered.
         text, taken = " ".join(messages), {fact for gpu in gpus for fact in (gpu.uuid, gpu.index)}
         faults = {"GPU is lost": "GPU is lost", "Unknown Error": "Unknown Error",
                   "reset must occur": "GPU requires reset"}
         fault = next((fault for words, fault in faults.items() if words in text), self.not_shown)
-        missing = [forget_readings(gpu, fault=fault) for gpu in known.values() if not taken & {gpu.uuid, gpu.index}]
+        missing = [forget_readings(gpu, fault=fault) for gpu in earlier.values() if not taken & {gpu.uuid, gpu.index}]
         named = set(map(int, re.findall(r"device handle for (?:GPU|gpu) ?(\d{1,4}):(?!\w)", text)))
         new = named - {gpu.index for gpu in [*gpus, *missing]}
         return missing + [Gpu(index, f"index-{index}", "GPU", fault=fault) for index in new]
@@ -6589,7 +6592,7 @@ class MockGpus(GpuSource):
     def __init__(self, count: int) -> None:
         self.count = count
 
-    def query_gpus(self, known: Mapping[str, Gpu]) -> list[Gpu]:
+    def query_gpus(self, earlier: Mapping[str, Gpu]) -> list[Gpu]:
         return [Gpu(index, f"MOCK-{index}", "Mock GPU", 24576.0, 0.0, 0.0) for index in range(self.count)]
 
 
@@ -6781,8 +6784,8 @@ class Processes:
                 return os.readlink(f"{PROC}/{process.pid}/fd/{number}")
             return ""
 
-        written = {find_pipe(process, number) for process in processes for number in (1, 2)}
-        pipes = {path for path in written if path.startswith("pipe:")}
+        outputs = {find_pipe(process, number) for process in processes for number in (1, 2)}
+        pipes = {path for path in outputs if path.startswith("pipe:")}
         return {process.pid for process in processes if find_pipe(process, 0) in pipes}
 
     def forget(self, alive: Sequence[Process]) -> None:
@@ -6834,7 +6837,7 @@ def import_psutil() -> Any:
     return psutil
 
 
-def measure_host(psutil: Any) -> dict[str, float | None]:
+def measure_machine(psutil: Any) -> dict[str, float | None]:
     """What the whole machine uses, since the refresh before; None: unknown."""
     if psutil is None:
         return dict.fromkeys(("cpu_percent", "memory_used_gb", "memory_total_gb"))
@@ -6995,7 +6998,8 @@ class Leases:
         with disk_errors("make", self.folder), contextlib.suppress(FileExistsError):
             if not find_status(self.disk, self.folder, is_followed=False):
                 self.disk.mkdir(self.folder, 0o1700)
-        with disk_errors("use", self.folder), opened(self.disk, self.folder, os.O_DIRECTORY | os.O_NOFOLLOW) as folder:
+        with disk_errors("use", self.folder), open_file(self.disk, self.folder,
+                                                        os.O_DIRECTORY | os.O_NOFOLLOW) as folder:
             status = self.disk.stat(folder)
             if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == 0o1700:
                 self.disk.chmod(folder, 0o1777)     # it is new, or its maker was killed before this
@@ -7275,7 +7279,7 @@ class Slurm:
             raise fail_slurm(words)
         return done.output
 
-    def submit(self, argv: Sequence[str]) -> tuple[str | None, str]:
+    def run_sbatch(self, argv: Sequence[str]) -> tuple[str | None, str]:
         """(the job's id or None, Slurm's words).  Raises: unavailable; Slurm may have the job all the same."""
         done, words = self.ask(*argv)
         match = re.search(SBATCH_ANSWER, done.output)
@@ -7430,7 +7434,7 @@ def take_snapshot(cwd: str, environ: Mapping[str, str]) -> TreeSnapshot:
         with disk_errors("copy git's index to", aside), contextlib.suppress(FileNotFoundError):     # nothing added yet
             shutil.copy2(own_index, index)      # it holds git's record of unchanged files, and has a time
         # git does not look at files that are marked so.  What a sparse checkout leaves out keeps its mark.
-        marks = [(entry[0], entry[2:]) for entry in git("ls-files", "-z", "-v").split("\0")[:-1]]
+        marks = [(line[0], line[2:]) for line in git("ls-files", "-z", "-v").split("\0")[:-1]]
         assumed = [path for mark, path in marks if mark.islower()]
         present = [path for mark, path in marks if mark in "Ss" and os.path.lexists(os.path.join(top, path))]
         for option, paths in (("--no-assume-unchanged", assumed), ("--no-skip-worktree", present)):
@@ -7550,7 +7554,7 @@ class Ssh:
         words = ["ssh", *ssh_flags(J=node.jump, p=node.port, i=node.identity_file), node.destination]
         return " ".join(map(quote, words))
 
-    def fault(self, what: str, said: str) -> NexusError:
+    def make_error(self, what: str, said: str) -> NexusError:
         """The error with the words of ssh, or of a nexus there."""
         said, _, advice = said.partition("\nhint: ")
         lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith(SSH_NOISE)]
@@ -7568,7 +7572,7 @@ class Ssh:
                    hint=f"try it by hand: {self.by_hand}",
                    install=INSTALL_SSH)
         if done.exit_code:
-            error = self.fault(what, done.errors or done.output or f"exit code {done.exit_code}")
+            error = self.make_error(what, done.errors or done.output or f"exit code {done.exit_code}")
             raise NexusError("unavailable" if done.exit_code == 255 else "not_found", error.message, error.hint)
         return done.output
 
@@ -7645,7 +7649,7 @@ def push_large_files(ssh: Ssh, repository: str, commit: str, path: str, environ:
         done = run(["sh", "-c", SEND_LFS, folder, *ssh.list_words(on_node(RECEIVE_LFS))], GIT_TIMEOUT_S, ssh.environ,
                    stdin=wanted, is_apart=True, most_bytes=MAX_SAID_BYTES, purpose=f"git-lfs to {ssh.node.name}")
         if done.exit_code:
-            raise ssh.fault("cannot keep the snapshot's large files on", done.errors)
+            raise ssh.make_error("cannot keep the snapshot's large files on", done.errors)
 
 
 # ==== 11. RUNNER ==== job.sh: what runs around each job; and what keeps the service running
@@ -8138,11 +8142,11 @@ def take_claim(disk: Disk, folder: str, attempt: int) -> Claim:
     if not find_status(disk, path, is_followed=False):
         disk.makedirs(folder)
         aside = os.path.join(folder, f"claim-{threading.get_native_id()}")
-        with written(disk, aside, [text], is_synced=False), contextlib.suppress(FileExistsError):
+        with write_aside(disk, aside, [text], is_synced=False), contextlib.suppress(FileExistsError):
             try:
                 disk.link(aside, path)
             except PermissionError:                     # the file system takes no hard links
-                with opened(disk, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as handle:
+                with open_file(disk, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as handle:
                     write_at(disk, handle, text.encode(), 0)
     return read_claim(disk, folder, attempt) or OPEN_CLAIM
 
@@ -8371,7 +8375,7 @@ class Journal:
         """Go on in a new file with the lines from byte `start` on; keep the old one.  Raises: OSError."""
         self.open()
         tail = self.disk.pread(self.handle, self.size - start, start)
-        with written(self.disk, f"{self.path}.new", [tail.decode("ascii")]) as new:
+        with write_aside(self.disk, f"{self.path}.new", [tail.decode("ascii")]) as new:
             make_previous(self.disk, keep_aside(self.disk, self.path), self.path)
             self.disk.replace(new, self.path)
         self.close()
@@ -8389,7 +8393,7 @@ class Store:
     def __init__(self, layout: Layout, clock: Clock, disk: Disk, log: logging.Logger) -> None:
         import threading
         self.layout, self.clock, self.disk, self.log = layout, clock, disk, log
-        self.host = read_machine()
+        self.machine_id = read_machine()
         self.state = State()                                # as on the disk; never altered, but replaced
         self.service_id = ""
         self.version = int(clock.now() * 1e6)               # grows with each change that users see, over restarts too
@@ -8405,16 +8409,16 @@ class Store:
         self.checkpoint_seq = -1                            # of state.json; -1: it must be written anew
         self.is_sound = False                               # state.json is as nexus wrote it: it may become .prev
 
-    def update(self, decide: Callable[[State], Iterable[Put]], is_synced: bool = True) -> Any:
-        """Make the changes that `decide` yields, and return what the generator `decide` returns.
+    def update(self, yield_changes: Callable[[State], Iterable[Put]], is_synced: bool = True) -> Any:
+        """Make the changes that `yield_changes` yields, and return what that generator returns.
 
-        Each change is in the State that `decide` was given before it goes on.  Without `is_synced`, a power cut before
-        the next change may lose these changes.
-        Raises: what `decide` raises; unavailable, if the disk refuses.  Then nothing has changed.
+        Each change is in the State that `yield_changes` was given before it goes on.  Without `is_synced`, a power cut
+        before the next change may lose these changes.
+        Raises: what `yield_changes` raises; unavailable, if the disk refuses.  Then nothing has changed.
         """
         with self.committing:
             draft = self.state.copy()
-            changes, answer = make_changes(draft, decide(draft))
+            changes, answer = make_changes(draft, yield_changes(draft))
             if changes:
                 draft.seq += 1
                 moves = list_status_changes(self.state, changes)
@@ -8487,7 +8491,7 @@ class Store:
                 state, journal_size = self.state, self.journal.size
             if self.checkpoint_seq == state.seq:
                 return
-            with written(self.disk, f"{path}.new", encode_state(state)) as new:
+            with write_aside(self.disk, f"{path}.new", encode_state(state)) as new:
                 found, stamp = stamp_of(self.disk, path), stamp_of(self.disk, new)      # the stamp survives a renaming
                 if found not in (None, self.stamp):
                     self.checkpoint_wanted.set()        # somebody has edited it: take that over first
@@ -8514,7 +8518,7 @@ class Store:
         """Whether a state file could be recovered from."""
         with contextlib.suppress(OSError, LookupError, TypeError, ValueError, NexusError):
             found = read_state(decode_text(read_whole(self.disk, path)))
-            return not found.faults and found.tables["facts"]["host"] == self.host
+            return not found.faults and found.tables["facts"]["host"] == self.machine_id
         return False
 
     def recover(self) -> None:
@@ -8535,13 +8539,13 @@ class Store:
         if state.host and state.running and not is_this_boot and is_elsewhere(self.disk, state.host):
             raise describe_other_machine(
                 state.host, f"jobs of {state_file} run there", f"mv {self.layout.home} {self.layout.home}.old")
-        self.is_sound = (found.source == state_file and state.host == self.host and not found.damage
+        self.is_sound = (found.source == state_file and state.host == self.machine_id and not found.damage
                          and not found.has_former_lines)
         is_current = self.is_sound and found.version == STATE_VERSION and not is_one_file and not found.was_resumed
         if not state.service_id or (is_elsewhere(self.disk, state.host) and not state.live):
             # A copy of ~/.nexus for another machine is another service for the nodes, which would end the other's jobs.
             state.service_id = f"{os.geteuid()}-{self.clock.new_token()[:8]}"
-        state.host, self.service_id = self.host, state.service_id
+        state.host, self.service_id = self.machine_id, state.service_id
         for change in forget_unused(state):             # here: a journal of version 2 gets no further line
             state.put(change)
         self.state, self.saved_facts = state, found.saved_facts
@@ -8572,8 +8576,8 @@ class Store:
             aside = f"{found.broken[0]}.broken-{at}"
             copy_file(self.disk, found.broken[0], aside)        # state.json is there until the next one replaces it
             self.log.error("Recovery: %s is kept as %s", found.broken.pop(0), aside)
-        for one in found.damage:
-            self.log.error("Recovery: %s", format_line(one["words"], 300))
+        for damaged in found.damage:
+            self.log.error("Recovery: %s", format_line(damaged["words"], 300))
         if found.damage:
             path = f"{self.layout.state_file}{DAMAGED}{at}"
             write_atomic(self.disk, path, (f"{encode_json(one)}\n" for one in found.damage))
@@ -8611,8 +8615,8 @@ def list_status_changes(state: State, changes: Iterable[Put]) -> list[Job]:
 
 def forget_unused(state: State) -> list[Put]:
     """The changes that remove the environments and groups that no job uses."""
-    return [Put(table, key, None) for table, field in (("environments", "environment"), ("groups", "group"))
-            for key in getattr(state, table).keys() - {getattr(job, field) for job in state.jobs.values()}]
+    return [Put(table, key, None) for table, name in (("environments", "environment"), ("groups", "group"))
+            for key in getattr(state, table).keys() - {getattr(job, name) for job in state.jobs.values()}]
 
 
 class Recovery:
@@ -8807,7 +8811,7 @@ def make_previous(disk: Disk, aside: str, path: str) -> None:
 def copy_file(disk: Disk, path: str, target: str) -> None:
     """Make `target` a copy of a file, as a whole.  Raises: OSError, unavailable."""
     aside = f"{target}.new"
-    with written(disk, aside, [read_whole(disk, path).decode("utf-8", "surrogateescape")]):
+    with write_aside(disk, aside, [read_whole(disk, path).decode("utf-8", "surrogateescape")]):
         disk.replace(aside, target)
 
 
@@ -8817,10 +8821,10 @@ def is_same_file(disk: Disk, path: str, other: str) -> bool:
     return first is not None and first == second
 
 
-def describe_other_machine(host: str, why: str, otherwise: str) -> NexusError:
-    return NexusError("conflict", f"the service runs on {host} ({why})",
+def describe_other_machine(name: str, why: str, otherwise: str) -> NexusError:
+    return NexusError("conflict", f"the service runs on {name} ({why})",
                       hint=f"use it there, or set NEXUS_HOME=~/.nexus-$(hostname) or NEXUS_URL; "
-                           f"if {host} is gone for good: {otherwise}")
+                           f"if {name} is gone for good: {otherwise}")
 
 
 # ==== 13. HOST ==== what runs on a machine: its jobs and GPUs, the loop that looks after them; the agent of a node
@@ -8982,20 +8986,20 @@ class Observer:
     def probe(self, may_lack: bool) -> float:
         """Ask for the GPUs once; return the seconds until the next time.  `may_lack`: the program may be missing."""
         began, refresh_s = self.clock.monotonic(), self.config.service.refresh_rate_seconds
-        known = {gpu.uuid: replace(gpu, fault=None) for gpu in self.latest.gpus}            # the last good reading
-        gpus, fault, hint = tuple(known.values()), None, ""
+        earlier = {gpu.uuid: replace(gpu, fault=None) for gpu in self.latest.gpus}          # the last good reading
+        gpus, words, hint = tuple(earlier.values()), None, ""
         try:
-            gpus = tuple(drop_doubles(self.machine.gpu_source.query_gpus(known)))
+            gpus = tuple(drop_doubles(self.machine.gpu_source.query_gpus(earlier)))
         except NexusError as error:
             if not may_lack or find_program(self.machine.gpu_source.program):
-                fault, hint = error.message, error.hint
+                words, hint = error.message, error.hint
         took_s = self.clock.monotonic() - began
         if self.visible_devices is not None:
             visible = parse_visible_devices(self.visible_devices, gpus)
             gpus = tuple(replace(gpu, is_withheld=gpu not in visible) for gpu in gpus)
-        self.latest = Observation(gpus, fault, hint, began, took_s)
+        self.latest = Observation(gpus, words, hint, began, took_s)
         pause_s = max(refresh_s, PROBE_BACKOFF_FACTOR * took_s)
-        return min(pause_s, TROUBLE_INTERVAL_S) if fault else pause_s
+        return min(pause_s, TROUBLE_INTERVAL_S) if words else pause_s
 
     def take_in(self, running: Sequence[Job]) -> bool:
         """Take a new reading; find the owners of GPU processes, and what the running jobs take.  False: none is new."""
@@ -9117,10 +9121,11 @@ class Order(Value):
 class HostedJob:
     """An attempt on this machine, as far as this process has followed it."""
 
-    def __init__(self, host: JobHost, job: Job) -> None:
-        self.host, self.machine, self.clock, self.disk, self.job = host, host.machine, host.clock, host.disk, job
+    def __init__(self, job_host: JobHost, job: Job) -> None:
+        self.job_host, self.job = job_host, job
+        self.machine, self.clock, self.disk = job_host.machine, job_host.clock, job_host.disk
         self.key = job.attempt_key
-        self.folder = host.layout.folder_of(job)
+        self.folder = job_host.layout.folder_of(job)
         self.pid, self.pid_started = job.current.pid, job.current.pid_started       # known here before it is recorded
         self.session = job.current.session              # known here, if this process has launched it
         self.began: int | None = None                   # clock ticks since boot: Claim.began
@@ -9148,14 +9153,14 @@ class HostedJob:
 
     @property
     def limits(self) -> Limits:
-        return self.host.get_limits(self.job)
+        return self.job_host.get_limits(self.job)
 
     @property
     def progress(self) -> Progress:
         ran, stop = self.job.current, None if self.is_over else self.stop
         if ran.stop_cause and ran.stop_line:            # of this job, and not of this process
             stop = ran.stop_cause, ran.stop_line
-        use = self.host.observer.misplaced.get(self.key)
+        use = self.job_host.observer.misplaced.get(self.key)
         unmet = NO_PSUTIL if not self.machine.psutil and self.limits.max_memory_gb else None
         return Progress(self.pid, self.pid_started, self.session, self.result, self.is_over, self.requeue,
                         self.processes_left, (*self.notes, *filter(None, (use, unmet))), stop=stop)
@@ -9177,7 +9182,7 @@ class HostedJob:
         names = join_some([f"{process.name} (pid {process.pid})" for process in warned])
         outcome = f"sent to {names}" if warned else "nothing of it handles that"
         self.notes += (f"{name} before its time limit: {outcome}",)
-        self.host.log.info("Job %s: %s", self.job.id, self.notes[-1])
+        self.job_host.log.info("Job %s: %s", self.job.id, self.notes[-1])
 
     def see_runner(self) -> Job:
         """The job with the pid of its job.sh, which may not be recorded yet."""
@@ -9197,7 +9202,7 @@ class HostedJob:
             self.launched_at = None
             if self.machine.leases:                     # the runner has the lease by now
                 self.machine.leases.close_own(event.job_id)
-                self.host.observer.lease_backoff.succeed()
+                self.job_host.observer.lease_backoff.succeed()
         elif event.verb == "end":
             code, took_cs, *is_cut = map(int, event.words)
             self.take_result(Result(min(code, 255), None, took_cs / 100, is_cut=any(is_cut)))
@@ -9215,14 +9220,14 @@ class HostedJob:
         leases = self.machine.leases
         self.requeue = why or "a GPU was taken"
         if leases and self.job.id in leases.held:       # while it is held here, no runner can lock it
-            self.host.observer.lease_backoff.fail(self.clock.monotonic(), NexusError(
+            self.job_host.observer.lease_backoff.fail(self.clock.monotonic(), NexusError(
                 "unavailable", self.requeue, hint=f"does somebody remove files from {leases.folder}?"))
 
     def take_result(self, result: Result) -> None:
         if result.cause == "bounce":
             return self.take_bounce(result.cause_line or "")
         if result.exit_code == 128 + 9:
-            before = next(iter(self.host.observer.oom_kills), None)
+            before = next(iter(self.job_host.observer.oom_kills), None)
             result = explain_kill(self.job, result, before, self.machine.count_oom_kills())
         if not self.result or self.result.goes_on:      # the first end counts, unless others of its session went on
             self.result = result
@@ -9233,8 +9238,8 @@ class HostedJob:
         if not self.result and not self.requeue:
             self.look_at_files(is_child_gone)
         if not self.requeue and (self.result is None or self.processes_left):
-            host = self.host
-            memory_mib = host.observer.memory_mib.get(self.key)
+            job_host = self.job_host
+            memory_mib = job_host.observer.memory_mib.get(self.key)
             runtime_s, limits = self.find_runtime_s(), self.limits
             self.stop = self.stop or find_stop(limits, Use(runtime_s, memory_mib))
             self.is_warning_due = (find_warning(limits, runtime_s) is not None
@@ -9311,7 +9316,7 @@ class HostedJob:
         """Whether its processes must be looked at, as they are to end."""
         return self.must_end() and now >= self.next_look_at
 
-    def end(self, members: Sequence[Process], now: float) -> None:
+    def look_at_processes(self, members: Sequence[Process], now: float) -> None:
         """End what must end of its processes.  `members`: all of them."""
         going_on = self.find_going_on(members, now)
         self.processes_left = len(going_on) or None
@@ -9324,7 +9329,7 @@ class HostedJob:
 
     def find_going_on(self, members: Sequence[Process], now: float) -> list[Process]:
         """The processes for which the job goes on after its command: those of its session, unless they idle."""
-        result, going_on, observer = self.result, choose_session(members, self.pid), self.host.observer
+        result, going_on, observer = self.result, choose_session(members, self.pid), self.job_host.observer
         if self.job.current.stop_cause or not result or result.exit_code is None or not going_on or self.has_idled:
             return []
         if self.work:                   # at the first look they may be about to leave the session, as `setsid x &` does
@@ -9355,7 +9360,7 @@ class HostedJob:
             self.first_pids = {process.pid for process in members}
             if not self.job.current.stop_cause:
                 names = join_some([f"{process.name} (pid {process.pid})" for process in members])
-                self.host.log.info("Job %s: its command has ended; ending what it left: %s", self.job.id, names)
+                self.job_host.log.info("Job %s: its command has ended; ending what it left: %s", self.job.id, names)
                 self.notes += (f"ended after its command: {names}",)
         signaled, number = list(members), signal.SIGKILL
         if age_s < grace_s:
@@ -9431,12 +9436,12 @@ class JobHost:
 
     def judge_start_error(self, error: OSError | NexusError, job: Job) -> News:
         """What becomes of a job that could not be started.  A fault of the machine keeps all others waiting, too."""
-        fault = error if isinstance(error, OSError) else error.__cause__
-        if not isinstance(fault, OSError):                  # its script has changed or is gone
+        refusal = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(refusal, OSError):                # its script has changed or is gone
             return News(result=Result(None, None, 0.0, "launch", format_line(str(error), 300)))
-        path = fault.filename or self.layout.folder_of(job)
-        why = format_line(describe_disk_error(fault, "start it with", path).message, 300)
-        if not is_machine_fault(fault):
+        path = refusal.filename or self.layout.folder_of(job)
+        why = format_line(describe_disk_error(refusal, "start it with", path).message, 300)
+        if not is_machine_fault(refusal):
             return News(result=Result(None, None, 0.0, "launch", why, may_pass=True))
         self.start_backoff.fail(self.clock.monotonic(), f"{why}; it is tried again")
         self.log.error("Nothing is started for %.0f s: %s", self.start_backoff.rest_s, why)
@@ -9465,16 +9470,16 @@ class JobHost:
         now, hosted = self.clock.monotonic(), [self.find(job) for job in jobs]
         told = {(one.job.id, one.job.attempt): one for one in hosted if not one.requeue} if events else {}
         for event in events:
-            if one := told.get((event.job_id, event.attempt)):
-                one.hear(event)
+            if hosted_job := told.get((event.job_id, event.attempt)):
+                hosted_job.hear(event)
         gone = self.machine.reap()                      # each time: the end of a job looks at all that are dead
         is_time = now - self.checked_at >= WATCH_INTERVAL_S
         self.checked_at = now if is_time else self.checked_at
-        for one in hosted:
-            if is_time or one.job.id in gone:
-                self.run_guarded(f"looking at job {one.job.id}", one.check, one.job.id in gone)
-        for one in hosted:
-            one.follow_stop(now)
+        for hosted_job in hosted:
+            if is_time or hosted_job.job.id in gone:
+                self.run_guarded(f"looking at job {hosted_job.job.id}", hosted_job.check, hosted_job.job.id in gone)
+        for hosted_job in hosted:
+            hosted_job.follow_stop(now)
         self.end_processes([one for one in hosted if one.is_due(now)], now)
         return [(job, one.progress) for job, one in zip(jobs, hosted)]
 
@@ -9497,11 +9502,12 @@ class JobHost:
             asked, [one for one in self.hosted.values() if one not in asked]))          # no process outlives a boot
         over = [one.job.id for one in self.hosted.values() if one.result]
         members = self.machine.processes.find_members(here, over, others=others)
-        for one in warned:
-            one.is_warning_due = False
-            self.run_guarded(f"warning job {one.job.id}", one.warn, members.get(one.job.id, []))
-        for one in due:
-            self.run_guarded(f"ending job {one.job.id}", one.end, members.get(one.job.id, []), now)
+        for hosted_job in warned:
+            hosted_job.is_warning_due = False
+            self.run_guarded(f"warning job {hosted_job.job.id}", hosted_job.warn, members.get(hosted_job.job.id, []))
+        for hosted_job in due:
+            self.run_guarded(f"ending job {hosted_job.job.id}", hosted_job.look_at_processes,
+                             members.get(hosted_job.job.id, []), now)
 
     def find_next_look_s(self) -> float:
         """Seconds until processes that are being ended must be looked at again; infinite: there are none."""
@@ -9533,7 +9539,7 @@ class HostLoop:
         self.last_failure = ""
         self.events = RunnerEvents(layout.events_file, log)
         self.observer = Observer(machine, clock, config, log, visible_devices)
-        self.host = JobHost(self.observer, layout, disk, umask, self.get_limits, self.run_guarded, recorder)
+        self.job_host = JobHost(self.observer, layout, disk, umask, self.get_limits, self.run_guarded, recorder)
 
     def get_limits(self, job: Job) -> Limits:
         return find_limits(job, self.config.jobs)
@@ -9574,7 +9580,7 @@ class HostLoop:
         """Seconds until something must be looked at; longer after a failure."""
         if self.clock.monotonic() - self.failed_at < WATCH_INTERVAL_S:
             return WATCH_INTERVAL_S
-        return min(WATCH_INTERVAL_S, self.find_due_s(), self.host.find_next_look_s())
+        return min(WATCH_INTERVAL_S, self.find_due_s(), self.job_host.find_next_look_s())
 
     def find_due_s(self) -> float:
         """Seconds until something is due besides what the jobs here need; infinite: nothing is."""
@@ -9635,9 +9641,9 @@ class Backend(Part):
         raise NotImplementedError
 
 
-def list_news(known: Iterable[tuple[Job, Progress]]) -> Iterator[Finding]:
+def list_news(seen: Iterable[tuple[Job, Progress]]) -> Iterator[Finding]:
     """What is not recorded yet of jobs' progress.  A Result comes when none of the job's processes is left."""
-    for job, progress in known:
+    for job, progress in seen:
         facts: dict[str, Any] = {}
         if progress.stop and not job.current.stop_cause:
             facts.update(stop_cause=progress.stop[0], stop_line=progress.stop[1])
@@ -9658,7 +9664,7 @@ class MachineBackend(Backend):
     def has(self, job: Job) -> bool:
         return job.current.slurm_key is None and job.current.node == self.name
 
-    def list_jobs(self) -> list[Job]:
+    def list_own(self) -> list[Job]:
         return [job for job in self.service.running_jobs() if self.has(job)]
 
 
@@ -9667,15 +9673,15 @@ class Local(MachineBackend):
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
-        self.host: JobHost = service.host
+        self.job_host: JobHost = service.job_host
 
     def start(self, job: Job, variables: Mapping[str, str] | None) -> bool:
-        return self.host.start(self.service.starter.make_order(job, variables))
+        return self.job_host.start(self.service.starter.make_order(job, variables))
 
     def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterator[Finding]:
         jobs = [job for job in self.store.state.live.values()       # and those that could not be given to their backend
-                if self.has(job) or job.attempt_key in self.host.hosted]
-        return list_news(self.host.tick(jobs, runner_events))
+                if self.has(job) or job.attempt_key in self.job_host.hosted]
+        return list_news(self.job_host.tick(jobs, runner_events))
 
 
 # Agents.  A job's runner needs no service beside it, so a node has none.  On it an agent, this file at the other end
@@ -9819,8 +9825,8 @@ class Agent(HostLoop):
         for name in self.disk.listdir(self.layout.log_dir):     # an earlier agent's; limits hold without a request
             with contextlib.suppress(KeyError, TypeError, ValueError, NexusError):      # what is no job's is left alone
                 self.take_over(name)
-        self.host.tick(list(self.jobs.values()))
-        while self.is_asked() or any(not (one.is_over or one.requeue) for one in self.host.hosted.values()):
+        self.job_host.tick(list(self.jobs.values()))
+        while self.is_asked() or any(not (one.is_over or one.requeue) for one in self.job_host.hosted.values()):
             self.turn()
 
     def get_limits(self, job: Job) -> Limits:
@@ -9899,12 +9905,12 @@ class Agent(HostLoop):
 
     def is_refused(self, key: str) -> bool:
         """Whether an attempt never began, and never will."""
-        hosted = self.host.hosted.get(key)
+        hosted = self.job_host.hosted.get(key)
         return hosted is not None and bool(hosted.requeue)
 
     def look_after_jobs(self, runner_events: Sequence[RunnerEvent]) -> None:
         """Follow the jobs; forget what is over and not wanted, then start what is wanted and not here."""
-        for job, progress in self.host.tick(list(self.jobs.values()), runner_events):
+        for job, progress in self.job_host.tick(list(self.jobs.values()), runner_events):
             key = job.attempt_key
             if progress.stop and not job.current.stop_cause:
                 self.run_guarded(f"stopping job {key}", self.stop, key, *progress.stop)
@@ -9914,31 +9920,31 @@ class Agent(HostLoop):
             if one.order and one.key not in self.jobs:
                 self.run_guarded(f"starting job {one.key}", self.start, one, one.order)
 
-    def start(self, one: Wanted, order: Order) -> None:
+    def start(self, wanted: Wanted, order: Order) -> None:
         """Start an attempt; its progress says why one cannot be started."""
-        folder, job, environ = self.find_folder(one.key), order.job, mix_environments(order.variables, self.environ)
+        folder, job, environ = self.find_folder(wanted.key), order.job, mix_environments(order.variables, self.environ)
         job = replace(job, log_dir=folder, cwd=job.cwd or os.path.expanduser("~"))
         if order.code is not None:
             job = replace(job, cwd=os.path.join(folder, "work"), command=f"{find_python(environ)} main.py")
         why = ""
-        if one.stop_cause:
+        if wanted.stop_cause:
             why = "it was killed before it began"
         elif job.current.boot_id != self.machine.boot_id:
             why = "it has just been booted"
         elif job.id in [other.id for other in self.jobs.values()]:
             why = f"an earlier job {job.id} is still being ended"
-        self.limits[one.key], self.jobs[one.key] = one.limits, job
+        self.limits[wanted.key], self.jobs[wanted.key] = wanted.limits, job
         if why:
-            self.host.fail(job, News(requeue=why))
+            self.job_host.fail(job, News(requeue=why))
             return
         try:
             self.disk.makedirs(folder)
             for name in STREAM_FILES:                           # of an earlier attempt: the head has them
                 remove_file(self.disk, os.path.join(folder, name))
             self.keep(job)                                      # before anything of it can begin
-            self.host.start(Order(job, environ, order.code))
+            self.job_host.start(Order(job, environ, order.code))
         except (OSError, NexusError) as error:
-            self.host.fail(job, self.host.judge_start_error(error, job))
+            self.job_host.fail(job, self.job_host.judge_start_error(error, job))
 
     def keep(self, job: Job) -> None:
         """Write what a later agent must know of a job, also after a power cut.  Raises: OSError, unavailable."""
@@ -9951,32 +9957,33 @@ class Agent(HostLoop):
         self.jobs[key] = with_facts(self.jobs[key], stop_cause=cause, stop_line=line)
         self.keep(self.jobs[key])
 
-    def report(self, one: Wanted, most_bytes: int) -> JobReport:
+    def report(self, wanted: Wanted, most_bytes: int) -> JobReport:
         """What is known of an attempt, and its new output.  Raises: OSError, NexusError."""
-        job, hosted = self.jobs.get(one.key), self.host.hosted.get(one.key)
-        folder = job.log_dir if job and job.log_dir else self.find_folder(one.key)
+        job, hosted = self.jobs.get(wanted.key), self.job_host.hosted.get(wanted.key)
+        folder = job.log_dir if job and job.log_dir else self.find_folder(wanted.key)
         if job is None or hosted is None:
             # What has begun may run still, though its files are gone.
-            is_gone, writers = (False, []) if one.has_begun else withdraw(
-                self.disk, self.machine.processes, folder, int(one.key.rpartition("-")[2]))
+            is_gone, writers = (False, []) if wanted.has_begun else withdraw(
+                self.disk, self.machine.processes, folder, int(wanted.key.rpartition("-")[2]))
             if is_gone or writers:
-                return JobReport(one.key, Progress(requeue="it was not started there" if is_gone else ""))
+                return JobReport(wanted.key, Progress(requeue="it was not started there" if is_gone else ""))
             lost = Result(None, None, None, "session-lost", f"its files are gone: {folder}")
-            return JobReport(one.key, Progress(result=lost, is_over=True))
+            return JobReport(wanted.key, Progress(result=lost, is_over=True))
         progress, usage = hosted.progress, self.observer.find_usage(job.id)
         if progress.requeue or (progress.result and progress.result.cause == "launch"):
-            return JobReport(one.key, progress)             # the output that may be there is another attempt's
+            return JobReport(wanted.key, progress)          # the output that may be there is another attempt's
         if progress.is_over and is_folder(self.disk, f"{folder}/files"):
             progress = replace(progress, files=f"{folder}/files")
         # What was lost, or cannot be read, counts if it has arrived.
         here, is_this_boot = measure_logs(self.disk, folder), job.current.boot_id == self.machine.boot_id
-        out, err = [size if size and (is_this_boot or size > have) else have for size, have in zip(here, one.log_sizes)]
-        report = JobReport(one.key, progress, (out, err), samples=usage.samples, rss_mib=usage.rss_mib)
-        if report.log_sizes == one.log_sizes:
+        out, err = [size if size and (is_this_boot or size > have) else have for size,
+                    have in zip(here, wanted.log_sizes)]
+        report = JobReport(wanted.key, progress, (out, err), samples=usage.samples, rss_mib=usage.rss_mib)
+        if report.log_sizes == wanted.log_sizes:
             return report
-        return replace(report, log_offsets=one.log_sizes, logs=tuple(
+        return replace(report, log_offsets=wanted.log_sizes, logs=tuple(
             read_part(self.disk, f"{folder}/{name}", have, min(most_bytes, size - have)) if size > have else b""
-            for name, have, size in zip(STREAM_FILES, one.log_sizes, (out, err))))
+            for name, have, size in zip(STREAM_FILES, wanted.log_sizes, (out, err))))
 
     def reply(self) -> None:
         """Reply to the latest question, if that differs from the last reply or is due by now."""
@@ -10004,7 +10011,7 @@ class Agent(HostLoop):
     def forget(self, key: str) -> None:
         """Drop an attempt that the head does not know any more.  Files that it wrote in its checkout stay."""
         folder = self.find_folder(key)
-        self.host.forget(self.jobs.pop(key))
+        self.job_host.forget(self.jobs.pop(key))
         self.limits.pop(key, None)
         if folder not in map(self.find_folder, (*self.jobs, *self.wanted)):
             remove_job_files(self.disk, self.layout.log_dir, folder)
@@ -10055,7 +10062,7 @@ class SlurmBackend(Backend):
             return WATCH_INTERVAL_S
         live = self.live                                    # read before squeue runs
         try:
-            if self.submitting and (news := self.submit(self.submitting)):
+            if self.submitting and (news := self.hand_in(self.submitting)):
                 self.found, self.submitting = [(self.submitting, news)], None
             if not self.found and self.find_pause_s() <= 0:
                 self.run_squeue(live)
@@ -10076,37 +10083,38 @@ class SlurmBackend(Backend):
             pause_s = min(pause_s, OUTAGE_PAUSE_S)
         return max(0.0, self.looked_at + self.took_s + pause_s - now)
 
-    def submit(self, job: Job) -> News | None:
+    def hand_in(self, job: Job) -> News | None:
         """Submit a job; return None while it must wait.  Raises: unavailable; Slurm may have the job all the same."""
         service, folder, config = self.service, self.service.layout.folder_of(job), self.service.config
         state = service.store.state
-        known, variables = state.jobs.get(job.id), state.environments.get(job.environment)
-        if known is None or known.current.slurm_key != job.current.slurm_key or known.current.stop_cause:
+        recorded, variables = state.jobs.get(job.id), state.environments.get(job.environment)
+        if recorded is None or recorded.current.slurm_key != job.current.slurm_key or recorded.current.stop_cause:
             return News(requeue="it was taken back before it was submitted to Slurm")
         if state.paused or self.error or self.refused.find_why(service.clock.monotonic()):
             return None
         try:
-            service.host.write_script(service.starter.make_order(job, variables))
+            service.job_host.write_script(service.starter.make_order(job, variables))
         except (OSError, NexusError) as error:
-            return service.host.judge_start_error(error, job)
+            return service.job_host.judge_start_error(error, job)
         try:
             limits = find_limits(job, config.jobs)
-            slurm_id, words = self.slurm.submit(build_sbatch(job, self.slurm.service_id, folder, limits, config.slurm))
+            slurm_id, words = self.slurm.run_sbatch(build_sbatch(job, self.slurm.service_id, folder, limits,
+                                                                 config.slurm))
         except Exception as error:                          # squeue shows whether Slurm has the job
             self.submitting, self.looked_at = None, float("-inf")
             if isinstance(error, NexusError) and read_refusal(error.message)[0] == "limit":
                 self.rest(error.message, error.hint, True)  # at its limit, sbatch retries until its own timeout
             raise
-        fault, hint = read_refusal(words)
+        at_fault, hint = read_refusal(words)
         if slurm_id:
             self.refused.succeed()
             self.hurry()
             return News({"slurm_id": slurm_id})
-        if fault in ("config", "limit"):                    # Slurm would refuse the others too: this job waits
-            self.rest(words, hint, fault == "limit")
+        if at_fault in ("config", "limit"):                 # Slurm would refuse the others too: this job waits
+            self.rest(words, hint, at_fault == "limit")
             return None
         line = format_line(f"Slurm refuses it: {words}" + (f" ({hint})" if hint else ""), 400)
-        return News(result=Result(None, None, 0.0, "launch", line, may_pass=not fault))
+        return News(result=Result(None, None, 0.0, "launch", line, may_pass=not at_fault))
 
     def rest(self, words: str, hint: str, is_limit: bool) -> None:
         """Submit nothing for a while, or until one of our jobs has ended there."""
@@ -10171,7 +10179,7 @@ class SlurmBackend(Backend):
             seen = replace(seen, state=REQUEUED_BY_SLURM, reason=f"queued again: {seen.reason}", started_at=None)
         claim, result = read_claim(self.disk, folder, job.attempt), read_result(self.disk, folder, job.attempt)
         text = read_tail(self.disk, os.path.join(folder, f"slurm-{job.attempt}.log"), 0, TAIL_BYTES)
-        news = decide(seen, claim, result, over_s, find_slurm_line(text), folder)
+        news = judge_slurm_end(seen, claim, result, over_s, find_slurm_line(text), folder)
         if news and (news.requeue or (claim is None and news.result and news.result.cause == "killed")):
             is_as_judged = take_slurm_claim(self.disk, job, folder) in (OUR_CLAIM, claim)
             return news if is_as_judged else None
@@ -10233,7 +10241,7 @@ class SlurmBackend(Backend):
         self.hasty_until = self.service.clock.monotonic() + HURRY_S
         self.worker.wanted.set()
 
-    def find_trouble(self) -> str | None:
+    def find_why(self) -> str | None:
         """Why no job can be submitted now; None: one can."""
         refused = self.refused
         error = self.error or (refused.why if self.submitting else refused.find_why(self.service.clock.monotonic()))
@@ -10297,10 +10305,10 @@ def read_report(text: bytes, question: Question) -> tuple[Report, dict[str, str]
         raise ValueError(f"it replies to question {number}, and {question.number} were asked")
     asked = dict.fromkeys(one.key for one in question.jobs)
     told: dict[str, Json] = {}
-    for one in decode("tuple[dict, ...]", fields.get("jobs"), "jobs", is_strict=True):
-        key = decode("AttemptKey", one.get("key"), "key")
+    for row in decode("tuple[dict, ...]", fields.get("jobs"), "jobs", is_strict=True):
+        key = decode("AttemptKey", row.get("key"), "key")
         if key in asked:
-            told.setdefault(key, one)
+            told.setdefault(key, row)
         elif number == question.number:
             raise ValueError(f"it tells of job {key}, which is not its")
     if count_gpu_rows(fields.get("gpus")) > MAX_GPU_ROWS:
@@ -10442,7 +10450,7 @@ class AgentLine:
             if not piece:
                 self.close()                                # so that ssh has said why
                 words = read_scratch(self.errors)
-                raise self.ssh.fault("cannot use" if "nexus" in words else "cannot reach", words or (
+                raise self.ssh.make_error("cannot use" if "nexus" in words else "cannot reach", words or (
                     "the line was cut" if is_ready else f"no answer within {silence_s:g} s"))
             self.received += piece
             end = self.received.find(b"\n", size)
@@ -10477,16 +10485,16 @@ def append_output(disk: Disk, found: Iterable[tuple[Job, JobReport]]) -> str:
     A log that the job has cut, as `echo done > /dev/stderr` does, begins anew here too.
     """
     why = ""
-    for job, one in found:
-        have, there = one.log_offsets, one.log_sizes
+    for job, report in found:
+        have, there = report.log_offsets, report.log_sizes
         if job.log_dir and there and there != have == measure_output(disk, job):
             try:
                 for number, name in enumerate(STREAM_FILES):
                     path, start = os.path.join(job.log_dir, name), job.log_base[number]
-                    if one.logs[number]:
-                        append_log(disk, path, one.logs[number], start)
+                    if report.logs[number]:
+                        append_log(disk, path, report.logs[number], start)
                     elif there[number] < have[number]:
-                        with opened(disk, path, os.O_WRONLY | os.O_NONBLOCK) as handle:
+                        with open_file(disk, path, os.O_WRONLY | os.O_NONBLOCK) as handle:
                             disk.truncate(handle, start)
             except OSError as error:
                 why = f"output of jobs there, like {job.id}, cannot be kept ({error}); it is tried again"
@@ -10533,7 +10541,7 @@ class Node(MachineBackend):
         self.address, self.name, self.is_leaving = address, address.name, is_leaving
         self.ssh = Ssh(address, service.environ)
         self.hello: Hello | None = None                     # of the last connection
-        self.trouble: NexusError | None = NexusError("unavailable", NOT_REACHED)
+        self.error: NexusError | None = NexusError("unavailable", NOT_REACHED)
         self.heard_at = self.clock.monotonic()              # its last reply
         self.due_at = float("inf")                          # since when a reply to what is wanted is due; inf: none is
         self.clock_offset_s = 0.0                           # its clock minus ours
@@ -10544,7 +10552,7 @@ class Node(MachineBackend):
         self.latest: Question | None = None                 # on this connection
         self.heard_number = 0                               # of the question that the last reply was about
         # {attempt_key} that the agent may know: recorded by an earlier service (None), or ordered
-        self.orders: dict[str, Order | None] = {job.attempt_key: None for job in self.list_jobs()}
+        self.orders: dict[str, Order | None] = {job.attempt_key: None for job in self.list_own()}
         # {attempt_key: the last report, also that its order could not be made or sent}
         self.reports: Mapping[str, JobReport] = {}
         # {attempt_key: (what is wrong with its latest report, UTC when the first such came)}
@@ -10601,7 +10609,7 @@ class Node(MachineBackend):
 
     def ask(self, line: AgentLine) -> None:
         """Ask what is known of the jobs that are wanted now.  The caller holds `guard`."""
-        recorded = {job.attempt_key for job in self.list_jobs()}
+        recorded = {job.attempt_key for job in self.list_own()}
         self.orders = {key: order for key, order in self.orders.items() if key in recorded}
         self.noted_at = {key: at for key, at in self.noted_at.items() if key in recorded}
         former = self.latest
@@ -10617,7 +10625,7 @@ class Node(MachineBackend):
 
         The oldest orders come first: what it was sent once stays wanted.  The caller holds `guard`.
         """
-        jobs = {job.attempt_key: job for job in self.list_jobs()}
+        jobs = {job.attempt_key: job for job in self.list_own()}
         due = [(jobs[key], order) for key, order in self.orders.items() if key in jobs]
         later = {job.id for job in [job for job, order in due if order][MAX_ORDERS:]}
         return [(job, order) for job, order in due if job.id not in later]
@@ -10629,7 +10637,7 @@ class Node(MachineBackend):
 
     def take(self, question: Question, report: Report, faults: Mapping[str, str]) -> None:
         """Take in what is new.  `faults`: of read_report()."""
-        jobs = {job.attempt_key: job for job in self.list_jobs()}
+        jobs = {job.attempt_key: job for job in self.list_own()}
         found = [(jobs[one.key], one) for one in report.jobs if one.key in jobs]
         error = append_output(self.disk, found)
         if error:
@@ -10660,8 +10668,8 @@ class Node(MachineBackend):
             self.gpus = tuple(replace(
                 gpu, node=self.name, uuid=f"{self.name}/{gpu.uuid}", is_paused=False, pause_reason=None,
                 utilization_mean=None, utilization_peak=None) for gpu in report.gpus)
-        if self.trouble is not None:
-            self.trouble = None
+        if self.error is not None:
+            self.error = None
             self.log.info("Node %s: connected, %s", self.name, format_count(len(self.gpus), "GPU"))
         self.service.wake()
 
@@ -10678,7 +10686,7 @@ class Node(MachineBackend):
         elif not isinstance(error, (OSError, NexusError)):
             self.service.fail(f"following node {self.name}", error)
         why = error if isinstance(error, NexusError) else NexusError("unavailable", f"{self.name}: {error}")
-        is_news, self.trouble = self.trouble is None or self.trouble.message != why.message, why
+        is_news, self.error = self.error is None or self.error.message != why.message, why
         if is_news:
             self.log.warning("Node %s: %s", self.name, why.message)
             self.service.wake()
@@ -10712,7 +10720,7 @@ class Node(MachineBackend):
 
     def list_progress(self) -> Iterator[tuple[Job, Progress]]:
         lost = self.find_lost()
-        for job in self.list_jobs():
+        for job in self.list_own():
             if lost:
                 yield job, Progress(result=lost, is_over=True)
             elif job.current.stop_cause and self.unpushed.withdraw(job):
@@ -10722,16 +10730,16 @@ class Node(MachineBackend):
 
     def find_lost(self) -> Result | None:
         """How its jobs have ended, when it is given up."""
-        trouble, limit_s = self.trouble, self.config.service.node_lost_after_seconds
+        error, limit_s = self.error, self.config.service.node_lost_after_seconds
         silence_s = self.clock.monotonic() - self.heard_at
         if self.given_up_by:
             return Result(None, None, None, "node-lost", f"its node {self.name} was removed by {self.given_up_by}")
-        if trouble is not None and limit_s and silence_s >= limit_s:
+        if error is not None and limit_s and silence_s >= limit_s:
             since = f"{self.name} could not be reached for {format_duration(silence_s)}"
-            return Result(None, None, None, "node-lost", f"{since}: {trouble.message}")
+            return Result(None, None, None, "node-lost", f"{since}: {error.message}")
         return None
 
-    def find_fault(self) -> str | None:
+    def find_limit(self) -> str | None:
         """What is wrong with its latest reply, which is taken in all the same."""
         return next((f"of job {key.partition('-')[0]} it answers what no nexus does: {words}"
                      for key, (words, _) in self.faults.items()), None)
@@ -10809,19 +10817,19 @@ class Node(MachineBackend):
     def is_unheard(self, job: Job) -> bool:
         """Whether nothing is known of a job there; of one that is to end, also while the node takes long to reply."""
         is_late = self.clock.monotonic() - self.due_at > LATE_S
-        return self.trouble is not None or (job.current.stop_cause is not None and is_late)
+        return self.error is not None or (job.current.stop_cause is not None and is_late)
 
     @property
     def since(self) -> str:
         """The time of its last reply."""
         return format_time(self.clock.now() - self.clock.monotonic() + self.heard_at) or ""
 
-    def find_closed(self, now: float) -> str | None:
+    def find_why(self, now: float) -> str | None:
         """Why it gets no job now; None: it does."""
         if self.is_leaving:
             return f"{self.name} is being removed"
-        trouble, why = self.trouble, self.find_fault() or self.start_backoff.find_why(now)
-        return trouble.message if trouble else f"{self.name}: {why}" if why else None       # trouble names it
+        error, why = self.error, self.find_limit() or self.start_backoff.find_why(now)
+        return error.message if error else f"{self.name}: {why}" if why else None           # trouble names it
 
 
 class NodePool(Part):
@@ -10834,17 +10842,17 @@ class NodePool(Part):
         self.waiting: Sequence[Job] = ()                    # the first pending jobs that need a directory
         self.lock = threading.RLock()                       # held by those who check a node and then change it
 
-    def set_node(self, name: str, known: KnownNode | None) -> None:
+    def set_node(self, name: str, recorded: KnownNode | None) -> None:
         """Record a node, and keep a Node for it; None: forget it.  Raises: unavailable."""
         with self.lock:
-            self.store.update(lambda state: [Put("nodes", name, known)] if state.nodes.get(name) != known else [])
+            self.store.update(lambda state: [Put("nodes", name, recorded)] if state.nodes.get(name) != recorded else [])
             node = self.nodes.get(name)
-            if node and (known is None or node.is_ended or node.address != known.config):
+            if node and (recorded is None or node.is_ended or node.address != recorded.config):
                 node.end()
                 node = None
-            if known:
-                node = node or Node(self.service, known.config, known.is_leaving)
-                node.is_leaving = known.is_leaving
+            if recorded:
+                node = node or Node(self.service, recorded.config, recorded.is_leaving)
+                node.is_leaving = recorded.is_leaving
             self.nodes = {key: one for key, one in {**self.nodes, name: node}.items() if one}
 
     def begin_nodes(self) -> None:
@@ -10852,16 +10860,16 @@ class NodePool(Part):
         busy = {job.current.node for job in self.service.running_jobs() if job.current.node}
         configured = {node.name: node for node in self.config.nodes}
         kept = dict(self.store.state.nodes)
-        for name, known in kept.items():
-            if name in configured and name in busy and is_elsewhere_now(known.config, configured[name]):
+        for name, recorded in kept.items():
+            if name in configured and name in busy and is_elsewhere_now(recorded.config, configured[name]):
                 self.log.error("Node %s is %s in config.toml, but jobs run on %s: when they have ended, nexus restart",
-                               name, configured.pop(name).destination, known.config.destination)
+                               name, configured.pop(name).destination, recorded.config.destination)
         for name, config in configured.items():
             self.set_node(name, KnownNode(config, was_configured=True))
-        for name, known in kept.items():
+        for name, recorded in kept.items():
             if name not in configured:                      # was_configured: it has been removed from config.toml
-                is_gone = known.was_configured and name not in busy
-                kept_node = replace(known, is_leaving=known.is_leaving or known.was_configured)
+                is_gone = recorded.was_configured and name not in busy
+                kept_node = replace(recorded, is_leaving=recorded.is_leaving or recorded.was_configured)
                 self.set_node(name, None if is_gone else kept_node)
 
     def add_node(self, config: NodeConfig, who: str) -> None:
@@ -10911,7 +10919,7 @@ class NodePool(Part):
     def view_nodes(self) -> list[NodeView]:
         """The nodes for plan()."""
         now, home = self.clock.monotonic(), os.path.expanduser("~")
-        return [NodeView(node.name, node.hello.cpu_slots if node.hello else 0, node.find_closed(now),
+        return [NodeView(node.name, node.hello.cpu_slots if node.hello else 0, node.find_why(now),
                          frozenset([home, *(path for path, is_there in node.folders.items() if is_there)]))
                 for node in self.nodes.values()]
 
@@ -10921,17 +10929,17 @@ class NodePool(Part):
 
         def describe(node: Node | None) -> dict[str, Any]:
             name, gpus = (node.name, node.gpus) if node else ("", self.service.gpu_watch.gpus)
-            address, hello, trouble = (node.address, node.hello, node.trouble) if node else (None,) * 3
-            why = trouble.message if trouble else self.service.observer.observation.error if node is None else (
-                node.find_fault() or node.gpu_error or node.start_backoff.find_why(self.clock.monotonic()))
+            address, hello, error = (node.address, node.hello, node.error) if node else (None,) * 3
+            why = error.message if error else self.service.observer.observation.error if node is None else (
+                node.find_limit() or node.gpu_error or node.start_backoff.find_why(self.clock.monotonic()))
             return {"name": name or self.service.node, "gpus": len(gpus),
                     "gpu_names": sorted({gpu.name for gpu in gpus}), "running_jobs": jobs.count(name),
                     **{key: getattr(address, key, None) or None for key in ("host", "port", "jump", "identity_file")},
                     **{key: getattr(hello, key, None) for key in ("python", "path", "screen")},
                     "user": node.address.user or None if node else self.service.user,
-                    "is_reachable": trouble is None, "is_leaving": bool(node and node.is_leaving),
-                    "trouble": why or None, "hint": trouble.hint if trouble else None,
-                    "unknown_since": node.since if node and trouble else None}
+                    "is_reachable": error is None, "is_leaving": bool(node and node.is_leaving),
+                    "trouble": why or None, "hint": error.hint if error else None,
+                    "unknown_since": node.since if node and error else None}
 
         return [describe(node) for node in (None, *self.nodes.values())]
 
@@ -10942,8 +10950,8 @@ class NodePool(Part):
         self.waiting = [job for job in pending[:MAX_FOLDERS] if needs_folder(job) and job.cwd != home]
         for node in list(self.nodes.values()):
             self.service.run_guarded(f"asking node {node.name}", node.ask_anew)
-            is_told = node.trouble is not None or node.has_none
-            if node.is_leaving and is_told and not node.list_jobs():
+            is_told = node.error is not None or node.has_none
+            if node.is_leaving and is_told and not node.list_own():
                 with self.lock:
                     if node.is_leaving and self.nodes.get(node.name) is node:   # it was not added again
                         self.set_node(node.name, None)
@@ -10960,18 +10968,18 @@ class NodePool(Part):
 
 def check_node(node: Node, now: float) -> tuple[bool, str]:
     """(whether a node is healthy, its description).  `now`: monotonic.  A short silence is healthy."""
-    silence_s, trouble = now - node.heard_at, node.trouble
-    if trouble:
-        return silence_s < NODE_ALARM_S, f"not heard for {format_duration(silence_s)}: {trouble.message}"
+    silence_s, error = now - node.heard_at, node.error
+    if error:
+        return silence_s < NODE_ALARM_S, f"not heard for {format_duration(silence_s)}: {error.message}"
     faults = [f"GPU {gpu.local_place}: {gpu.fault}" for gpu in node.gpus if gpu.fault]
     faults += [node.gpu_error] if node.gpu_error and node.gpus else []
-    faults += filter(None, [node.find_fault()])
+    faults += filter(None, [node.find_limit()])
     return not faults, join_some(faults, 3, "; ") or format_count(len(node.gpus), "GPU")
 
 
-def is_elsewhere_now(known: NodeConfig, config: NodeConfig) -> bool:
+def is_elsewhere_now(recorded: NodeConfig, config: NodeConfig) -> bool:
     """Whether the name belongs to another machine in `config`."""
-    return (known.destination, known.port) != (config.destination, config.port)
+    return (recorded.destination, recorded.port) != (config.destination, config.port)
 
 
 # ==== 16. OUTCOMES ==== one reducer for what the backends report: starts, ends, requeues; what has them start a job
@@ -11007,7 +11015,7 @@ class Outcomes(Part):
             facts["excluded_nodes"] = news.excluded_nodes
         self.store.update(lambda state: requeue(state, state.jobs[job.id], news.requeue, now, **facts))
         self.forget(job)
-        self.service.observer.annotate(self.service.local.list_jobs())      # shows who holds the GPU
+        self.service.observer.annotate(self.service.local.list_own())       # shows who holds the GPU
         self.service.gpu_watch.show_gpus()
         after = "" if job.current.stop_cause else " and goes back to the queue"
         self.log.warning("Job %s could not start%s: %s", job.id, after, news.requeue)
@@ -11077,19 +11085,19 @@ class Outcomes(Part):
 
     def gather_evidence(self, job: Job, result: Result) -> Evidence:
         """What tells why an attempt failed, and what its processes used."""
-        folder, trouble = self.layout.folder_of(job), None
+        folder, error = self.layout.folder_of(job), None
         sizes = measure_logs(self.disk, folder)
         has_output = sizes[0] > job.log_base[0] or sizes[1] > job.log_base[1]
         most = TAIL_BYTES if result.exit_code and has_output else 0
         stdout, stderr = [read_tail(self.disk, os.path.join(folder, name), start, most) if most else ""
                           for name, start in zip(STREAM_FILES, job.log_base)]
         if result.is_cut:
-            trouble = f"No space left on device: {job.current.node or folder} (the job's logs may be cut)"
+            error = f"No space left on device: {job.current.node or folder} (the job's logs may be cut)"
         elif result.exit_code and not job.current.node and not is_folder(self.disk, folder):
-            trouble = f"its log folder is gone: {folder}"
+            error = f"its log folder is gone: {folder}"
         last_line = self.service.log_watch.find_last_line(folder, job.log_base) if has_output else None
         samples = self.service.observer.find_usage(job.id).samples
-        return Evidence(stderr, sizes, trouble, samples, stdout, last_line)
+        return Evidence(stderr, sizes, error, samples, stdout, last_line)
 
     def is_disk_full(self, job: Job) -> bool:
         with contextlib.suppress(OSError):
@@ -11106,22 +11114,22 @@ class Outcomes(Part):
 
     def keep_samples(self) -> None:
         """Record the usage of running jobs before a restart.  Raises: unavailable."""
-        def keep(state: State) -> Changes:
+        def write(state: State) -> Changes:
             for job in [job for job in state.running.values() if not job.current.node]:
                 yield change_attempt(job, **vars(self.service.observer.find_usage(job.id).samples))
-        self.store.update(keep)
+        self.store.update(write)
 
     def find_runtime_s(self, job: Job, now: float) -> float:
         """Seconds that a job has run.  The wall clock, which may have been set, is the last resort."""
-        host: JobHost = self.service.host
-        runtime_s = (host.hosted.get(job.attempt_key) or HostedJob(host, job)).find_runtime_s()
+        job_host: JobHost = self.service.job_host
+        runtime_s = (job_host.hosted.get(job.attempt_key) or HostedJob(job_host, job)).find_runtime_s()
         return max(0.0, find_age(job, now)) if runtime_s is None else runtime_s
 
     def forget(self, job: Job) -> None:
         """Drop what was kept for a running job."""
         for table in (self.unrecorded, self.learned, self.service.observer.usage):
             table.pop(job.id, None)
-        self.service.host.forget(job)
+        self.service.job_host.forget(job)
 
     def report_end(self, before: Job, job: Job) -> None:
         """Log an end, and tell the GPU guard of it.  `before`: the job as it ran."""
@@ -11186,7 +11194,7 @@ class Starter(Part):
 
     def start(self, job: Job, variables: Mapping[str, str] | None) -> None:
         """Start a job whose intent is on disk.  After a crash before its claim, the next service requeues it."""
-        host, is_begun = self.service.host, False
+        host, is_begun = self.service.job_host, False
         try:
             self.make_room(job)
             backend = next((one for one in self.service.backends if one.has(job)), self.service.local)
@@ -11306,7 +11314,7 @@ class JobsFile:
         for digest, row in dict(zip(digests, rows)).items():
             if counts[digest] > seen.get(digest, 0):
                 try:
-                    self.service.admission.submit([self.make_asked(row)], caller)
+                    self.service.admission.admit([self.make_asked(row)], caller)
                     seen[digest] = counts[digest]
                 except NexusError as error:
                     faults.append(f"line {row.line}, '{format_line(row.script, 100)}': {error.message}")
@@ -11375,7 +11383,7 @@ class Hooks:
         self.looked_at, health = now, service.health.check()
         if health["is_healthy"] != self.is_healthy:
             self.is_healthy = health["is_healthy"]
-            bad = [f"{check['name']}: {check['reading']}" for check in health["checks"] if not check["is_ok"]]
+            bad = [f"{row['name']}: {row['reading']}" for row in health["checks"] if not row["is_ok"]]
             self.call("on_unhealthy", {
                 "NEXUS_HEALTH": "HEALTHY" if self.is_healthy else "UNHEALTHY", "NEXUS_HEALTH_REASON": "; ".join(bad)})
 
@@ -11608,8 +11616,8 @@ class Drafts(Part):
 
     def check_ever_runs(self, job: Job) -> None:
         """Raises: usage, when no machine can ever run the job.  A job passes while a machine's GPUs are unknown."""
-        if self.service.is_slurm and (obstacle := find_slurm_obstacle(job)):
-            refuse(f"the job {obstacle.detail}", "[jobs] launcher is \"slurm\"; the kind of GPU is chosen by "
+        if self.service.is_slurm and (reason := find_slurm_reason(job)):
+            refuse(f"the job {reason.detail}", "[jobs] launcher is \"slurm\"; the kind of GPU is chosen by "
                    "--gpu-type, or by [slurm] partition and extra_args")
         if self.service.is_slurm or not job.gpus:
             return
@@ -11664,8 +11672,8 @@ def check_command(command: str) -> None:
 class Admission(Part):
     """Does what requests ask for.  `who`: the caller's name for the log; a `caller` may use only its own jobs."""
 
-    def submit(self, submissions: Sequence[Asked], caller: Caller, key: str | None = None,
-               is_dry: bool = False) -> Added:
+    def admit(self, submissions: Sequence[Asked], caller: Caller, key: str | None = None,
+              is_dry: bool = False) -> Added:
         """Queue jobs, all or none; a dry run changes nothing.  A `key` used before returns the earlier jobs."""
         if key and caller.user != self.service.user:
             key = f"{caller.user} {key}"
@@ -11676,7 +11684,7 @@ class Admission(Part):
             check_priority(asked.job.get("priority"), caller)
             self.check_env(asked.env or asked.job.get("variables"), caller)
         drafts, now = self.service.drafts.make(submissions, caller.user), self.clock.now()
-        ids, known, new_jobs = list[str](), list[str](), list[Job]()
+        ids, repeated, new_jobs = list[str](), list[str](), list[Job]()
 
         def add(state: State) -> Changes:
             earlier = [job for job in state.jobs.values() if job.key == key] if key else []
@@ -11688,13 +11696,13 @@ class Admission(Part):
             for drafted, variables, asked in drafts:
                 job_id = contents.get(content_of(drafted)) if asked.unique else None
                 if job_id:
-                    known.append(job_id)
+                    repeated.append(job_id)
                 else:
                     job = yield from self.add_job(state, drafted, caller, now, variables, asked.max_concurrent, key=key)
                     job_id = contents[content_of(job)] = job.id
                     new_jobs.append(state.jobs[job_id])
                 ids.append(job_id)
-            added = Added(tuple(ids), tuple(known), new_jobs)
+            added = Added(tuple(ids), tuple(repeated), new_jobs)
             if is_dry:
                 raise DryRun(added)
             return added
@@ -11902,13 +11910,13 @@ def content_of(job: Job) -> tuple[object, ...]:
     return job.user, job.command, job.cwd, job.conda, job.env_digest, own
 
 
-def find_retried(state: State, job_id: str, known: dict[str, str]) -> str:
-    """Return the id of the latest retry of a job, or its own id.  `known`: {id: one of its retries}, which grows."""
+def find_retried(state: State, job_id: str, latest: dict[str, str]) -> str:
+    """Return the id of the latest retry of a job, or its own id.  `latest`: {id: one of its retries}, which grows."""
     former = []
-    while (later := known.get(job_id) or state.jobs[job_id].retried_as) in state.jobs:
+    while (later := latest.get(job_id) or state.jobs[job_id].retried_as) in state.jobs:
         former.append(job_id)
         job_id = str(later)
-    known.update(dict.fromkeys(former, job_id))
+    latest.update(dict.fromkeys(former, job_id))
     return job_id
 
 
@@ -12049,7 +12057,7 @@ class GpuWatch(Part):
         self.first_probe = threading.Event()
         self.gpus: tuple[Gpu, ...] = ()                     # of this machine
         self.ended: collections.deque[Ended] = collections.deque(maxlen=500)    # attempts, the latest last
-        self.host = measure_host(None)
+        self.machine_use = measure_machine(None)
         self.loads: Mapping[str, Sequence[tuple[float, float]]] = {}    # {GPU uuid: (monotonic, percent), last hour}
         # {uuid of an idle GPU: since when, UTC; since when and when last seen so, monotonic}
         self.idle: Mapping[str, tuple[float, float, float]] = {}
@@ -12078,7 +12086,7 @@ class GpuWatch(Part):
     def take_in_observation(self) -> None:
         """Take the latest reading of the GPUs, and show it to the scheduler."""
         before = self.observer.observation
-        if not self.observer.take_in(self.service.local.list_jobs()):
+        if not self.observer.take_in(self.service.local.list_own()):
             return
         latest = self.observer.observation
         self.show_gpus()
@@ -12095,7 +12103,7 @@ class GpuWatch(Part):
         if [gpu.uuid for gpu in latest.gpus] != [gpu.uuid for gpu in before.gpus]:
             # GPU indices that were written while the GPUs were unknown
             self.service.housekeeping.apply_edit({"paused_gpus": self.store.state.paused_gpus})
-        self.host = measure_host(self.machine.psutil)
+        self.machine_use = measure_machine(self.machine.psutil)
 
     def show_gpus(self) -> None:
         """Take over the GPUs with their users, and add their mean and peak load."""
@@ -12112,7 +12120,7 @@ class GpuWatch(Part):
         self.loads = {gpu.uuid: [
             *(load for load in self.loads.get(gpu.uuid, ()) if now - load[0] < LOADS_S),
             *([] if gpu.utilization is None else [(now, gpu.utilization)])] for gpu in self.all_gpus()}
-        unread = {name for name, node in self.service.pool.nodes.items() if node.trouble}
+        unread = {name for name, node in self.service.pool.nodes.items() if node.error}
         if self.observer.find_gpu_error():
             unread.add("")
         self.idle = {gpu.uuid: (*self.idle.get(gpu.uuid, (self.clock.now(), now))[:2], now) for gpu in self.all_gpus()
@@ -12160,7 +12168,7 @@ class GpuWatch(Part):
     def find_gpu_error(self) -> str | None:
         """Return why jobs get no GPU now, or None."""
         if self.service.cluster and self.service.is_slurm:
-            return self.service.cluster.find_trouble()
+            return self.service.cluster.find_why()
         return self.observer.find_error()
 
     def all_gpus(self) -> tuple[Gpu, ...]:
@@ -12260,8 +12268,8 @@ class Housekeeping(Part):
 
         def forget(state: State) -> Changes:
             # Another request may have removed one meanwhile, and a new job may have its id.
-            known = [(state.jobs.get(job.id), job.number) for job in gone]
-            return forget_jobs(state, [job for job, number in known if job and job.number == number], now)
+            numbered = [(state.jobs.get(job.id), job.number) for job in gone]
+            return forget_jobs(state, [job for job, number in numbered if job and job.number == number], now)
 
         for job in gone:
             if job.log_dir:
@@ -12325,11 +12333,11 @@ class Housekeeping(Part):
                 yield from pause_queue(is_paused)
             if isinstance(listed, tuple):
                 gpus = self.service.gpu_watch.all_gpus()
-                known = {*(gpu.uuid for gpu in gpus), *state.paused_gpus}   # a card that was paused may come back
+                uuids = {*(gpu.uuid for gpu in gpus), *state.paused_gpus}   # a card that was paused may come back
                 named = dict.fromkeys(uuid for item in map(str, listed)
                                       for uuid in [gpu.uuid for gpu in gpus if is_gpu_meant(item, gpu.place)]
                                       or [item])
-                yield from pause_gpus(state, [uuid for uuid in named if uuid in known or not gpus])
+                yield from pause_gpus(state, [uuid for uuid in named if uuid in uuids or not gpus])
             return before != (state.paused, state.paused_gpus)
 
         if self.store.update(change):
@@ -12423,8 +12431,8 @@ class Health(Part):
 
     def check(self) -> dict[str, Any]:
         """GET /health."""
-        checks = [dict(zip(("name", "is_ok", "reading"), check)) for check in self.list_checks()]
-        return {"is_healthy": all(check["is_ok"] for check in checks), "checks": checks}
+        checks = [dict(zip(("name", "is_ok", "reading"), row)) for row in self.list_checks()]
+        return {"is_healthy": all(row["is_ok"] for row in checks), "checks": checks}
 
     def list_checks(self) -> Iterator[tuple[str, bool, str, str]]:
         """Yield (name, is_ok, reading, hint for GET /status) of each check."""
@@ -12506,7 +12514,7 @@ class Health(Part):
         return [hint for hint in hints if hint]
 
 
-class Views(Part):
+class Answers(Part):
     """Makes the answers to GET requests."""
 
     def __init__(self, service: Service) -> None:
@@ -12532,8 +12540,8 @@ class Views(Part):
             "no_screen": self.machine.no_terminal,
             "gpu_trouble": self.service.observer.find_gpu_error(), "slurm": cluster.describe() if cluster else None,
             "hints": [*self.service.health.list_hints(), *list(list_holds(state).values())[:3]],
-            "bad_checks": [check["name"] for check in self.service.health.check()["checks"] if not check["is_ok"]],
-            "host": {"name": self.service.node, **watch.host},
+            "bad_checks": [row["name"] for row in self.service.health.check()["checks"] if not row["is_ok"]],
+            "host": {"name": self.service.node, **watch.machine_use},
             "nodes": self.service.pool.list_nodes() if self.service.pool.nodes else []}
 
     def status_for(self, caller: Caller) -> dict[str, Any]:
@@ -12548,10 +12556,10 @@ class Views(Part):
     def list_gpus(self, state: State) -> list[dict[str, Any]]:
         """Return the GPUs of all machines, for the API."""
         now, nodes, shown = self.clock.monotonic(), self.service.pool.nodes, []
-        closed = {node.name: node.find_closed(now) for node in nodes.values()}
+        reasons = {node.name: node.find_why(now) for node in nodes.values()}
         for gpu in self.service.gpu_watch.see_gpus(state):
-            why = closed.get(gpu.node) if gpu.node else self.service.observer.observation.error
-            is_unread = bool(why) and (not gpu.node or nodes[gpu.node].trouble is not None)
+            why = reasons.get(gpu.node) if gpu.node else self.service.observer.observation.error
+            is_unread = bool(why) and (not gpu.node or nodes[gpu.node].error is not None)
             if gpu.node and is_unread:                  # its last readings are too old
                 gpu = forget_readings(gpu)
             shown.append(gpu_json(gpu, state, self.config.gpu, why if is_unread else None,
@@ -12573,9 +12581,9 @@ class Views(Part):
         describe = describe or self.make_describe(jobs, fields)
         shown = []
         for job in jobs:
-            known = self.measure_running(job, now) if job.status == RUNNING else describe(job)
+            facts = self.measure_running(job, now) if job.status == RUNNING else describe(job)
             node = self.find_place(job)
-            shown.append(pick_json(job, now, node, fields, **known) if fields else job_json(job, now, node, **known))
+            shown.append(pick_json(job, now, node, fields, **facts) if fields else job_json(job, now, node, **facts))
         return shown
 
     def encode_jobs(self, caller: Caller, jobs: Sequence[Job], fields: Sequence[str],
@@ -12607,14 +12615,14 @@ class Views(Part):
         has_reasons, planned = not wanted.isdisjoint(QUEUE_KEYS[1:]), self.find_plan(state)
 
         def describe(job: Job) -> dict[str, Any]:
-            known: dict[str, Any] = {**dict.fromkeys(QUEUE_KEYS), "position": positions.get(job.id)}
+            facts: dict[str, Any] = {**dict.fromkeys(QUEUE_KEYS), "position": positions.get(job.id)}
             if job.shown_status == PENDING and has_reasons:
                 reasons, start = self.list_reasons(job, state, planned), estimates.get(job.id)
                 if start is None and reasons[0].code == "begin-time":
                     start = now + find_delay_s(job, now)
-                known.update(waiting_for=format_reasons(reasons), reason=reason_json(reasons[0]),
+                facts.update(waiting_for=format_reasons(reasons), reason=reason_json(reasons[0]),
                              estimated_start=format_time(start))
-            return known
+            return facts
 
         return describe
 
@@ -12687,19 +12695,19 @@ class Views(Part):
 
     def find_plan(self, state: State) -> Plan:
         """Return the latest plan."""
-        plan, pause = self.service.plan, find_pause(state)
-        if pause or (plan.hold and plan.hold.code == "paused"):         # it may be out of date
-            plan = replace(plan, hold=pause)
-        return plan
+        planned, pause = self.service.plan, find_pause(state)
+        if pause or (planned.hold and planned.hold.code == "paused"):   # it may be out of date
+            planned = replace(planned, hold=pause)
+        return planned
 
-    def list_reasons(self, job: Job, state: State, plan: Plan) -> list[Reason]:
+    def list_reasons(self, job: Job, state: State, planned: Plan) -> list[Reason]:
         """Return why a pending job does not run now, the first that holds it first."""
         error = self.store.last_error
         if error:
             return [Reason("node-down", "", error.message)]
         if self.service.cluster and job.status == SUBMITTED:
             return [Reason("resources", "slurm", self.service.cluster.find_wait(job))]
-        return list_reasons(job, state.groups.get(job.group or ""), plan, self.config, self.clock.now(),
+        return list_reasons(job, state.groups.get(job.group or ""), planned, self.config, self.clock.now(),
                             self.service.user)
 
     def explain(self, job_id: str, caller: Caller) -> dict[str, Any]:
@@ -12724,8 +12732,9 @@ class Views(Part):
             if other.preemptible and left_s > 0:
                 facts.append(f"job {other.id} is preemptible: it may have to end in {format_duration(left_s)} or later")
         verdicts = list_verdicts(job, capacities, self.config.gpu, now) if job.gpus else []
-        gpus = [{"node": one.gpu.node or self.service.node, "place": one.gpu.place, "index": one.gpu.index,
-                 "verdict": why and why.detail} for one, why in verdicts]
+        gpus = [{"node": capacity.gpu.node or self.service.node, "place": capacity.gpu.place,
+                 "index": capacity.gpu.index,
+                 "verdict": why and why.detail} for capacity, why in verdicts]
         reasons = self.list_reasons(job, state, self.find_plan(state))
         return {**answer, "why": format_reasons(reasons), "reason": reason_json(reasons[0]), "facts": facts,
                 "gpus": gpus, "verdicts": format_verdicts(gpus, Paint(""))}
@@ -12743,9 +12752,9 @@ class Views(Part):
 
     def find_estimated(self) -> tuple[Any, ...]:
         """Return what tells a plan from another: the state, what is closed, and the minute, as an end may be late."""
-        plan = self.service.plan
-        closed = [(one.gpu.uuid, one.reason and one.reason.code) for one in plan.gpus]
-        return self.store.state.seq, plan.hold, dict(plan.machines), closed, self.clock.now() // 60
+        planned = self.service.plan
+        cards = [(one.gpu.uuid, one.reason and one.reason.code) for one in planned.gpus]
+        return self.store.state.seq, planned.hold, dict(planned.machines), cards, self.clock.now() // 60
 
     def estimate(self) -> Mapping[str, float]:
         import itertools
@@ -12819,14 +12828,14 @@ class Overview(Part):
             self.documents[view, version] = document
             for key in list(self.documents)[:-MAX_DOCUMENTS]:
                 del self.documents[key]
-            known = self.documents.get((view, after))
-        changes = document if known is None else make_patch(known, document)
-        return {"state_version": version, "is_whole": known is None, **changes}
+            former = self.documents.get((view, after))
+        changes = document if former is None else make_patch(former, document)
+        return {"state_version": version, "is_whole": former is None, **changes}
 
     def describe(self, caller: Caller, choice: Choice, limit: int) -> dict[str, Any]:
         """The document.  Its rows are without what is null."""
         import itertools
-        views, state = self.service.views, self.store.state
+        views, state = self.service.answers, self.store.state
         status, is_chosen = views.status_for(caller), bool(choice.given)
         visible = list_visible_groups(state, caller) if not is_chosen or choice.group else {}
         lists = Lists(state, caller, choice, {} if is_chosen else visible)
@@ -12961,7 +12970,7 @@ class Service(HostLoop):
         self.owner = Caller(self.user, self.user)
         self.hash = file_hash(disk)                         # of the running code: the file may change later
         self.url = ""                                       # where it listens, once it does
-        self.node = store.host.partition(CONTAINER)[0]
+        self.node = store.machine_id.partition(CONTAINER)[0]
         self.started_monotonic = clock.monotonic()
         self.is_going_down = False
         self.plan = Plan(hold=Reason("node-down", "", "the service has not read the GPUs yet"))
@@ -12983,7 +12992,7 @@ class Service(HostLoop):
         self.housekeeping = Housekeeping(self)
         self.log_watch = LogWatch(self)
         self.health = Health(self)
-        self.views = Views(self)
+        self.answers = Answers(self)
         self.overview = Overview(self)
         has_slurm_jobs = any(job.current.slurm_key for job in store.state.live.values())
         self.cluster = SlurmBackend(self) if self.is_slurm or has_slurm_jobs else None
@@ -12996,9 +13005,9 @@ class Service(HostLoop):
     def disk_error(self) -> NexusError | None:
         return self.store.last_error
 
-    def change(self, decide: Callable[[State], Iterable[Put]], message: str, *details: object) -> Any:
+    def change(self, yield_changes: Callable[[State], Iterable[Put]], message: str, *details: object) -> Any:
         """Commit the changes of a request, log the message, wake the loop.  Raises: what Store.update() raises."""
-        answer = self.store.update(decide)
+        answer = self.store.update(yield_changes)
         self.log.info(message, *details)
         self.wake()
         return answer
@@ -13050,13 +13059,13 @@ class Service(HostLoop):
 
     def end_for_reboot(self) -> None:
         """When the machine goes down, let the jobs here save their work: systemd would kill them all at once."""
-        if not self.local.list_jobs() or not self.machine.is_going_down():
+        if not self.local.list_own() or not self.machine.is_going_down():
             return
         self.is_going_down = True
 
         def end(state: State) -> Changes:
             for job in list(state.running.values()):
-                hosted = self.host.hosted.get(job.attempt_key)
+                hosted = self.job_host.hosted.get(job.attempt_key)
                 is_over = job.id in self.outcomes.unrecorded or (hosted and hosted.result and not hosted.processes_left)
                 if self.local.has(job) and not job.current.stop_cause and not is_over:
                     yield change_job(job, stop_cause="reboot", stop_line=MACHINE_DOWN)
@@ -13064,7 +13073,7 @@ class Service(HostLoop):
         self.store.update(end)
         self.log.info("The machine goes down: its jobs are ended")
         give_up_at = self.clock.monotonic() + self.config.jobs.kill_grace_seconds + 2 * RUNNER_TIMEOUT_S
-        while self.local.list_jobs() and self.clock.monotonic() < give_up_at:
+        while self.local.list_own() and self.clock.monotonic() < give_up_at:
             self.turn()
 
     def tick(self, runner_events: Sequence[RunnerEvent]) -> None:
@@ -13082,9 +13091,9 @@ class Service(HostLoop):
     def take_in(self, backend: Backend, runner_events: Sequence[RunnerEvent]) -> None:
         """Record the news of a backend: what is learned of jobs that go on together, of others with their ends."""
         learned: dict[str, Mapping[str, Any]] = {}
-        for known, news in backend.poll(runner_events):
-            job = self.store.state.jobs.get(known.id)
-            if job and (job.attempt, job.status) == (known.attempt, known.status):      # else it will be seen again
+        for seen, news in backend.poll(runner_events):
+            job = self.store.state.jobs.get(seen.id)
+            if job and (job.attempt, job.status) == (seen.attempt, seen.status):        # else it will be seen again
                 if news.is_end or job.current.slurm_key is not None:        # Slurm's thread goes on once it is recorded
                     self.run_guarded(f"hearing of job {job.id}", self.outcomes.take_news, job, news)
                 else:
@@ -13110,15 +13119,15 @@ class Service(HostLoop):
 
     def record_ends_and_start(self) -> None:
         """Record the ends of jobs and plan starts in one transaction; then start the jobs."""
-        now, trouble, nodes = self.clock.now(), self.gpu_watch.find_gpu_error(), self.pool.view_nodes()
+        now, error, nodes = self.clock.now(), self.gpu_watch.find_gpu_error(), self.pool.view_nodes()
         over = dict(self.outcomes.unrecorded)
         evidence = {job.id: self.outcomes.gather_evidence(job, over[job.id])
                     for job in self.store.state.live.values() if job.id in over}
-        hold = "the machine goes down" if self.is_going_down else (
-            self.host.start_backoff.find_why(self.clock.monotonic()) or "")
+        why = "the machine goes down" if self.is_going_down else (
+            self.job_host.start_backoff.find_why(self.clock.monotonic()) or "")
         starting: list[tuple[Job, Mapping[str, str] | None]] = []
 
-        def decide(state: State) -> Changes:
+        def yield_changes(state: State) -> Changes:
             if self.store.last_error:                       # a harmless write tells whether the disk works again
                 yield Put("facts", "paused_gpus", state.paused_gpus)
             ended = []
@@ -13127,7 +13136,7 @@ class Service(HostLoop):
                     job = with_facts(job, **self.outcomes.learned.get(job_id, {}))
                     yield from self.outcomes.end_attempt(state, job, over[job_id], proof, now)
                     ended.append((job, state.jobs[job_id]))
-            planned = plan(state, self.gpu_watch.see_gpus(state), trouble, self.config, now, nodes, hold)
+            planned = plan(state, self.gpu_watch.see_gpus(state), error, self.config, now, nodes, why)
             for job_id, waiting_id in planned.preempted:
                 yield change_job(state.jobs[job_id], stop_cause=PREEMPTED, stop_by=None,
                                  stop_line=f"job {waiting_id}, which is not preemptible, needs its GPUs")
@@ -13137,7 +13146,7 @@ class Service(HostLoop):
             starting.extend((job, state.environments.get(job.environment)) for job in jobs)
             return planned, ended
 
-        self.plan, ended = self.store.update(decide)
+        self.plan, ended = self.store.update(yield_changes)
         for job_id, waiting_id in self.plan.preempted:
             self.log.info("Job %s is stopped and queued again: job %s needs its GPUs", job_id, waiting_id)
         for job_id in over:
@@ -13328,11 +13337,11 @@ def match_route(method: str, path: str) -> tuple[Route, dict[str, str]]:
     """(the request's route, its path parameters).  Raises: not_found, method_not_allowed."""
     import urllib.parse
     allowed = []
-    for route in ROUTES:
-        match = re.fullmatch(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", route.pattern), path)
-        if match and route.method in (method, "GET" if method == "HEAD" else method):
-            return route, {name: urllib.parse.unquote(text) for name, text in match.groupdict().items()}
-        allowed += [route.method] if match else []
+    for row in ROUTES:
+        match = re.fullmatch(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", row.pattern), path)
+        if match and row.method in (method, "GET" if method == "HEAD" else method):
+            return row, {name: urllib.parse.unquote(text) for name, text in match.groupdict().items()}
+        allowed += [row.method] if match else []
     if allowed:
         raise NexusError("method_not_allowed", f"{method} is not for {path}", hint=f"it takes {', '.join(allowed)}")
     raise NexusError("not_found", f"there is nothing at {format_line(path, 100)}", hint="GET / says what is")
@@ -13388,22 +13397,22 @@ def read_json_body(request: Request) -> Any:
     return parse_json(request.read_body(), "the body")
 
 
-def read_arguments(request: Request, route: Route, path_parameters: Mapping[str, str]) -> dict[str, Any]:
+def read_arguments(request: Request, endpoint: Route, path_parameters: Mapping[str, str]) -> dict[str, Any]:
     """The arguments of a route's handler.  Raises: usage; as read_json_body()."""
-    known = [name for name, row in route.parameters.items() if row.place == "query"]
+    names = [name for name, row in endpoint.parameters.items() if row.place == "query"]
     for name in request.query:
-        if name not in known:
-            refuse(f"'{format_line(name, 40)}' is not a parameter of {route.pattern}", hint=suggest(name, known))
-    found: dict[str, Any] = {"request": request} if "request" in route.arguments else {}
+        if name not in names:
+            refuse(f"'{format_line(name, 40)}' is not a parameter of {endpoint.pattern}", hint=suggest(name, names))
+    found: dict[str, Any] = {"request": request} if "request" in endpoint.arguments else {}
     places: dict[str, Mapping[str, Any]] = {
         "path": path_parameters, "query": request.query, "header": request.headers}
-    for name, row in route.parameters.items():
+    for name, row in endpoint.parameters.items():
         texts = places[row.place].get(name.lower())
         if texts is not None:
             found[argument_of(name)] = read_parameter(name, row, [texts] if isinstance(texts, str) else texts)
-    if "choice" in route.arguments:
+    if "choice" in endpoint.arguments:
         found["choice"] = Choice(**{name: found.pop(name) for name in FILTERS if name in found})
-    if "body" in route.arguments:
+    if "body" in endpoint.arguments:
         found["body"] = read_json_body(request)
     return found
 
@@ -13418,19 +13427,20 @@ class Gate:
 
     def check_site(self, request: Request) -> None:
         """Refuse requests that another site's page makes in the owner's browser.  Raises: forbidden."""
-        host = request.headers.get("host", "")
+        host_header = request.headers.get("host", "")
         name = request.host_name
         is_ip = re.fullmatch(r"[\d.]+|\[[0-9a-f:.]+\]", name) is not None
         names = [known.lower() for known in (*LOCAL_HOSTS, *self.config.allowed_hosts, self.config.host)]
         own = self.service.node.lower().partition(".")[0]
         is_own = not is_loopback(self.config.host) and (is_ip or name.partition(".")[0] == own)
         if name not in names and not is_own:
-            raise NexusError("forbidden", f"the Host '{format_line(host, 60)}' is not one by which nexus may be called",
+            raise NexusError("forbidden",
+                             f"the Host '{format_line(host_header, 60)}' is not one by which nexus may be called",
                              hint="its owner can allow it: [service] allowed_hosts = "
                                   f"[{json.dumps(format_line(name, 60))}]; "
                                   "on this machine call it 127.0.0.1")
         is_change = request.method not in ("GET", "HEAD")
-        own_sites = (f"http://{host}".lower(), f"https://{host}".lower())
+        own_sites = (f"http://{host_header}".lower(), f"https://{host_header}".lower())
         for header in ("origin", "referer") if is_change else ("origin",):
             site = request.headers.get(header)
             if site is not None and "/".join(site.lower().split("/")[:3]) not in own_sites:
@@ -13455,8 +13465,8 @@ class Gate:
         if forwarded:
             raise self.describe_caller(request, f"a forwarded request ({forwarded[0]}) needs a token", hint)
         if request.host_name not in LOCAL_HOSTS:
-            host = format_line(request.headers.get("host", ""), 60)
-            raise self.describe_caller(request, f"a request to {host} needs a token", hint)
+            host_header = format_line(request.headers.get("host", ""), 60)
+            raise self.describe_caller(request, f"a request to {host_header} needs a token", hint)
         if not is_loopback(self.config.host) and request.peer != SOCKET_PEER:
             raise self.describe_caller(
                 request, f"nexus listens on {self.config.host}, so every request needs a token", hint)
@@ -13517,27 +13527,27 @@ class Api:
         if request.headers.get("service-worker") == "script":
             return Response(200, WORKER_SCRIPT, "text/javascript",
                             {"Cache-Control": "no-store", "Service-Worker-Allowed": "/"})
-        known: Caller | None = None
+        who: Caller | None = None
         try:
             self.gate.check_site(request)
             accepted = request.headers.get("accept", "").lower()
             if (self.page and request.path == "/" and request.method in ("GET", "HEAD") and "text/html" in accepted
                     and "application/json" not in accepted):
                 return page_response(self.page)       # for anyone: it has no data
-            route, path_parameters = match_route(request.method, request.path)
-            known = None if route.access == "anyone" else self.gate.identify(request)
-            caller = known or Caller("", request.peer, is_owner=False)
-            if route.access == "owner" and not caller.is_owner:
-                raise NexusError("forbidden", f"{route.method} {route.pattern} is for {self.service.user}, "
+            endpoint, path_parameters = match_route(request.method, request.path)
+            who = None if endpoint.access == "anyone" else self.gate.identify(request)
+            caller = who or Caller("", request.peer, is_owner=False)
+            if endpoint.access == "owner" and not caller.is_owner:
+                raise NexusError("forbidden", f"{endpoint.method} {endpoint.pattern} is for {self.service.user}, "
                                  "whose service this is")
-            response = route.handler(self, caller, **read_arguments(request, route, path_parameters))
+            response = endpoint.handler(self, caller, **read_arguments(request, endpoint, path_parameters))
             if not isinstance(response, Response):
-                response = json_response(response) if route.answer else Response(204)
+                response = json_response(response) if endpoint.answer else Response(204)
             if response.stream:
                 response = replace(response, stream=self.check_stream(request, caller, response.stream))
             return response
         except Exception as error:
-            return error_response(self.note_error(request, error, known))
+            return error_response(self.note_error(request, error, who))
 
     def note_error(self, request: Request, error: Exception, caller: Caller | None) -> NexusError:
         """The error for the caller.  Refusals, and faults of nexus, are logged too.  `caller`: None when unknown."""
@@ -13575,8 +13585,8 @@ class Api:
     def get_info(self, caller: Caller) -> dict[str, Any]:
         if not caller.is_owner:
             return {"name": "nexus", "version": __version__, "user": caller.user}
-        calls = [f"{route.method} {route.pattern}: {route.summary}" for route in ROUTES if route.summary]
-        return {"name": "nexus", **self.service.views.info(), "calls": calls}
+        calls = [f"{row.method} {row.pattern}: {row.summary}" for row in ROUTES if row.summary]
+        return {"name": "nexus", **self.service.answers.info(), "calls": calls}
 
     @route("GET /status", "user", "GPUs, running jobs, and how many wait; with `after`: what has changed since then",
            "Status", without=("name",))
@@ -13584,7 +13594,7 @@ class Api:
                    limit: int = 50) -> Response | dict[str, Any]:
         self.service.gpu_watch.first_probe.wait(SMI_WAIT_S + 5)
         if after is None:
-            return self.service.views.status_for(caller)
+            return self.service.answers.status_for(caller)
         clock, store, overview = self.service.clock, self.service.store, self.service.overview
         looked: tuple[int | None, float] = None, 0.0                # the version, and when to look again
 
@@ -13617,7 +13627,7 @@ class Api:
     @route("GET /queue", "user", "pending jobs in the order they would start", "Job[]", without=("status",))
     def get_queue(self, caller: Caller, choice: Choice, limit: int | None = None,
                   fields: Sequence[str] = ()) -> Response:
-        return self.list_jobs(caller, replace(choice, status=(PENDING,)), limit, fields)
+        return self.answer_jobs(caller, replace(choice, status=(PENDING,)), limit, fields)
 
     @route("POST /queue", "user", "add a job, or a list of jobs, all or none", "Added", body="Submissions")
     def post_queue(self, caller: Caller, body: Any, idempotency_key: str | None = None) -> dict[str, Any]:
@@ -13626,7 +13636,7 @@ class Api:
         if not caller.is_owner and any(asked.environment is not None for asked in submissions):
             raise NexusError("forbidden", f"the whole environment is for {self.service.user} to send",
                              hint='send what is to be set as "env"')
-        added = self.service.admission.submit(submissions, caller, None if is_dry else idempotency_key, is_dry)
+        added = self.service.admission.admit(submissions, caller, None if is_dry else idempotency_key, is_dry)
         waiting = [job for job in added.jobs if job.status == PENDING]
         lost = next((job for job in added.jobs if job.status != PENDING), None)
         warning = lost and f"job {lost.id} was cancelled at once: {lost.current.cause_line}"
@@ -13635,12 +13645,12 @@ class Api:
             shown = [name for name in ASKED if name not in ("umask", *Asked.FIELDS)]
             answer = {"dry_run": True, "jobs": [{name: field_json(job, name) for name in shown} for job in waiting]}
             new = {job.id for job in added.jobs}            # they exist only in the transaction that was tried
-            known = [job_id for job_id in added.known if job_id not in new]
+            repeated = [job_id for job_id in added.known if job_id not in new]
             warning = lost and f"it would be cancelled at once: {lost.current.cause_line}"
         else:
             answer = {"id": added.ids[0]} if isinstance(body, dict) and "command" in body else {"ids": added.ids}
-            known = list(added.known)
-        return {**answer, **({"known": known} if known else {}), **({"warning": warning} if warning else {})}
+            repeated = list(added.known)
+        return {**answer, **({"known": repeated} if repeated else {}), **({"warning": warning} if warning else {})}
 
     def find_delay(self, jobs: Sequence[Job]) -> str:
         """Why new jobs will not start soon; "" when nothing is known to hold them up."""
@@ -13648,9 +13658,9 @@ class Api:
         state = self.service.store.state
         holds = list_holds(state)
         held = next((holds[job.group] for job in waiting if job.group in holds), None)
-        trouble = self.service.observer.observation.error if any(job.gpus for job in waiting) else None
+        error = self.service.observer.observation.error if any(job.gpus for job in waiting) else None
         pause = find_pause(state)
-        why = pause.detail if pause and waiting else held or trouble
+        why = pause.detail if pause and waiting else held or error
         return f"it waits: {why}" if why else ""
 
     @route("PATCH /queue/{id}", "user", "change a job that has not ended, or its position", "Job", body="Edit")
@@ -13660,11 +13670,11 @@ class Api:
     @route("GET /jobs", "user", "all jobs kept: finished, running, pending", "Job[]")
     def get_jobs(self, caller: Caller, choice: Choice, sort: str = "", limit: int | None = None,
                  fields: Sequence[str] = ()) -> Response:
-        return self.list_jobs(caller, choice, limit, fields, sort)
+        return self.answer_jobs(caller, choice, limit, fields, sort)
 
-    def list_jobs(self, caller: Caller, choice: Choice, limit: int | None = None, fields: Sequence[str] = (),
-                  sort: str = "",
-                  rename: Callable[[dict[str, Any]], dict[str, Any]] = lambda job: job) -> Response:
+    def answer_jobs(self, caller: Caller, choice: Choice, limit: int | None = None, fields: Sequence[str] = (),
+                    sort: str = "",
+                    rename: Callable[[dict[str, Any]], dict[str, Any]] = lambda job: job) -> Response:
         """The first jobs of a list, with Total-Count, the length of all of it."""
         import itertools
         state = self.service.store.state
@@ -13674,7 +13684,7 @@ class Api:
         else:
             jobs = choice.select(list_jobs(state, choice.status or STATUSES), caller.may_see)
             jobs, total = (sort_jobs(jobs, sort) if sort else jobs)[:limit], len(jobs)
-        pieces, headers = self.service.views.encode_jobs(caller, jobs, fields, rename), {"Total-Count": str(total)}
+        pieces, headers = self.service.answers.encode_jobs(caller, jobs, fields, rename), {"Total-Count": str(total)}
         if len(jobs) <= JOBS_A_PIECE:
             return Response(200, b"".join(pieces), headers=headers)
         return Response(200, headers=headers, stream=pieces)
@@ -13688,14 +13698,14 @@ class Api:
 
     def reply_when_over(self, job: Job, timeout_s: float, describe: Callable[[Job | None], object]) -> Response:
         """Reply when a job is over, or when that takes too long."""
-        def find_end() -> object:
+        def is_over() -> object:
             now = self.find_now(job)
             return describe(now) if now is None or now.status in FINAL else None
 
-        return self.reply_when(find_end, timeout_s, lambda: describe(self.find_now(job)))
+        return self.reply_when(is_over, timeout_s, lambda: describe(self.find_now(job)))
 
     def describe(self, job: Job) -> dict[str, Any]:
-        return self.service.views.describe_jobs([job])[0]
+        return self.service.answers.describe_jobs([job])[0]
 
     @route("POST /jobs/cancel", "user",
            "end jobs, pending or running, all or none; those that are over stay as they are", "Ended",
@@ -13706,7 +13716,7 @@ class Api:
         jobs, dependents = self.service.admission.cancel(Choice(**choice), caller, signal)
         keys = ("id", "status", "node", "unknown_since", "outcome", "cause_line")
         return json_response({
-            "ids": [job.id for job in jobs], "jobs": self.service.views.describe_jobs(jobs, keys),
+            "ids": [job.id for job in jobs], "jobs": self.service.answers.describe_jobs(jobs, keys),
             "dependents": dependents}, 202)
 
     @route("POST /jobs/clear", "user",
@@ -13761,17 +13771,17 @@ class Api:
                 reader.folder, attempts, was_over = look()
                 # Small entries are joined: each piece costs a system call.  A piece, if empty, also finds who has gone.
                 found, size, text = False, 0, bytearray()
-                for entry in reader.read(attempts, limit) if reader.folder else ():
+                for piece in reader.read(attempts, limit) if reader.folder else ():
                     found = True
-                    size += len(entry.content)
-                    text += make_text(entry, attempts)
+                    size += len(piece.content)
+                    text += make_text(piece, attempts)
                     if max(size, len(text)) > MAX_LOG_LINE:
                         yield bytes(text)
                         size = 0
                         text.clear()
                 limit, is_on = None, is_followed and (found or not was_over)
-                for entry in reader.flush() if not found or not is_on else ():
-                    text += make_text(entry, attempts)
+                for piece in reader.flush() if not found or not is_on else ():
+                    text += make_text(piece, attempts)
                 yield bytes(text)
                 if is_on:
                     self.service.clock.sleep(LOG_LOOK_S)
@@ -13800,7 +13810,7 @@ class Api:
     @route("GET /metrics", "user", "GPUs, nodes, jobs, their ends, and the checks of health, for Prometheus",
            "text/plain")
     def get_metrics(self, caller: Caller) -> Response:
-        views = self.service.views
+        views = self.service.answers
         end_counts = dict(self.service.end_counts)              # it grows as jobs end
         text = format_prometheus(list_metrics(views.status(), self.service.health.check(), end_counts))
         return Response(200, text.encode("utf-8", "replace"), "text/plain; version=0.0.4; charset=utf-8")
@@ -13810,7 +13820,7 @@ class Api:
         self.service.gpu_watch.first_probe.wait(SMI_WAIT_S + 5)
         health = self.service.health.check()
         if not caller.is_owner:
-            health["checks"] = [{**check, "reading": ""} for check in health["checks"]]
+            health["checks"] = [{**row, "reading": ""} for row in health["checks"]]
         return json_response(health, 200 if health["is_healthy"] else 503)
 
     # Under /api: uploaded scripts, in the words of an earlier server
@@ -13849,7 +13859,7 @@ class Api:
         asked = Asked({"labels": labels, **{name: value for name, value in config.items() if name in JOB_FIELDS},
                        "command": f"{find_python(self.service.environ)} main.py", "code": name})
         with self.service.housekeeping.keep_code(name, code):
-            job = self.describe(self.find_job(admission.submit([asked], caller, key).ids[0], caller))
+            job = self.describe(self.find_job(admission.admit([asked], caller, key).ids[0], caller))
         return {"job_id": job["id"], "node_id": self.service.pool.number_nodes().get(job["node"]), "status": PENDING,
                 "queue_position": job["position"] or 0}        # 0 for one that has started by now, too
 
@@ -13876,24 +13886,24 @@ class Api:
         service = self.service
         service.gpu_watch.first_probe.wait(SMI_WAIT_S + 5)
         now = service.clock.now()
-        gpus = service.views.list_gpus(service.store.state)
+        gpus = service.answers.list_gpus(service.store.state)
         running = service.running_jobs()
         waiting = service.store.state.pending.values()
-        bad = [check for check in service.health.check()["checks"]
-               if not check["is_ok"] and not check["name"].startswith("node ")]
+        bad = [row for row in service.health.check()["checks"]
+               if not row["is_ok"] and not row["name"].startswith("node ")]
 
         def describe(number: int, name: str) -> dict[str, Any]:
             own = [gpu for gpu in gpus if gpu["node"] == name]
-            run = [job for job in running if (job.current.node or service.node) == name]
+            here = [job for job in running if (job.current.node or service.node) == name]
             wait = [job for job in waiting
                     if (job.only_node if job.only_node in service.pool.nodes else service.node) == name]
             times = [None if job.expected_time is None else
-                     max(0.0, job.expected_time - service.outcomes.find_runtime_s(job, now)) for job in run]
+                     max(0.0, job.expected_time - service.outcomes.find_runtime_s(job, now)) for job in here]
             times += [job.expected_time for job in wait]
-            is_well = not bad if number == 0 else service.pool.nodes[name].trouble is None
+            is_well = not bad if number == 0 else service.pool.nodes[name].error is None
             return {"node_id": number, "name": name, "gpus": len(own),
                     "free_gpus": sum(gpu["is_available"] for gpu in own),
-                    "running_jobs": len(run), "pending_jobs": len(wait),
+                    "running_jobs": len(here), "pending_jobs": len(wait),
                     "queue_seconds": None if None in times else round(sum(filter(None, times)), 3),
                     "is_healthy": is_well}
         return [describe(number, name) for number, name in enumerate([service.node, *service.pool.nodes])]
@@ -13902,22 +13912,22 @@ class Api:
     def get_api_jobs(self, caller: Caller, user_id: str | None = None, status: Sequence[str] = (),
                      limit: int | None = None) -> Response:
         nodes = self.service.pool.number_nodes()
-        return self.list_jobs(caller, Choice(status=status, user=user_id), limit, fields=SUBMITTED_FROM,
-                              rename=lambda job: submitted_json(job, nodes))
+        return self.answer_jobs(caller, Choice(status=status, user=user_id), limit, fields=SUBMITTED_FROM,
+                                rename=lambda job: submitted_json(job, nodes))
 
 
 # Routes that only pass on their arguments
 
 route("GET /groups", "user", "jobs by group: how many wait, run, have ended, and what holds them up", "GroupInfo[]")(
-    lambda api, caller: api.service.views.list_groups(caller))
+    lambda api, caller: api.service.answers.list_groups(caller))
 route("GET /usage", "user", "jobs, GPU-hours and failures of each user, or of each group of one's own", "Usage[]")(
-    lambda api, caller, since=None, by="user": api.service.views.list_usage(caller, since, by))
+    lambda api, caller, since=None, by="user": api.service.answers.list_usage(caller, since, by))
 route("DELETE /queue/{id}", "user", "take a pending job out of the queue")(
     lambda api, caller, id: api.service.admission.cancel(Choice((id,), (PENDING,)), caller))
 route("DELETE /jobs/{id}", "user", "kill a running job")(
     lambda api, caller, id: api.service.admission.cancel(Choice((id,), (RUNNING,)), caller))
 route("GET /jobs/{id}/why", "user", "why a job waits, GPU by GPU", "Why")(
-    lambda api, caller, id: api.service.views.explain(id, caller))
+    lambda api, caller, id: api.service.answers.explain(id, caller))
 route("POST /service/pause", "owner", "start nothing new, or nothing of a group")(
     lambda api, caller, group=None: api.service.admission.set_paused(True, caller.name, group))
 route("POST /service/resume", "owner", "start jobs again")(
@@ -13940,17 +13950,17 @@ route("GET /api/status/{id}", "user", "where a submitted script stands", "Submit
         api.describe(api.find_job(id, caller)), api.service.pool.number_nodes()))
 
 
-def find_attempt(entry: LogEntry, attempts: Sequence[Attempt]) -> Attempt:
-    return next((one for one in attempts if one.number == entry.attempt), NO_ATTEMPT)
+def find_attempt(piece: LogEntry, attempts: Sequence[Attempt]) -> Attempt:
+    return next((one for one in attempts if one.number == piece.attempt), NO_ATTEMPT)
 
 
-def log_entry_json(entry: LogEntry, attempts: Sequence[Attempt]) -> bytes:
+def log_entry_json(piece: LogEntry, attempts: Sequence[Attempt]) -> bytes:
     """Bytes that are no UTF-8 become lone surrogates, as with Python's surrogateescape."""
-    attempt = find_attempt(entry, attempts)
+    attempt = find_attempt(piece, attempts)
     return (json.dumps({
-        "attempt": entry.attempt, "started_at": format_time(attempt.started_at), "has_earlier": any(attempt.log_start),
-        "stream": STREAMS[entry.stream], "at": format_tenths(entry.at), "end": entry.end,
-        "text": entry.content.decode("utf-8", "surrogateescape")}) + "\n").encode()
+        "attempt": piece.attempt, "started_at": format_time(attempt.started_at), "has_earlier": any(attempt.log_start),
+        "stream": STREAMS[piece.stream], "at": format_tenths(piece.at), "end": piece.end,
+        "text": piece.content.decode("utf-8", "surrogateescape")}) + "\n").encode()
 
 
 def stamp_lines(content: bytes, stamp: str, is_at_line: bool) -> bytes:
@@ -13968,18 +13978,18 @@ def make_log_text(has_times: bool = False, is_both: bool = False) -> Callable[[L
     """Make the function that turns log entries into text.  `is_both`: of both streams, with a line between attempts."""
     former, is_line_whole, last = 0, True, [b"\n", b"\n"]       # `last`: the last byte of each stream
 
-    def make_text(entry: LogEntry, attempts: Sequence[Attempt]) -> bytes:
+    def make_text(piece: LogEntry, attempts: Sequence[Attempt]) -> bytes:
         nonlocal former, is_line_whole
-        heading, content = b"", entry.content
-        attempt = find_attempt(entry, attempts)
-        if is_both and any(attempt.log_start) and entry.attempt != former:
+        heading, content = b"", piece.content
+        attempt = find_attempt(piece, attempts)
+        if is_both and any(attempt.log_start) and piece.attempt != former:
             began = format_tenths(attempt.started_at) or "-"
-            heading = (b"" if is_line_whole else b"\n") + f"---- attempt {entry.attempt}, {began} ----\n".encode()
-        former = entry.attempt
+            heading = (b"" if is_line_whole else b"\n") + f"---- attempt {piece.attempt}, {began} ----\n".encode()
+        former = piece.attempt
         if has_times:
-            is_at_line = last[entry.stream] in b"\r\n" or bool(heading)
-            content = stamp_lines(content, f"{format_tenths(entry.at) or '-':22} ", is_at_line)
-        last[entry.stream] = content[-1:]
+            is_at_line = last[piece.stream] in b"\r\n" or bool(heading)
+            content = stamp_lines(content, f"{format_tenths(piece.at) or '-':22} ", is_at_line)
+        last[piece.stream] = content[-1:]
         is_line_whole = content.endswith(b"\n")
         return heading + content
 
@@ -14038,8 +14048,8 @@ class Handler(BaseHTTPRequestHandler):
         import urllib.parse
         headers = {name.lower(): text.strip(" \t") for name, text in self.headers.items()}
         # A line that http.server does not understand ends the head for it, and would hide the lines after it.
-        is_torn = self.headers.get_payload() or self.headers.preamble or self.headers.epilogue
-        if is_torn or any(len(self.headers.get_all(name, [])) > 1 for name in SINGLE_HEADERS):
+        has_strange_line = self.headers.get_payload() or self.headers.preamble or self.headers.epilogue
+        if has_strange_line or any(len(self.headers.get_all(name, [])) > 1 for name in SINGLE_HEADERS):
             refuse(f"each line of a head is `Name: text`, and {', '.join(SINGLE_HEADERS)} stand there once", hint="")
         length = headers.get("content-length", "0")
         if "transfer-encoding" in headers:
@@ -14111,11 +14121,11 @@ class Handler(BaseHTTPRequestHandler):
                 pass
 
 
-def listen(host: str, port: int, offered: Mapping[str, socket.socket] = {},
+def listen(host: str, port: int, given: Mapping[str, socket.socket] = {},
            former_port: int | None = None) -> dict[str, socket.socket]:
     """Listen on `host` and on everything that localhost may lead to, or on nothing; return {address: its socket}.
 
-    `offered`: sockets that listen already, by address.  `former_port`: of this user's service that is about to end;
+    `given`: sockets that listen already, by address.  `former_port`: of this user's service that is about to end;
     what it has of these addresses is left out.
     Another user with such an address could answer http://localhost in the owner's browser.  That page's requests to
     nexus would come from nexus's own address, and could not be told from the owner's.
@@ -14123,13 +14133,13 @@ def listen(host: str, port: int, offered: Mapping[str, socket.socket] = {},
     """
     import errno
     first = address = LOOPBACK[0] if host == "localhost" else host
-    unused, opened, covered = dict(offered), dict[str, socket.socket](), tuple[str, ...]()
+    unused, sockets, covered = dict(given), dict[str, socket.socket](), tuple[str, ...]()
     try:
         for address in (first, *LOOPBACK):
             if address in covered:
                 continue
             try:
-                opened[address] = unused.pop(address) if address in unused else listen_on(address, port)
+                sockets[address] = unused.pop(address) if address in unused else listen_on(address, port)
             except OSError as error:
                 is_held = (error.errno == errno.EADDRINUSE and port == former_port
                            and find_socket_uid((address, port), None) in (None, os.geteuid()))
@@ -14139,11 +14149,11 @@ def listen(host: str, port: int, offered: Mapping[str, socket.socket] = {},
                 if not is_held and not is_missing:
                     raise
             if address == first:
-                name, port = unmap(opened[first].getsockname()[:2]) if opened else (first, port)
+                name, port = unmap(sockets[first].getsockname()[:2]) if sockets else (first, port)
                 covered = {"0.0.0.0": LOOPBACK[:1], "::": LOOPBACK}.get(name, (name,))      # `::` takes IPv4 too
-        return opened
+        return sockets
     except (OSError, OverflowError, TypeError, ValueError) as error:            # or a name that cannot be looked up
-        for listener in opened.values():        # before it is looked up who has the port
+        for listener in sockets.values():       # before it is looked up who has the port
             listener.close()
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             holders = [find_socket_uid((host, port), None) for host in (address, "0.0.0.0", "::", *LOOPBACK)]
@@ -14198,10 +14208,10 @@ OFFER_TIMEOUT_S = 5.0
 
 
 @contextlib.contextmanager
-def offered(disk: Disk, layout: Layout, opened: Mapping[str, socket.socket]) -> Iterator[None]:
+def offer_sockets(disk: Disk, layout: Layout, sockets: Mapping[str, socket.socket]) -> Iterator[None]:
     """Give sockets, {address: socket}, to the service that starts in the block.  Raises: unavailable."""
     import threading
-    if not opened:
+    if not sockets:
         yield
         return
     listener, _ = listen_at(disk, layout.offer_file)
@@ -14210,8 +14220,8 @@ def offered(disk: Disk, layout: Layout, opened: Mapping[str, socket.socket]) -> 
         with contextlib.suppress(OSError):          # it is closed: no service has asked
             connection, _ = listener.accept()
             with connection:
-                handles = [each.fileno() for each in opened.values()]
-                socket.send_fds(connection, [encode_json(list(opened)).encode()], handles)
+                handles = [each.fileno() for each in sockets.values()]
+                socket.send_fds(connection, [encode_json(list(sockets)).encode()], handles)
 
     threading.Thread(target=give, daemon=True).start()
     try:
@@ -14219,7 +14229,7 @@ def offered(disk: Disk, layout: Layout, opened: Mapping[str, socket.socket]) -> 
     finally:
         with contextlib.suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)     # so that give() ends
-        for each in (listener, *opened.values()):
+        for each in (listener, *sockets.values()):
             each.close()
         remove_file(disk, layout.offer_file)
 
@@ -14242,10 +14252,10 @@ class Listener(ThreadingHTTPServer):
     """A listening socket.  Each connection has a thread."""
     daemon_threads = True
 
-    def __init__(self, server: Server, opened: socket.socket, handler: type[Handler]) -> None:
+    def __init__(self, server: Server, listening: socket.socket, handler: type[Handler]) -> None:
         super().__init__(("", 0), handler, bind_and_activate=False)
         self.socket.close()                         # the one that http.server made
-        self.socket, self.server, self.api = opened, server, server.api
+        self.socket, self.server, self.api = listening, server, server.api
 
     def get_request(self) -> tuple[socket.socket, Any]:
         try:
@@ -14296,15 +14306,15 @@ class Server:
         """Raises: conflict, when the port is taken; usage, when there is no such address."""
         import http.server
         self.api, self.tls = api, tls
-        opened = list(listen(host, port, take_offered(api.service.disk, api.service.layout, port)).values())
-        self.port: int = opened[0].getsockname()[1]
+        sockets = list(listen(host, port, take_offered(api.service.disk, api.service.layout, port)).values())
+        self.port: int = sockets[0].getsockname()[1]
         own, self.socket_path = listen_to_own(api.service.disk, api.service.layout)
         # {are they the owner's: {a connection over TCP: whether it has sent its request}}, the oldest first.  Others
         # take none from the owner, and neither leave the jobs without descriptors.
         self.connections: dict[bool, dict[socket.socket, bool]] = {True: {}, False: {}}
         handler = type("Handler", (Handler, http.server.BaseHTTPRequestHandler), {})
         listener = type("Listener", (Listener, http.server.ThreadingHTTPServer), {})
-        self.listeners: list[Listener] = [listener(self, each, handler) for each in (*opened, own)]
+        self.listeners: list[Listener] = [listener(self, each, handler) for each in (*sockets, own)]
 
     def serve(self) -> None:
         import threading
@@ -14531,22 +14541,23 @@ def set_signals(service: Service) -> None:
 def announce(service: Service, server: Server, token: str, scheme: str, config_file: str) -> None:
     """Write what clients find a service by, and what its next start needs; on a full disk as soon as there is room."""
     layout, config, disk = service.layout, service.config.service, service.disk
-    keep = service.housekeeping.write_soon
+    write_soon = service.housekeeping.write_soon
     host = f"[{config.host}]" if ":" in config.host else config.host
     service.url = f"{scheme}://{host}:{server.port}"
-    keep(lambda: keep_port(disk, layout, config, server.port))
-    keep(lambda: keep_token(disk, layout, token))
-    keep(lambda: keep_programs(disk, layout, service.environ["PATH"]))
+    write_soon(lambda: keep_port(disk, layout, config, server.port))
+    write_soon(lambda: keep_token(disk, layout, token))
+    write_soon(lambda: keep_programs(disk, layout, service.environ["PATH"]))
     if os.path.dirname(config_file) != layout.cache_dir:        # not a copy, with which a service was started again
-        keep(lambda: remember_config(disk, layout, config_file))
+        write_soon(lambda: remember_config(disk, layout, config_file))
     copies = copy_start(disk, layout, config_file)
-    keep(lambda: keep_copies(disk, copies))
+    write_soon(lambda: keep_copies(disk, copies))
     own = service.machine.processes.find(os.getpid())
     running = json.dumps({
         "pid": os.getpid(), "started": own.started if own else 0, "boot_id": service.machine.boot_id,
         "url": service.url, "port": server.port, "socket": server.socket_path, "config": config_file,
-        "version": __version__, "hash": service.hash, "config_copy": copies[-1][0], "machine": service.store.host})
-    keep(lambda: write_if_changed(disk, layout.service_file, running + "\n"))
+        "version": __version__, "hash": service.hash, "config_copy": copies[-1][0],
+        "machine": service.store.machine_id})
+    write_soon(lambda: write_if_changed(disk, layout.service_file, running + "\n"))
 
 
 def copy_start(disk: Disk, layout: Layout, config_file: str) -> list[tuple[str, str]]:
@@ -14575,7 +14586,7 @@ def keep_copies(disk: Disk, copies: Sequence[tuple[str, str]]) -> None:
 def check_start(disk: Disk, layout: Layout, config: Config) -> ssl.SSLContext | None:
     """Check what would keep a service from starting; return the context for https.  Raises: why it cannot start."""
     secure_folders(disk, layout)
-    with disk_errors("lock", layout.lock_file), opened(disk, layout.lock_file, os.O_RDWR | os.O_CREAT):
+    with disk_errors("lock", layout.lock_file), open_file(disk, layout.lock_file, os.O_RDWR | os.O_CREAT):
         pass                                    # the one file that it must have: said here, not by a log that is full
     running = read_json(disk, layout.service_file)
     if running and running.get("machine") != read_machine():
@@ -14646,7 +14657,7 @@ def mark_stopped(disk: Disk, layout: Layout, is_stopped: bool) -> None:
     """Tell supervisors that wait to restart the service whether anybody wants it."""
     with contextlib.suppress(OSError):
         if is_stopped:
-            with opened(disk, layout.stopped_file, os.O_WRONLY | os.O_CREAT):
+            with open_file(disk, layout.stopped_file, os.O_WRONLY | os.O_CREAT):
                 pass
         else:
             disk.unlink(layout.stopped_file)
@@ -14845,13 +14856,13 @@ class Client:
             if self.is_secure:
                 import ssl
                 return ssl.create_default_context().wrap_socket(connection, server_hostname=self.host)
-            self.check_owner(connection)
+            self.check_listener(connection)
             return connection
         except BaseException:
             connection.close()
             raise
 
-    def check_owner(self, connection: socket.socket) -> None:
+    def check_listener(self, connection: socket.socket) -> None:
         """Check whose program has the other end, if that is on this machine.
 
         Raises: forbidden, when it is no owner's; ConnectionError, when it cannot be known.
@@ -14995,10 +15006,10 @@ class Client:
                 where = {"offset": headers["log-offset"]}
                 offsets = dict(zip(names, headers["log-offset"].split(",")))
                 for line in split_lines(pieces):
-                    entry = load_json(line)
-                    offsets[entry["stream"]] = str(entry["end"])
+                    piece = load_json(line)
+                    offsets[piece["stream"]] = str(piece["end"])
                     where = {"offset": ",".join(offsets.values())}
-                    yield entry
+                    yield piece
                 return
             except NexusError as error:
                 if error.kind != "unavailable":
@@ -15104,10 +15115,10 @@ def list_texts(given: str | Iterable[str], name: str) -> list[str]:
 
 def encode_body(body: object) -> bytes:
     """A body as JSON, with paths as texts; empty for None.  Raises: usage."""
-    def encode_path(one: object) -> str:
-        if isinstance(one, os.PathLike):
-            return os.fsdecode(one)
-        raise TypeError(f"JSON has no form for a {type(one).__name__}")
+    def encode_path(part: object) -> str:
+        if isinstance(part, os.PathLike):
+            return os.fsdecode(part)
+        raise TypeError(f"JSON has no form for a {type(part).__name__}")
 
     try:
         return b"" if body is None else json.dumps(body, separators=(",", ":"), default=encode_path).encode("ascii")
@@ -15243,7 +15254,7 @@ def find_former(layout: Layout, running: Mapping[str, Any]) -> FormerService | N
     words = read_proc_words(running["pid"], "cmdline")
     environ = dict(word.partition("=")[::2] for word in read_proc_words(running["pid"], "environ"))
     given = words[words.index("serve") + 1:] if "serve" in words else []
-    is_usual = words[1:3] == ["-I", "-c"] and words[7:8] == ["serve"] and os.access(words[0], os.X_OK)
+    is_service = words[1:3] == ["-I", "-c"] and words[7:8] == ["serve"] and os.access(words[0], os.X_OK)
     programs = [*words[6:7], os.path.abspath(__file__),
                 os.path.join(layout.cache_dir, f"nexus-{running.get('hash')}.py")]
     try:
@@ -15256,7 +15267,7 @@ def find_former(layout: Layout, running: Mapping[str, Any]) -> FormerService | N
             path = copy                         # the file was edited
         options = [*given, "--config", path]
         # Else a person or systemd runs it, or its Python is gone.
-        argv = [*words[:6], same[0], "serve", *options] if is_usual else service_argv(layout, same[0], options)
+        argv = [*words[:6], same[0], "serve", *options] if is_service else service_argv(layout, same[0], options)
         return FormerService(argv, environ, choice, load_config(DISK, path, environ))
     except NexusError as error:
         return error
@@ -15403,13 +15414,14 @@ def complete_command(line: str, folder: str = "") -> str:
     """The command, with what runs the file that its first word is, when a shell would not find it."""
     first = line.partition(" ")[0]
     local = os.path.join(folder, first)
-    is_program = os.path.isfile(local) and os.access(local, os.X_OK)
-    if not os.path.isfile(local) or find_program(first) or find_script(first, folder) or (is_program and "/" in first):
+    is_executable = os.path.isfile(local) and os.access(local, os.X_OK)
+    if not os.path.isfile(local) or find_program(first) or find_script(first, folder) or (is_executable
+                                                                                          and "/" in first):
         return line
     python = "python" if find_program("python") else "python3"
     runners = {".py": python, ".ipynb": "jupyter nbconvert --to notebook --execute --inplace"}
     runner = runners.get(os.path.splitext(first)[1])
-    return f"{runner} {line}" if runner else f"{'./' if is_program else 'bash '}{line}"
+    return f"{runner} {line}" if runner else f"{'./' if is_executable else 'bash '}{line}"
 
 
 def find_command(words: Sequence[str], commands: Sequence[Command]) -> Command:
@@ -15458,29 +15470,29 @@ def make_parser(command: Command) -> argparse.ArgumentParser:
     if command.verbs:
         verbs = parser.add_subparsers(required=not command.run, metavar="|".join(verb.name for verb in command.verbs))
         for verb in command.verbs:
-            one = verbs.add_parser(verb.name, help=verb.summary, allow_abbrev=False)
-            one.set_defaults(chosen=verb)
+            verb_parser = verbs.add_parser(verb.name, help=verb.summary, allow_abbrev=False)
+            verb_parser.set_defaults(chosen=verb)
             for flags, settings in verb.arguments:
-                one.add_argument(*flags, **settings)
+                verb_parser.add_argument(*flags, **settings)
     return parser
 
 
 def parse_words(command: Command, words: Sequence[str], out: TextIO) -> argparse.Namespace:
     """Raises: usage; SystemExit, after --help."""
     parser, name, takes_command, begin = make_parser(command), command.name, command.name in ("add", "run"), 0
-    known = parser._option_string_actions
+    actions = parser._option_string_actions
     while begin < len(words) and not (takes_command and (words[begin][:1] != "-" or words[begin] in ("-", "--"))):
-        flag, action = words[begin].partition("=")[0], known.get(words[begin])      # None: as --gpus=2, or -g2
+        flag, action = words[begin].partition("=")[0], actions.get(words[begin])    # None: as --gpus=2, or -g2
         hint = FOREIGN.get(f"{name} {flag}") or FOREIGN.get(f"{SAME.get(name)} {flag}") or (
             explain_sbatch(words[begin:]) if takes_command else "")
-        if hint and flag not in known:
+        if hint and flag not in actions:
             refuse(f"{name} does not know '{flag}'", hint=hint)
         begin += 2 if action and action.nargs is None else 1
     try:
         with contextlib.redirect_stdout(out):
             options = parser.parse_args(words)
         if not takes_command or len(options.command) < 2 or words[begin] == "--" or not any(
-                word in known for word in words[begin:]):
+                word in actions for word in words[begin:]):
             return options
     except NexusError as error:
         if not takes_command or "unrecognized" not in error.message or begin >= len(words) or " " in words[begin] or (
@@ -15955,11 +15967,11 @@ def read_script(call: Call, path: str, first: str, rest: str) -> str:
     is_array = "task" in dict(options.sweep)
     options.group = options.group or (is_array and (options.name or os.path.basename(path))) or None
     is_here = os.path.realpath(os.path.join(options.cwd or "", first)) == os.path.realpath(path)
-    run = first if is_here else quote(os.path.abspath(path))
+    script = first if is_here else quote(os.path.abspath(path))
     program = re.match("#!(?:/usr/bin/env (?:-S )?)?(.*)", text)
-    if not (program and "/" in run and os.access(path, os.X_OK)):
-        run = f"{program[1].strip() if program else 'bash'} {run}"
-    return " ".join(filter(None, ["SLURM_ARRAY_TASK_ID={task}" if is_array else "", run, rest]))
+    if not (program and "/" in script and os.access(path, os.X_OK)):
+        script = f"{program[1].strip() if program else 'bash'} {script}"
+    return " ".join(filter(None, ["SLURM_ARRAY_TASK_ID={task}" if is_array else "", script, rest]))
 
 
 def cmd_add(call: Call) -> None:
@@ -16116,12 +16128,12 @@ def pass_on_logs(call: Call, job_id: str, follow: bool = True, stream: str = "bo
     """
     targets, attempt = {"stdout": call.out, "stderr": call.err}, 1
     last = {"stdout": b"\n", "stderr": b"\n"}               # the last byte of each
-    for entry in call.client.follow(job_id, stream, tail, follow):
-        name, at = entry["stream"], entry["at"]
-        content = entry["text"].encode("utf-8", "surrogateescape")
-        if entry["attempt"] != attempt and entry["has_earlier"]:
-            call.say(f"attempt {entry['attempt']}, {local_time(entry['started_at'], '%Y-%m-%d %H:%M:%S')}")
-        attempt = entry["attempt"]
+    for piece in call.client.follow(job_id, stream, tail, follow):
+        name, at = piece["stream"], piece["at"]
+        content = piece["text"].encode("utf-8", "surrogateescape")
+        if piece["attempt"] != attempt and piece["has_earlier"]:
+            call.say(f"attempt {piece['attempt']}, {local_time(piece['started_at'], '%Y-%m-%d %H:%M:%S')}")
+        attempt = piece["attempt"]
         if tail is not None and not follow:
             content = content.rstrip(b"\r")                 # of a line that goes on: what comes next would overwrite it
         if not content:
@@ -16303,8 +16315,8 @@ def cmd_show(call: Call) -> None:
         query = encode_query({"tail": LAST_LINES, "offset": -LAST_BYTES})
         _, pieces = call.client.open_stream(f"/jobs/{quote_path(job['id'])}/logs{query}", NDJSON)
         texts = dict[int, str]()                    # {attempt: what it printed}
-        for entry in map(load_json, split_lines(pieces)):
-            texts[entry["attempt"]] = texts.get(entry["attempt"], "") + entry["text"]
+        for piece in map(load_json, split_lines(pieces)):
+            texts[piece["attempt"]] = texts.get(piece["attempt"], "") + piece["text"]
         text = "\n".join(texts.values()).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
         lines = find_last_lines(text, LAST_LINES) or list(filter(None, [job["last_line"]]))
     call.show(job, functools.partial(format_job, last_lines=lines, gpus=gpus))
@@ -16423,7 +16435,7 @@ def read_service_log(call: Call) -> Iterator[bytes]:
     reader = LogReader(DISK, layout.home, (0,), [os.path.basename(layout.service_log)])
     reader.begin((), (0, 0), call.options.number)
     while True:
-        yield from (entry.content for entry in [*reader.read(), *reader.flush()])
+        yield from (piece.content for piece in [*reader.read(), *reader.flush()])
         if not call.options.follow:
             return
         time.sleep(0.2)
@@ -16579,7 +16591,7 @@ def stop_service(call: Call) -> int | None:
             return None
     client = Client.find(call.environ, is_starting=False)
 
-    def has_ended() -> bool:
+    def is_gone() -> bool:
         if running:
             return not is_alive(running)
         try:                                    # a tunnel accepts connections although nothing listens behind it
@@ -16590,7 +16602,7 @@ def stop_service(call: Call) -> int | None:
 
     _, waiting = client.ask_list("/jobs" + encode_query({"status": PENDING, "limit": 1, "fields": "id"}))
     client.stop()
-    if not wait_until(has_ended, 60.0):
+    if not wait_until(is_gone, 60.0):
         raise NexusError("unavailable", "the service does not end", hint="nexus logs service says why")
     return waiting
 
@@ -16614,9 +16626,9 @@ def replace_service(call: Call, running: Mapping[str, Any]) -> None:
             config = load_config(DISK, path, call.environ)
             check_start(DISK, make_layout(layout.home, config), config)
             check_as_service(layout, call.environ, make_service_argv(layout, path, log_level))
-            port, opened = open_port(DISK, layout, config.service, lambda port: (
+            port, sockets = open_port(DISK, layout, config.service, lambda port: (
                 port, listen(config.service.host, port, former_port=parse_url(running["url"])[1])))
-            stack.enter_context(offered(DISK, layout, opened))
+            stack.enter_context(offer_sockets(DISK, layout, sockets))
             with contextlib.suppress(NexusError):       # the disk is full
                 keep_port(DISK, layout, config.service, port)
         except NexusError as error:

@@ -161,7 +161,7 @@ def bad(world, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", w.service.environ["PATH"])
     w.service.pool.add_node(nexus.NodeConfig("n1", "10.0.0.5"), "ann")
     w.node = w.service.pool.nodes["n1"]
-    live.until(lambda: w.node.trouble is None, lambda: w.node.trouble)
+    live.until(lambda: w.node.error is None, lambda: w.node.error)
     yield w, tmp_path / "bad"
     w.node.end()
 
@@ -178,11 +178,11 @@ def test_a_bad_reply_closes_its_node_alone(bad, reason, reply, words):
     w, file = bad
     away, here = w.add(node="n1", gpus=0), w.add(node=w.service.node)
     write(file, reply)
-    live.until(lambda: (trouble := w.node.trouble) and words in trouble.message, lambda: w.node.trouble)
+    live.until(lambda: (trouble := w.node.error) and words in trouble.message, lambda: w.node.error)
     w.turn()
     assert w.job(away).status == "pending" and w.job(here).status == "running"
     file.unlink()
-    live.until(lambda: w.node.trouble is None, "it to be well again")
+    live.until(lambda: w.node.error is None, "it to be well again")
     assert w.service.failure_count == 0
 
 
@@ -202,7 +202,7 @@ def test_a_bad_report_of_a_job_changes_nothing(away, reason, reply, words):
     write(file, reply)
     live.until(lambda: w.turn() or any(words in note for note in w.api(job_id)["notes"]), lambda: w.api(job_id))
     assert w.job(job_id) == before and w.store.state.seq == seq, "nothing of it is recorded"
-    assert w.api(job_id)["unknown_since"] and w.node.trouble is None
+    assert w.api(job_id)["unknown_since"] and w.node.error is None
     next_id = w.add(node="n1", gpus=0)
     live.until(lambda: w.turn() or "answers what no nexus does" in w.api(next_id)["waiting_for"], lambda: w.api(next_id))
     assert not os.path.exists(w.folder_of(job_id) / "stdout.log")
@@ -216,7 +216,7 @@ def test_what_is_said_twice_counts_once(away):
     w, file, job_id = away
     reply = of_job(progress={"processes_left": 3})
     write(file, {**reply, "jobs": [*reply["jobs"], *of_job(progress={"processes_left": 4})["jobs"]]})
-    live.until(lambda: w.turn() or w.job(job_id).current.processes_left, lambda: w.node.trouble)
+    live.until(lambda: w.turn() or w.job(job_id).current.processes_left, lambda: w.node.error)
     assert w.job(job_id).current.processes_left == 3
 
 
@@ -233,7 +233,7 @@ def test_output_is_taken_once_and_in_its_order(away, reason, size, offset, arriv
     before = file.with_name("replies").stat().st_size
     live.until(lambda: w.turn() or file.with_name("replies").stat().st_size > before + 5, "replies")
     path = w.folder_of(job_id) / "stdout.log"
-    assert (path.stat().st_size if path.exists() else 0) == arrived and not w.api(job_id)["notes"] and w.node.trouble is None
+    assert (path.stat().st_size if path.exists() else 0) == arrived and not w.api(job_id)["notes"] and w.node.error is None
 
 
 LATE = [  # reason, what it says of jobs
@@ -248,10 +248,10 @@ def test_a_late_reply_counts_for_what_it_tells(away, reason, jobs):
     job = w.job(job_id)
     write(file, {**GOOD, "number": 0, "jobs": jobs})
     live.until(lambda: w.turn() or w.node.heard_number == 0, "a late reply")
-    assert w.node.trouble is None and w.job(job_id) == job
+    assert w.node.error is None and w.job(job_id) == job
     assert not w.api(job_id)["notes"] and w.api(job_id)["unknown_since"] is None
     write(file, {**of_job(progress={"processes_left": 3}), "number": 0})
-    live.until(lambda: w.turn() or w.job(job_id).current.processes_left == 3, lambda: w.node.trouble)
+    live.until(lambda: w.turn() or w.job(job_id).current.processes_left == 3, lambda: w.node.error)
 
 
 def test_times_of_a_node_are_within_those_of_the_job(away):
@@ -268,7 +268,7 @@ def test_a_flood_of_notes_is_cut(away):
     size, clock = w.store.journal.size, w.clock.now()
     replies = [of_job(progress={"notes": [f"{number} {turn} " + "n" * 50000 for number in range(30)]}) for turn in range(20)]
     file.write_text(json.dumps(replies))
-    live.until(lambda: w.turn() or w.job(job_id).current.notes, lambda: w.node.trouble)
+    live.until(lambda: w.turn() or w.job(job_id).current.notes, lambda: w.node.error)
     heard, count = w.node.heard_at, 0
     while count < 40:                                   # replies
         w.turn(seconds=0.01)
@@ -281,7 +281,7 @@ def test_a_flood_of_notes_is_cut(away):
 def test_notes_that_stay_the_same_are_recorded_once(away):
     w, file, job_id = away
     write(file, of_job(progress={"notes": [f"note {number}" for number in range(50)]}))
-    live.until(lambda: w.turn() or w.job(job_id).current.notes, lambda: w.node.trouble)
+    live.until(lambda: w.turn() or w.job(job_id).current.notes, lambda: w.node.error)
     seq = w.store.state.seq
     for _ in range(20):
         w.turn(seconds=nexus.NOTES_INTERVAL_S)
@@ -307,7 +307,7 @@ def test_a_bad_first_line(world, tmp_path, monkeypatch, reason, fields, words):
     monkeypatch.setenv("PATH", w.service.environ["PATH"])
     w.service.pool.add_node(nexus.NodeConfig("n1", "10.0.0.5"), "ann")
     node = w.service.pool.nodes["n1"]
-    live.until(lambda: node.trouble and words in node.trouble.message, lambda: node.trouble)
+    live.until(lambda: node.error and words in node.error.message, lambda: node.error)
     node.end()
 
 
@@ -359,8 +359,8 @@ def fake(world, tmp_path, monkeypatch):
 
 def test_questions_that_a_node_does_not_read_do_not_fill_the_memory(fake):
     _, node = fake(FLOOD)
-    live.until(lambda: node.line and node.line.outbox.unfinished_tasks > 20, lambda: node.trouble)
-    assert node.line.outbox.qsize() <= 1 and node.trouble is None
+    live.until(lambda: node.line and node.line.outbox.unfinished_tasks > 20, lambda: node.error)
+    assert node.line.outbox.qsize() <= 1 and node.error is None
 
 
 def test_changes_wait_for_a_node_that_does_not_reply(away):
@@ -530,7 +530,7 @@ def test_a_node_that_goes_down_with_its_job_gets_none_for_a_while(away):
 def test_health_names_a_few_faults_of_many(away):
     w, file, _ = away
     write(file, gpus(*[{"index": number, "uuid": f"G{number}", "fault": "f" * 1000} for number in range(200)]))
-    live.until(lambda: len(w.node.gpus) == 200, lambda: w.node.trouble)
+    live.until(lambda: len(w.node.gpus) == 200, lambda: w.node.error)
     [reading] = [one["reading"] for one in w.service.health.check()["checks"] if one["name"] == "node n1"]
     assert reading.endswith("and 197 more") and len(reading) < 4000
 
@@ -579,7 +579,7 @@ def test_whatever_a_node_says_its_head_goes_on(away, seed):
         reply, size = mutate(rng), file.with_name("replies").stat().st_size
         write(file, reply)
         live.until(lambda: w.turn(seconds=0.1) or file.with_name("replies").stat().st_size > size + 3, "replies")      # noqa: B023
-        json.dumps([w.service.views.describe_jobs(list(w.store.state.jobs.values())), w.service.pool.list_nodes()])
+        json.dumps([w.service.answers.describe_jobs(list(w.store.state.jobs.values())), w.service.pool.list_nodes()])
         for job, keys in zip(before, ((*OWN, "status", "attempt", "pid", "status_history", "notes"), OWN)):
             assert nexus.pick(w.api(job["id"]), keys) == nexus.pick(job, keys), reply
     assert kept.issuperset(os.listdir(w.folder)) and len(os.listdir(w.layout.log_dir)) == 2 and w.service.failure_count == 0, w.lines

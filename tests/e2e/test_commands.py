@@ -740,7 +740,7 @@ def test_a_long_progress_bar_is_neither_sent_nor_shown_whole(home):
     last = bar[-99:].decode().strip()
 
     def moved():
-        """Bytes that the service has read and written."""
+        """Bytes that the service has read and write_aside."""
         lines = dict(line.split(": ") for line in read(f"/proc/{home.service['pid']}/io").splitlines())
         return int(lines["rchar"]), int(lines["wchar"])
 

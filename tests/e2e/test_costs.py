@@ -240,7 +240,7 @@ def test_no_private_key_crosses_between_users(bench_of_10000):
             others = {"bob", "ann", bench.service.user} - {user}
             assert not any(f"of-{other}".encode() in piece for other in others for piece in pieces)
         bench.ask("PATCH", f"/queue/{jobs[7]['id']}", {"name": f"changed-of-{jobs[7]['user']}"})
-        assert bench.service.views.texts[False].kept.keys() <= bench.store.state.jobs.keys()
+        assert bench.service.answers.texts[False].kept.keys() <= bench.store.state.jobs.keys()
 
 
 @pytest.fixture

@@ -1132,7 +1132,7 @@ def test_firefox_shows_and_does_the_same(firefox, box):
 # /docs
 
 def try_call(page, name):
-    """The form of an operation, opened."""
+    """The form of an operation, open_file."""
     call = page.locator(f"#{name}")
     if not call.evaluate("call => call.open"):
         call.locator("summary").first.click()

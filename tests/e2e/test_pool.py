@@ -152,24 +152,24 @@ def test_a_kill_on_a_node_that_has_just_gone_silent(net):
     live.until(lambda: all(each["is_reachable"] for each in head.ask("GET", "/nodes")))
 
 
-@pytest.mark.parametrize("reason, trouble, stop_cause, due_s, expected", [
+@pytest.mark.parametrize("reason, error, stop_cause, due_s, expected", [
     ("it replies", None, "killed", float("-inf"), False), ("a reply is on its way", None, "killed", 0.5, False),
     ("it is late, and the job is to end", None, "killed", 1.5, True), ("nothing is wanted of the job", None, None, 1.5, False),
     ("it is lost", "cannot reach n1", None, float("-inf"), True)])
-def test_when_a_job_is_unheard(reason, trouble, stop_cause, due_s, expected):
+def test_when_a_job_is_unheard(reason, error, stop_cause, due_s, expected):
     clock = types.SimpleNamespace(monotonic=lambda: 100.0)
-    node = types.SimpleNamespace(clock=clock, trouble=trouble, due_at=100.0 - due_s)
+    node = types.SimpleNamespace(clock=clock, error=error, due_at=100.0 - due_s)
     assert nexus.Node.is_unheard(node, makers.running(stop_cause=stop_cause)) == expected, reason
 
 
 def test_a_node_that_is_silent_for_long_is_bad_for_health():
     class Silent:
-        name, trouble, gpu_error = "n1", nexus.NexusError("unavailable", "cannot reach n1"), ""
-        gpus, heard_at, find_fault = (makers.gpu(0),), 1000.0, staticmethod(lambda: None)
+        name, error, gpu_error = "n1", nexus.NexusError("unavailable", "cannot reach n1"), ""
+        gpus, heard_at, find_limit = (makers.gpu(0),), 1000.0, staticmethod(lambda: None)
 
     for silence_s, is_ok in ((1, True), (29, True), (31, False)):
         assert nexus.check_node(Silent, 1000.0 + silence_s) == (is_ok, f"not heard for {silence_s}s: cannot reach n1")
-    Silent.trouble = None
+    Silent.error = None
     for gpu_error, is_ok in (("", True), ("nvidia-smi does not answer", False)):
         Silent.gpu_error = gpu_error
         assert nexus.check_node(Silent, 1000.0)[0] == is_ok

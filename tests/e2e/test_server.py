@@ -664,7 +664,7 @@ def test_what_a_job_leaves_in_the_place_of_its_log_times(bench, make):
 
 
 def test_an_exception_of_ours_is_500_and_counted(bench):
-    bench.service.views.info = lambda: 1 / 0
+    bench.service.answers.info = lambda: 1 / 0
     status, answer = bench.ask("GET", "/")
     assert status == 500 and is_error(answer) and answer["error"] == "internal" and bench.service.failure_count == 1
 
@@ -797,7 +797,7 @@ def test_forms_are_refused(lab, reason, body, headers, status, words):
 
 
 def write_script(lab, job):
-    lab.service.local.host.write_script(lab.service.starter.make_order(job, {}))
+    lab.service.local.job_host.write_script(lab.service.starter.make_order(job, {}))
 
 
 def test_a_submitted_script(lab):

@@ -202,13 +202,13 @@ class World:
         self.service.tick([nexus.parse_runner_event(saying) for saying in sayings])
 
     def add(self, command="python train.py", **options):
-        return self.service.admission.submit(nexus.parse_submission({"command": command, "cwd": "/", **options}), ANN).ids[0]
+        return self.service.admission.admit(nexus.parse_submission({"command": command, "cwd": "/", **options}), ANN).ids[0]
 
     def job(self, job_id):
         return self.store.state.jobs.get(job_id)
 
     def api(self, job_id):
-        return self.service.views.describe_jobs([self.job(job_id)])[0]
+        return self.service.answers.describe_jobs([self.job(job_id)])[0]
 
     def folder_of(self, job_id):
         return pathlib.Path(self.layout.job_folder(job_id))
@@ -302,7 +302,7 @@ def test_bounce_of_a_job_that_is_to_be_stopped_ends_it(world):
     w.turn(f"bounce {job_id} 1 taken")
     w.turn()
     assert (w.job(job_id).status, w.job(job_id).current.cause, w.job(job_id).current.stop_by) == ("cancelled", "killed", "ann")
-    assert w.machine.launched == [(job_id, 1)] and not w.service.outcomes.unrecorded and not w.service.local.host.hosted
+    assert w.machine.launched == [(job_id, 1)] and not w.service.outcomes.unrecorded and not w.service.local.job_host.hosted
 
 
 def test_starts_that_come_to_nothing_leave_no_trail(world):
@@ -656,16 +656,16 @@ def test_until_nvidia_smi_answers(world):
     """What it said last is not relied upon for as long as a slow driver may take."""
     w = world(gpus=1, refresh_rate_seconds=5)
     w.turn(seconds=14)
-    assert w.service.views.status()["gpu_trouble"] is None and w.service.health.check()["is_healthy"]
+    assert w.service.answers.status()["gpu_trouble"] is None and w.service.health.check()["is_healthy"]
     w.turn(seconds=2)
     job_id = w.add()
     w.turn()
     words = "nvidia-smi has not answered for 16 s"
-    assert w.service.views.status()["gpu_trouble"] == words and words in w.api(job_id)["waiting_for"]
+    assert w.service.answers.status()["gpu_trouble"] == words and words in w.api(job_id)["waiting_for"]
     assert not w.service.health.check()["is_healthy"]
     w.probe()
     w.turn()
-    assert w.job(job_id).status == "running" and w.service.views.status()["gpu_trouble"] is None
+    assert w.job(job_id).status == "running" and w.service.answers.status()["gpu_trouble"] is None
 
 
 def test_a_disk_that_hangs_is_told(world):
@@ -680,7 +680,7 @@ def test_a_slow_nvidia_smi_is_waited_for_and_said(world):
     w = world(gpus=1, refresh_rate_seconds=5)
     w.service.observer.latest = nexus.replace(w.service.observer.observation, took_s=24.0, began_at=w.clock.monotonic() - 24.0)
     w.turn(seconds=240 + 30)
-    assert w.service.views.status()["gpu_trouble"] is None and "nvidia-persistenced" in " ".join(w.service.views.status()["hints"])
+    assert w.service.answers.status()["gpu_trouble"] is None and "nvidia-persistenced" in " ".join(w.service.answers.status()["hints"])
 
 
 def test_how_often_nvidia_smi_is_asked(world):
@@ -808,7 +808,7 @@ def test_wall_clock_jumps(world, jump):
     w.turn()
     job = w.job(job_id)
     assert job.status == "failed" and job.current.runtime_seconds == pytest.approx(111.1, abs=0.1)
-    assert w.service.health.check()["is_healthy"] and w.service.views.info()["uptime_seconds"] < 200
+    assert w.service.health.check()["is_healthy"] and w.service.answers.info()["uptime_seconds"] < 200
 
 
 # One failure stays one failure
@@ -878,7 +878,7 @@ def test_a_time_limit_holds_while_the_disk_is_full(world, monkeypatch):
 
 def submit(w, *jobs, key=None, **shared):
     bodies = [{"command": "python train.py", "cwd": "/", **shared, **one} for one in jobs or ({},)]
-    return w.service.admission.submit(nexus.parse_submissions(bodies), ANN, key)
+    return w.service.admission.admit(nexus.parse_submissions(bodies), ANN, key)
 
 
 SAME = [  # reason, what differs from the job that is there, whether it is the same
@@ -1058,7 +1058,7 @@ def test_the_last_usable_gpu_is_never_paused(world):
     w.service.gpu_watch.set_gpu_paused("1", True, "ann")
     on_gpu(w, 0, "b", 1, 102)
     on_gpu(w, 0, "c", 1, 103)
-    assert [gpu["is_paused"] for gpu in w.service.views.status()["gpu_status"]] == [False, True]
+    assert [gpu["is_paused"] for gpu in w.service.answers.status()["gpu_status"]] == [False, True]
 
 
 def test_a_resumed_gpu_begins_anew(world):
@@ -1066,11 +1066,11 @@ def test_a_resumed_gpu_begins_anew(world):
     on_gpu(w, 0, "a", 1, 100)
     on_gpu(w, 1, "a", 0, 101, 60)
     on_gpu(w, 0, "b", 1, 102)
-    assert w.service.views.status()["gpu_status"][0]["is_paused"]
+    assert w.service.answers.status()["gpu_status"][0]["is_paused"]
     w.service.gpu_watch.set_gpu_paused("0", False, "ann")
     on_gpu(w, 1, "b", 0, 103, 60)
     on_gpu(w, 0, "c", 1, 104)
-    assert not w.service.views.status()["gpu_status"][0]["is_paused"]
+    assert not w.service.answers.status()["gpu_status"][0]["is_paused"]
 
 
 # Limits
@@ -1142,7 +1142,7 @@ def test_samples_of_a_job_are_kept_over_a_restart_and_a_retry_begins_anew(world)
     told = w.api(job_id)
     assert (told["peak_gpu_mem_mib"], told["mean_gpu_util"], told["peak_rss_mib"], told["cpu_seconds"]) == (9000, 60, 500, 3)
     assert (told["rss_mib"], told["cpu_percent"]) == (500, 50)
-    status = w.service.views.status()["gpu_status"][0]
+    status = w.service.answers.status()["gpu_status"][0]
     assert status["utilization_peak"] == 100 and status["utilization_mean"] == 50      # of 0, 50, 100: up to the look before
     w.service.outcomes.keep_samples()
     w.crash()
@@ -1227,7 +1227,7 @@ def test_paused_may_be_edited(world, reason, act, wanted):
     before = (dict(w.store.state.environments), w.store.state.next_number)
     assert edit(w, act)
     w.turn()
-    status = w.service.views.status()
+    status = w.service.answers.status()
     assert (status["is_paused"], [gpu["index"] for gpu in status["gpu_status"] if gpu["is_paused"]]) == (wanted[0], sorted(wanted[1]))
     assert (dict(w.store.state.environments), w.store.state.next_number) == before
     assert w.job(job_id).current.pid == 100 and w.job(waits).status == "pending"
@@ -1235,7 +1235,7 @@ def test_paused_may_be_edited(world, reason, act, wanted):
     assert len(body["jobs"]) == 2 and body["paused"] is wanted[0] and body["paused_gpus"] == [f"GPU-{index}" for index in wanted[1]]
     assert not look_for_edit(w), "what the service wrote itself is no edit"
     w.crash()
-    assert w.service.views.status()["is_paused"] is wanted[0] and w.job(job_id).current.pid == 100
+    assert w.service.answers.status()["is_paused"] is wanted[0] and w.job(job_id).current.pid == 100
 
 
 def test_only_what_was_edited_is_taken_over(world):
@@ -1361,7 +1361,7 @@ def test_a_bad_row_is_told_once_and_the_others_load(rows, reason, config, line, 
         assert fault.startswith("line 2, ") and "bad.py" in fault and says in fault
         assert [job.command.split("/")[-1] for job in f.jobs] == ["a.py", "b.py"]
     assert len([one for one in f.w.lines if says in one]) == 1
-    assert any(says in hint for hint in f.w.service.views.status()["hints"])
+    assert any(says in hint for hint in f.w.service.answers.status()["hints"])
     assert f.write("1,/jobs/a.py", "1,/jobs/b.py") == []
 
 
@@ -1452,7 +1452,7 @@ def test_on_finish_runs_for_each_job_that_ended_while_it_was_configured(world, m
 
 # With Slurm.  tests/e2e/test_slurm.py has a real one; here it does what a real one does seldom.
 
-class FakeSlurm:
+class FakeSlurm(nexus.Slurm):
     """What Slurm has: {id: SlurmJob}.  `answer` is called at each sbatch, and raises, or returns words of refusal."""
 
     def __init__(self, world):
@@ -1461,7 +1461,7 @@ class FakeSlurm:
         self.answer = lambda: ""
         self.query_partitions = lambda: ()
 
-    def submit(self, argv):
+    def run_sbatch(self, argv):
         options = dict(word[2:].partition("=")[::2] for word in argv if word.startswith("--"))
         words = self.answer()
         self.submitted.append(options["job-name"])
@@ -1653,7 +1653,7 @@ def test_health_is_good_again_when_slurm_takes_jobs_again(cluster):
     result_of(w, first, 0)
     w.slurm.set(w.job(first).current.slurm_id, "COMPLETED")
     w.go(3)
-    assert w.service.health.check()["is_healthy"] and w.service.views.status()["slurm"]["trouble"] is None
+    assert w.service.health.check()["is_healthy"] and w.service.answers.status()["slurm"]["trouble"] is None
 
 
 def test_slurm_takes_only_so_many(cluster):
@@ -1669,7 +1669,7 @@ def test_slurm_takes_only_so_many(cluster):
     assert len(w.slurm.jobs) == 3 and w.job(ids[2]).current.slurm_id and not w.job(ids[4]).current.slurm_key
     words = "Slurm takes no more jobs now: AssocMaxSubmitJobLimit; Job violates accounting/QOS policy"
     assert w.api(ids[9])["waiting_for"] == words and w.api(ids[3])["waiting_for"] == f"it is being submitted to Slurm; {words}"
-    assert w.service.views.status()["slurm"]["trouble"] is None, "there is nothing to mend"
+    assert w.service.answers.status()["slurm"]["trouble"] is None, "there is nothing to mend"
     w.go(40, seconds=600)
     asked = len(w.slurm.submitted)
     assert asked < 15 and w.job(ids[3]).attempt == 1, "it is asked less and less often"
@@ -1756,7 +1756,7 @@ def head(world, monkeypatch):
 
     def connect(w, name="n1"):
         node = w.service.pool.nodes[name]
-        node.line, node.trouble, node.folders = FakeLine(), None, {"/": True}
+        node.line, node.error, node.folders = FakeLine(), None, {"/": True}
         node.latest = nexus.Question(0, (), ())
         node.hello = nexus.Hello(f"boot {name}", f"boot-{name}", "3.11.7", (), "/nexus.py", 4)
         node.gpus = (nexus.replace(makers.gpu(0), node=name, uuid=f"{name}/G0"),)
@@ -1948,7 +1948,7 @@ def test_a_preemptible_job_makes_room_and_goes_on_later(world):
     w.turn()
     w.claim(first, 100)
     second = w.add(gpus=1)
-    assert f"job {first} is preemptible: it may have to end in 1m or later" in w.service.views.explain(second, w.service.owner)["facts"]
+    assert f"job {first} is preemptible: it may have to end in 1m or later" in w.service.answers.explain(second, w.service.owner)["facts"]
     for seconds in (30, 40):
         assert w.job(first).current.stop_cause is None, "not in its first minute"
         w.turn(seconds=seconds)

@@ -324,7 +324,7 @@ def test_damaged_files(damage, is_whole):
 
 
 def test_state_of_a_newer_nexus():
-    """It is told, and nothing is moved or written."""
+    """It is told, and nothing is moved or write_aside."""
     with live.Box(gpus=1) as box:
         box.ask("POST", "/service/pause")
         job_id = box.add("true")

@@ -155,7 +155,7 @@ def descendants(pid):
 
 
 def seal(text):
-    """A state.json or journal.jsonl whose text was changed, with the checksums that nexus would have written."""
+    """A state.json or journal.jsonl whose text was changed, with the checksums that nexus would have write_aside."""
     def shorten(digits):
         return int(float(digits)) if float(digits).is_integer() else float(digits)
 

@@ -219,3 +219,26 @@ def test_no_line_is_wider_than_a_window():
 def test_no_function_is_too_long_to_be_read():
     assert [f"{node.name}: {lines} lines" for node in ast.walk(TREE) if isinstance(node, ast.FunctionDef)
             if (lines := node.end_lineno - node.lineno + 1) > 70] == []
+
+
+def list_hidden(node, names, inside=()):
+    """(function, name) of each parameter, local, or inner function that hides a function or class of the module."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.FunctionDef, ast.Lambda)):
+            given = child.args
+            arguments = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+            yield from ((".".join(inside), one.arg) for one in arguments if one and one.arg in names)
+            if isinstance(child, ast.FunctionDef) and isinstance(node, ast.FunctionDef) and child.name in names:
+                yield ".".join(inside), child.name
+        is_local = inside and not inside[-1][0].isupper()                   # a field of a class hides nothing in its methods
+        if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store) and child.id in names and is_local:
+            yield ".".join(inside), child.id
+        name = getattr(child, "name", "") if isinstance(child, (ast.FunctionDef, ast.ClassDef)) else ""
+        yield from list_hidden(child, names, (*inside, name) if name else inside)
+
+
+def test_no_local_hides_a_function():
+    names = {node.name for node in TREE.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    assert list(list_hidden(TREE, names)) == []
+    sample = ast.parse("def run(): pass\nclass A:\n  run: int = 1\n  def f(self, run): pass\ndef g():\n  run = 1\n  def run(): pass\n")
+    assert list(list_hidden(sample, {"run"})) == [("A", "run"), ("g", "run"), ("g", "run")]

@@ -221,7 +221,7 @@ def test_groups(reason, jobs, groups, expected):
 
 
 def test_nothing_can_be_started():
-    made = nexus.plan(state(job("aaa", 3, gpus=0)), [gpu(0), gpu(1)], None, config(), NOW, hold="fork: no memory")
+    made = nexus.plan(state(job("aaa", 3, gpus=0)), [gpu(0), gpu(1)], None, config(), NOW, why="fork: no memory")
     assert made.starts == () and words(job("aaa", 3, gpus=0), made) == "fork: no memory"
 
 
@@ -1046,7 +1046,7 @@ SLURM_ENDS = [  # reason, what Slurm says, job.sh's result, whether it began, Sl
 
 @pytest.mark.parametrize("reason, seen, result, has_begun, words, wanted", SLURM_ENDS, ids=[case[0] for case in SLURM_ENDS])
 def test_how_a_slurm_job_ended(reason, seen, result, has_begun, words, wanted):
-    made = nexus.decide(seen, nexus.Claim(4711, 100) if has_begun else None, result, 60, words, "/h/logs/job_abc").result
+    made = nexus.judge_slurm_end(seen, nexus.Claim(4711, 100) if has_begun else None, result, 60, words, "/h/logs/job_abc").result
     assert (made.exit_code, made.cause) == wanted[:2] and (wanted[2] or "") in (made.cause_line or "")
 
 
@@ -1078,7 +1078,7 @@ DECISIONS = [  # reason, what Slurm says, who has claimed the attempt, result, s
 @pytest.mark.parametrize("reason, seen, claim, result, waited_s, wanted", DECISIONS, ids=[case[0] for case in DECISIONS])
 def test_decide(reason, seen, claim, result, waited_s, wanted):
     claim = {"not begun": None, "ours": nexus.OUR_CLAIM, "open": nexus.OPEN_CLAIM, "begun": nexus.Claim(4711, 100)}[claim]
-    news = nexus.decide(seen, claim, result, waited_s, "", "/h/logs/job_abc")
+    news = nexus.judge_slurm_end(seen, claim, result, waited_s, "", "/h/logs/job_abc")
     assert (news and ("requeued" if news.requeue else "over")) == wanted and (news is None or news.is_end)
 
 

@@ -1096,7 +1096,7 @@ MACHINES = [  # reason, jobs run there, a change of the journal says so, whether
 
 @pytest.mark.parametrize("reason, runs, runs_later, is_refused", MACHINES, ids=[case[0] for case in MACHINES])
 def test_another_machines_state(tmp_path, reason, runs, runs_later, is_refused):
-    box = Box(tmp_path / "home").open(host="gpu1")
+    box = Box(tmp_path / "home").open(machine_id="gpu1")
     box.add("abc", status=nexus.RUNNING if runs else nexus.PENDING)
     box.store.save_checkpoint()
     if runs_later:
@@ -1118,14 +1118,14 @@ def test_another_machines_state(tmp_path, reason, runs, runs_later, is_refused):
 
 def test_a_machine_that_has_another_name_now(tmp_path):
     """Its boot is the one of its jobs."""
-    box = Box(tmp_path / "home").open(host="gpu1").add("abc", status=nexus.RUNNING, boot_id=nexus.read_boot_id())
+    box = Box(tmp_path / "home").open(machine_id="gpu1").add("abc", status=nexus.RUNNING, boot_id=nexus.read_boot_id())
     box.store.save_checkpoint()
     assert Box(tmp_path / "home").open().dump() == box.dump()
 
 
 def test_a_state_that_was_moved_is_this_machines_at_once(tmp_path):
     """Killed with a running job before it wrote state.json anew, it is not told that its jobs run elsewhere."""
-    Box(tmp_path / "home").open(host="gpu1").add("abc").store.save_checkpoint()
+    Box(tmp_path / "home").open(machine_id="gpu1").add("abc").store.save_checkpoint()
     box = Box(tmp_path / "home").open()
     box.update(set_status("abc", nexus.RUNNING))
     assert box.crash(tmp_path / "copy").open().dump() == box.dump()
