@@ -881,7 +881,7 @@ SAID = [  # what ssh says, what is said, what to do
 
 @pytest.mark.parametrize("said, words, hint", SAID, ids=[case[1] for case in SAID])
 def test_what_ssh_says_is_passed_on_with_what_to_do(said, words, hint):
-    fault = ssh_to().fault("cannot reach", said)
+    fault = ssh_to().make_error("cannot reach", said)
     assert fault.kind == "unavailable" and fault.message.startswith("cannot reach n1: ") and hint in fault.hint
     assert words.replace("?", "") in fault.message.replace("\\x1b", "") and "\x1b" not in fault.message
 

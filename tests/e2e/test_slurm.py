@@ -182,11 +182,11 @@ def test_service_is_killed_while_slurm_goes_on():
         assert len(cluster.jobs()) == 7
 
 
-KILL = ("import os, time; submit = nexus.Slurm.submit; "
-        "nexus.Slurm.submit = lambda self, argv: [time.sleep(0.05) for _ in iter(lambda: os.path.exists({}), True)] and None or {}")
-CRASHES = [  # when, what is put in the place of submit(), how often Slurm is asked for the first job in the end
+KILL = ("import os, time; run_sbatch = nexus.Slurm.run_sbatch; "
+        "nexus.Slurm.run_sbatch = lambda self, argv: [time.sleep(0.05) for _ in iter(lambda: os.path.exists({}), True)] and None or {}")
+CRASHES = [  # when, what is put in the place of run_sbatch(), how often Slurm is asked for the first job in the end
     ("between the intent and sbatch", "os.kill(os.getpid(), 9)", 1),
-    ("between sbatch and its record", "submit(self, argv) and os.kill(os.getpid(), 9)", 1),
+    ("between sbatch and its record", "run_sbatch(self, argv) and os.kill(os.getpid(), 9)", 1),
     ("sbatch gets through after the next service has looked",
      "os.spawnlp(os.P_NOWAIT, 'sh', 'sh', '-c', 'until [ -e GO ]; do sleep 0.05; done; exec \"$0\" \"$@\"', *argv) and "
      "os.kill(os.getpid(), 9)", 2),
