@@ -117,7 +117,8 @@ def test_node_fails_and_a_more_urgent_job_comes():
         job = box.wait(job["id"], "failed")
         assert job["cause"] == "node-fail" and "NODE FAILURE" in job["cause_line"] and job["node"] == "n1"
         resume(cluster)
-        job = box.wait(box.add("sleep 1000"), "running")
+        job = box.wait(box.add("echo begun; sleep 1000"), "running")
+        live.until(lambda: box.logs(job["id"]), "its command")           # Slurm's signal would be lost on a job.sh that has just begun
         cluster.say("scontrol", "update", f"jobid={job['slurm_id']}", "requeue=1")
         cluster.say("scontrol", "requeue", job["slurm_id"])
         job = box.wait(job["id"], "failed")
