@@ -5558,9 +5558,10 @@ class Disk:
     def renumber(self, handle: int, least: int) -> int:
         """The same open file as a handle of at least this number, in place of this one."""
         import fcntl
-        moved = fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, least)
-        os.close(handle)
-        return moved
+        try:
+            return fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, least)
+        finally:
+            os.close(handle)
 
     def lock(self, handle: int, is_shared: bool = False, waits: bool = False) -> bool:
         """Lock an open file until it is closed; False when somebody else has locked it, unless this `waits`."""
@@ -7224,17 +7225,19 @@ def prepare_launcher(name: str, disk: Disk, layout: Layout) -> tuple[Launcher, N
     return launcher, None
 
 
+WITH_SESSIONS = [kind for kind in LAUNCHERS.values() if kind.session_prefix]
+
+
 def find_launcher(session: str) -> type[Launcher]:
     """The launcher that has a job's session, whatever the configuration says by now."""
-    name, kinds = session.partition(".")[2], [kind for kind in LAUNCHERS.values() if kind.session_prefix]
-    return next((kind for kind in kinds if name.startswith(kind.session_prefix)), Screen)
+    name = session.partition(".")[2]
+    return next((kind for kind in WITH_SESSIONS if name.startswith(kind.session_prefix)), Screen)
 
 
 def list_sessions(disk: Disk, layout: Layout) -> dict[str, str]:
     """{PID.NAME: its state} of nexus's sessions.  Raises: unavailable, when no launcher that has any can be used."""
     found, errors = dict[str, str](), list[NexusError]()
-    kinds = [kind for kind in LAUNCHERS.values() if kind.session_prefix]
-    for kind in kinds:
+    for kind in WITH_SESSIONS:
         launcher = kind(disk, layout)
         try:
             launcher.prepare()
@@ -7244,7 +7247,7 @@ def list_sessions(disk: Disk, layout: Layout) -> dict[str, str]:
             continue
         ours = re.compile(rf"\d+\.(nexus$|{kind.session_prefix})")
         found.update((session, state) for session, state in sessions.items() if ours.match(session))
-    if len(errors) == len(kinds):
+    if len(errors) == len(WITH_SESSIONS):
         raise errors[0]
     return found
 
@@ -7942,11 +7945,6 @@ BASH_WORDS = (
     r"|set|shift|shopt|source|suspend|test|then|time|times|trap|true|type|typeset|ulimit|umask|unalias|unset|until"
     r"|wait|while")
 PLAIN_COMMAND = " *([A-Za-z0-9_./][A-Za-z0-9_./+-]*)( +[A-Za-z0-9_./:,+@%=-]+)* *"
-# In command_of_the_job().  Like bash it keeps a PWD that goes through links; bash says why a program cannot be run.
-PLAIN_SCRIPT = """
-  local place=@PWD@ program=(@WORDS@)
-  [ "$place" -ef . ] || place=$PWD
-  PATH=$job_path type -P "${program[0]}" > /dev/null || program=(@BASH@)"""
 
 
 @functools.lru_cache(1024)
@@ -7990,8 +7988,11 @@ def build_launch(job: Job, environment: Mapping[str, str], has_carried: bool) ->
     launch = list(map(quote, ["bash", "-c", *(["--"] if command.startswith(("-", "+")) else []), command]))
     match, is_bare = re.fullmatch(PLAIN_COMMAND, command), not (has_carried or job.tty or job.conda)
     if match and not re.fullmatch(BASH_WORDS, match[1]) and is_bare and "BASH_ENV" not in environment:
-        script = PLAIN_SCRIPT.replace("@PWD@", quote(environment.get("PWD", ""))).replace("@WORDS@", command)
-        return script.replace("@BASH@", " ".join(launch)), {"PWD": 'PWD="$place"'}, ['"${program[@]}"']
+        # Like bash it keeps a PWD that goes through links; bash says why a program cannot be run.
+        script = (f"\n  local place={quote(environment.get('PWD', ''))} program=({command})\n"
+                  '  [ "$place" -ef . ] || place=$PWD\n'
+                  f'  PATH=$job_path type -P "${{program[0]}}" > /dev/null || program=({" ".join(launch)})')
+        return script, {"PWD": 'PWD="$place"'}, ['"${program[@]}"']
     words = ['"${unpack[@]}"', *launch] if has_carried else launch
     if job.tty:                                 # script(1) runs $SHELL, which may be fish, or /bin/false
         before, shell = "unset SHELL", environment.get("SHELL")
@@ -8044,8 +8045,8 @@ def build_script(job: Job, environment: Mapping[str, str], layout: Layout, lease
         f"lease_handles=({' '.join(path for _, path, _ in leases)})", "",
         HIDE_SCRIPT,
         "# $1: `exec`, by hand.", "command_of_the_job() {", '  umask "$umask"', "  hide_environment" + script,
-        # The others come first, and count: a job may have a `dir` of its own.
-        *(f"  {pair} \\" for pair in {**others, **variables, **others}.values()),
+        *(f"  {pair} \\" for pair in others.values()),           # first: a job may have a `dir` of its own
+        *(f"  {pair} \\" for name, pair in variables.items() if name not in others),
         f'    "$@" {" ".join(words)} >&6 2>&5 5>&- 6>&- 7>&-', "}",
         *([SNAPSHOT_SCRIPT] if job.snapshot else []), JOB_SCRIPT])
 
@@ -9474,7 +9475,8 @@ class JobHost:
                 hosted_job.hear(event)
         gone = self.machine.reap()                      # each time: the end of a job looks at all that are dead
         is_time = now - self.checked_at >= WATCH_INTERVAL_S
-        self.checked_at = now if is_time else self.checked_at
+        if is_time:
+            self.checked_at = now
         for hosted_job in hosted:
             if is_time or hosted_job.job.id in gone:
                 self.run_guarded(f"looking at job {hosted_job.job.id}", hosted_job.check, hosted_job.job.id in gone)
@@ -9671,17 +9673,14 @@ class MachineBackend(Backend):
 class Local(MachineBackend):
     """This machine."""
 
-    def __init__(self, service: Service) -> None:
-        super().__init__(service)
-        self.job_host: JobHost = service.job_host
-
     def start(self, job: Job, variables: Mapping[str, str] | None) -> bool:
-        return self.job_host.start(self.service.starter.make_order(job, variables))
+        return self.service.job_host.start(self.service.starter.make_order(job, variables))
 
     def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterator[Finding]:
+        job_host: JobHost = self.service.job_host
         jobs = [job for job in self.store.state.live.values()       # and those that could not be given to their backend
-                if self.has(job) or job.attempt_key in self.job_host.hosted]
-        return list_news(self.job_host.tick(jobs, runner_events))
+                if self.has(job) or job.attempt_key in job_host.hosted]
+        return list_news(job_host.tick(jobs, runner_events))
 
 
 # Agents.  A job's runner needs no service beside it, so a node has none.  On it an agent, this file at the other end
@@ -11954,8 +11953,8 @@ def choose_jobs(state: State, choice: Choice, caller: Caller, statuses: Sequence
         named = list({job.id: job for job in found}.values())
         for job in named:
             if not choice.fits(job):
-                others = {name: fact for name in choice.given if name in FILTERS
-                          and not Choice(**{name: (fact := getattr(choice, name))}).fits(job)}
+                filters = {name: getattr(choice, name) for name in choice.given if name in FILTERS}
+                others = {name: fact for name, fact in filters.items() if not Choice(**{name: fact}).fits(job)}
                 raise NexusError("conflict", f"job {job.id} is not{describe_filters(others, repr)}", "nothing was done")
         return named
     if choice.group:

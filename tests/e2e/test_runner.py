@@ -709,7 +709,8 @@ def test_the_supervisor_takes_another_python(tmp_path, reason, change, is_used, 
 
 PLAIN = (
     "/usr/bin/env", " env  ", "env -u NEXUS_JOB_ID A=1 printenv A SHLVL PWD", "echo a  b=c", "kill -l", "no_such_program --x=1",
-    "./no_such_program", "/tmp", "type ls", "false", "./script one two", "./no_interpreter", "sh -c exit", "printenv words place PWD")
+    "./no_such_program", "/tmp", "type ls", "false", "./script one two", "./no_interpreter", "sh -c exit", "printenv words place PWD",
+    "echo @BASH@ @PWD@ @WORDS@", "/bin/echo @BASH@ @PWD@ @WORDS@")
 
 
 def test_what_bash_does_itself():
@@ -720,6 +721,7 @@ def test_what_bash_does_itself():
 
 @pytest.mark.parametrize("command", PLAIN)
 @pytest.mark.parametrize("environment", [{}, {"SHLVL": "3", "words": "w", "place": "p", "OLDPWD": "/"}, {"PWD": "@link"}, {"PWD": "/"},
+                                         {"PWD": "/@WORDS@ @BASH@"},
                                          {"BASH_ENV": "/dev/null"}, {"BASH_FUNC_env%%": "() { echo mine; }"}], ids=str)
 def test_a_plain_command_does_what_bash_does_with_it(box, command, environment):
     """As it is, and with a comment behind it, so that job.sh runs bash: output, exit code and variables are the same."""

@@ -797,7 +797,7 @@ def test_forms_are_refused(lab, reason, body, headers, status, words):
 
 
 def write_script(lab, job):
-    lab.service.local.job_host.write_script(lab.service.starter.make_order(job, {}))
+    lab.service.job_host.write_script(lab.service.starter.make_order(job, {}))
 
 
 def test_a_submitted_script(lab):

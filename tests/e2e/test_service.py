@@ -302,7 +302,7 @@ def test_bounce_of_a_job_that_is_to_be_stopped_ends_it(world):
     w.turn(f"bounce {job_id} 1 taken")
     w.turn()
     assert (w.job(job_id).status, w.job(job_id).current.cause, w.job(job_id).current.stop_by) == ("cancelled", "killed", "ann")
-    assert w.machine.launched == [(job_id, 1)] and not w.service.outcomes.unrecorded and not w.service.local.job_host.hosted
+    assert w.machine.launched == [(job_id, 1)] and not w.service.outcomes.unrecorded and not w.service.job_host.hosted
 
 
 def test_starts_that_come_to_nothing_leave_no_trail(world):
