@@ -14634,20 +14634,23 @@ def run_agent(home: str, config: Config, head: str, environ: Mapping[str, str]) 
         disk.makedirs(layout.log_dir)
     environ = {**environ, "PATH": complete_path(disk, layout, environ.get("PATH"))}
     os.environ["PATH"] = environ["PATH"]            # ssh runs it without a login shell
-    lock = take_lock(disk, layout.lock_file)
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if lock is None:
-            with contextlib.suppress(OSError, ValueError):
-                pid = int(read_text(disk, layout.lock_file) or "")
-                os.kill(max(2, pid), number)            # -1 would be all of this user's
-            wait_until(lambda: not is_locked(disk, layout.lock_file), LOCK_TIMEOUT_S, 0.01)
-            lock = take_lock(disk, layout.lock_file)
+    with disk_errors("lock", layout.lock_file):
+        lock = take_lock(disk, layout.lock_file)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if lock is None:
+                with contextlib.suppress(OSError, ValueError):
+                    pid = int(read_text(disk, layout.lock_file) or "")
+                    os.kill(max(2, pid), number)            # -1 would be all of this user's
+                wait_until(lambda: not is_locked(disk, layout.lock_file), LOCK_TIMEOUT_S, 0.01)
+                lock = take_lock(disk, layout.lock_file)
     if lock is None:
         raise NexusError("unavailable", f"another agent of this head does not end: {layout.lock_file}",
                          hint=f"see what it is: fuser -v {layout.lock_file}")
-    with contextlib.suppress(OSError, NexusError):      # a full disk keeps no agent from its jobs
-        write_atomic(disk, os.path.join(folder, "boot"), [boot], is_synced=False)
+    # A full disk keeps no agent from its jobs; and it has room for another pid in the place of the former agent's.
+    with contextlib.suppress(OSError):
         disk.pwrite(lock, f"{os.getpid():<20}".encode(), 0)
+    with contextlib.suppress(NexusError):
+        write_atomic(disk, os.path.join(folder, "boot"), [boot], is_synced=False)
     signal.signal(signal.SIGHUP, lambda *_: None)       # not SIG_IGN, which jobs would inherit for ever
     Agent(layout, config, disk, head, environ, make_log(layout, config.service)).run()
 
