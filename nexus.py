@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
 
     T = TypeVar("T")
+    AnyValue = TypeVar("AnyValue", bound="Value")
     Schema = Mapping[str, Any]
     Json = Mapping[str, Any]                    # an object of the API
 else:
@@ -76,6 +77,7 @@ class Field:
     hidden = public = False                     # no reply has it; other users see it too
     listed = False                              # of a filter: lists have it, and commands that change jobs do not
     option = told = ""                          # of a filter: its option's help; how messages say it: ` of group g`
+    cause = ""                                  # of a limit: what ends a job that has reached it
     place = ""                                  # where a parameter of a call is: "path", "query" or "header"
 
     def __init__(self, schema: Schema, help: str = "", marks: str = "", flag: str = "", **facts: Any) -> None:
@@ -98,8 +100,10 @@ def optional(default: Any, schema: Schema, help: str = "", marks: str = "", **fa
 class Value:
     """A record that does not change.  The body of its class lists the fields, as that of a dataclass does.
 
-    An instance holds what was given; the default of any other field is an attribute of the class.
+    It has those of its base class, too.  An instance holds what was given; the default of any other field is an
+    attribute of the class.
     """
+    KINDS: Mapping[str, str] = {}               # {name: annotation} of the fields, in their order
     NAMES: tuple[str, ...] = ()                 # of the fields, in their order
     KNOWN: frozenset[str] = frozenset()         # these names
     REQUIRED: frozenset[str] = frozenset()      # those without a default
@@ -107,15 +111,15 @@ class Value:
     WRITTEN: tuple[str, ...] = ()               # the fields that JSON has even if they are at their defaults
 
     def __init_subclass__(cls) -> None:
-        cls.NAMES = tuple(cls.__annotations__)
-        cls.FIELDS = {name: row for name in cls.NAMES if isinstance(row := vars(cls).get(name), Field)}
-        for name, row in cls.FIELDS.items():
+        rows = {name: row for name in cls.__annotations__ if isinstance(row := vars(cls).get(name), Field)}
+        for name, row in rows.items():
             if row.default is ...:
                 delattr(cls, name)
             else:
                 setattr(cls, name, row.default)
-        cls.KNOWN = frozenset(cls.NAMES)
-        cls.REQUIRED = frozenset(name for name in cls.NAMES if name not in vars(cls))
+        cls.KINDS, cls.FIELDS = {**cls.KINDS, **cls.__annotations__}, {**cls.FIELDS, **rows}
+        cls.NAMES, cls.KNOWN = tuple(cls.KINDS), frozenset(cls.KINDS)
+        cls.REQUIRED = frozenset(name for name in cls.NAMES if not hasattr(cls, name))
 
     def __init__(self, *given: Any, **named: Any) -> None:
         # The service makes thousands of these each second: so this is as short as it can be.
@@ -617,59 +621,6 @@ def describe_schema(schema: Schema) -> str:
     return words + (f", each {describe_schema(schema['items'])}" if "items" in schema else "")
 
 
-# Kinds of facts, which the annotations of values name beside `int`, `str` and the like.  decode() holds to these rows
-# what comes from the disk, from a job's own files and from a node; parsers of other programs' output keep within them.
-
-FACT_KINDS: Mapping[str, Field] = {
-    "Epoch": Field(number_in(0, MAX_TIME), "UTC epoch seconds: 1970 to 9999"),
-    "Span": Field(number_in(0, MAX_TIME), "seconds"),
-    "Ticks": Field(integer_in(0, 10**15), "clock ticks since boot"),
-    "Amount": Field(number_in(-10**9, 10**15), "what was measured: MiB, percent, watts, degrees, seconds of CPU"),
-    "FileSize": Field(integer_in(0, 2**53), "bytes"),
-    "Count": Field(integer_in(0, 10**9), "how many"),
-    "Index": Field(integer_in(0, 9999), "the number of a GPU, or of a MIG slice"),
-    "Pid": Field(integer_in(1, 2**31 - 1), "the pid of a process; nvidia-smi may name one that is not of this kernel"),
-    "ExitCode": Field(integer_in(0, 255), "the exit code of a program"),
-    "Signal": Field(integer_in(1, 64), "the number of a signal"),
-    "Words": Field(STRING, "a text for people, as one harmless line that is cut", convert=cut_words),
-    "Name": Field(STRING, "the name of a thing, likewise", convert=lambda text: cut_words(text, 100)),
-    "JobId": Field(JOB_ID),
-    "AttemptKey": Field(matching(
-        f"^{ID_PATTERN}-[0-9]{{1,15}}-[0-9]{{1,9}}$", "a job's id and number and an attempt, like abc-1-1")),
-    "Session": Field(matching("^[0-9]{1,10}\\.[A-Za-z0-9_.-]{1,80}$", "screen's PID.NAME")),
-    "Uuid": Field(matching("^[A-Za-z0-9][A-Za-z0-9_./-]{0,119}$", "a GPU's UUID")),
-    "BootId": Field(matching("^[A-Za-z0-9-]{1,64}$", "the id of a boot")),
-    "FilePath": Field(matching(f"^/[^{CONTROL[1:-1]}]*$", "an absolute path", **{"x-max-bytes": 4095})),
-    "ScreenVariable": Field(matching(
-        f"^SCREENDIR=/[^{CONTROL[1:-1]}]*$", "where screen has its sockets", **{"x-max-bytes": 4095})),
-    "Limit": Field(one_of("timeout", "host-memory"), "the limit that a job has reached"),
-    "EndCause": Field(
-        one_of("launch", "bounce", "session-lost", "reboot", "signal"), "what ended an attempt, beyond its exit code"),
-}
-if TYPE_CHECKING:
-    Epoch = float
-    Span = float
-    Amount = float
-    Ticks = int
-    FileSize = int
-    Count = int
-    Index = int
-    Pid = int
-    ExitCode = int
-    Signal = int
-    Words = str
-    Name = str
-    JobId = str
-    AttemptKey = str
-    Session = str
-    Uuid = str
-    BootId = str
-    FilePath = str
-    ScreenVariable = str
-    Limit = str
-    EndCause = str
-
-
 # config.toml.  Its sections are tables; the rows make the parser, checks, defaults, `nexus config` and the sample file.
 
 NODE_WORD = "[A-Za-z0-9_]"
@@ -738,17 +689,17 @@ class JobsConfig(Value):
     cpu_slots: int = optional(4, integer_in(0, 100000), "how many --gpus 0 jobs run at once")
     max_running: int = optional(0, integer_in(0, 100000), "how many jobs run at once; 0 = as many as fit")
     queue_limit: int = optional(10000, integer_in(1, 10000000), "more pending jobs are refused")
-    timeout_seconds: float = optional(0, SECONDS, "time limit of a job without --timeout; 0 = none")
+    timeout_seconds: Span = optional(0, SECONDS, "time limit of a job without --timeout; 0 = none", cause="timeout")
     timeout_multiplier: float = optional(
         2, number_in(1, 1000), "a job with --expect is stopped at this multiple of that time")
-    kill_grace_seconds: float = optional(10, number_in(0, 86400), "from SIGTERM to SIGKILL")
+    kill_grace_seconds: Span = optional(10, number_in(0, 86400), "from SIGTERM to SIGKILL")
     retries: int = optional(0, integer_in(0, 1000), "further attempts of a failed job that has no --retries")
     retry_backoff_seconds: float = optional(
         5, number_in(0, 86400), "before the first; doubles each time, up to an hour")
     launch_attempts: int = optional(5, integer_in(1, 100), "how often a job is tried that cannot even be launched")
     idle_minutes: float = optional(
         30, number_in(0, 100000), "a job whose GPUs do nothing for so long is shown as idle; 0 = never")
-    idle_kill_minutes: float = optional(0, number_in(0, 100000), "and stopped after so long; 0 = never")
+    idle_kill_minutes: Amount = optional(0, number_in(0, 100000), "and stopped after so long; 0 = never", cause="idle")
     on_reboot: str = optional(
         "fail", one_of("fail", "requeue"), "or \"requeue\": what happens to jobs that were running at a reboot")
     reserve_after_seconds: float = optional(300, SECONDS, "a job that waits for so long gets the GPUs that become free")
@@ -762,10 +713,13 @@ class JobsConfig(Value):
     allowed_script_paths: tuple[str, ...] = optional(
         (), TEXTS,
         "[] = any; else only `[interpreter] SCRIPT ARGS`, SCRIPT below one of these, where only you or root may write")
-    max_memory_gb: float = optional(
-        0, number_in(0, 1000000), "a job with more host memory is stopped; 0 = any (needs psutil)")
+    max_memory_gb: Amount = optional(
+        0, number_in(0, 1000000), "a job with more host memory is stopped; 0 = any (needs psutil)", cause="host-memory")
     max_running_per_user: int = optional(
         0, integer_in(0, 100000), "how many jobs of one user run at once; 0 = no limit")
+
+
+LIMITS = {name: row.cause for name, row in JobsConfig.FIELDS.items() if row.cause}      # {key: the cause of an end}
 
 
 class HooksConfig(Value):
@@ -880,6 +834,59 @@ def format_sample_config() -> str:
                     *(format_section(name, table) for name, table in SECTIONS.items()),
                     "\n# Other machines with GPUs, by OpenSSH, whose own configuration, agent and known_hosts apply.  "
                     "Those of\n# `nexus node add` need no lines here.", format_section("[nodes]", example, "# ")])
+
+
+# Kinds of facts, which the annotations of values name beside `int`, `str` and the like.  decode() holds to these rows
+# what comes from the disk, from a job's own files and from a node; parsers of other programs' output keep within them.
+
+FACT_KINDS: Mapping[str, Field] = {
+    "Epoch": Field(number_in(0, MAX_TIME), "UTC epoch seconds: 1970 to 9999"),
+    "Span": Field(number_in(0, MAX_TIME), "seconds"),
+    "Ticks": Field(integer_in(0, 10**15), "clock ticks since boot"),
+    "Amount": Field(number_in(-10**9, 10**15), "what was measured: MiB, percent, watts, degrees, seconds of CPU"),
+    "FileSize": Field(integer_in(0, 2**53), "bytes"),
+    "Count": Field(integer_in(0, 10**9), "how many"),
+    "Index": Field(integer_in(0, 9999), "the number of a GPU, or of a MIG slice"),
+    "Pid": Field(integer_in(1, 2**31 - 1), "the pid of a process; nvidia-smi may name one that is not of this kernel"),
+    "ExitCode": Field(integer_in(0, 255), "the exit code of a program"),
+    "Signal": Field(integer_in(1, 64), "the number of a signal"),
+    "Words": Field(STRING, "a text for people, as one harmless line that is cut", convert=cut_words),
+    "Name": Field(STRING, "the name of a thing, likewise", convert=lambda text: cut_words(text, 100)),
+    "JobId": Field(JOB_ID),
+    "AttemptKey": Field(matching(
+        f"^{ID_PATTERN}-[0-9]{{1,15}}-[0-9]{{1,9}}$", "a job's id and number and an attempt, like abc-1-1")),
+    "Session": Field(matching("^[0-9]{1,10}\\.[A-Za-z0-9_.-]{1,80}$", "screen's PID.NAME")),
+    "Uuid": Field(matching("^[A-Za-z0-9][A-Za-z0-9_./-]{0,119}$", "a GPU's UUID")),
+    "BootId": Field(matching("^[A-Za-z0-9-]{1,64}$", "the id of a boot")),
+    "FilePath": Field(matching(f"^/[^{CONTROL[1:-1]}]*$", "an absolute path", **{"x-max-bytes": 4095})),
+    "ScreenVariable": Field(matching(
+        f"^SCREENDIR=/[^{CONTROL[1:-1]}]*$", "where screen has its sockets", **{"x-max-bytes": 4095})),
+    "Limit": Field(one_of(*LIMITS.values()), "what ends a job that has reached a limit"),
+    "EndCause": Field(
+        one_of("launch", "bounce", "session-lost", "reboot", "signal"), "what ended an attempt, beyond its exit code"),
+}
+if TYPE_CHECKING:
+    Epoch = float
+    Span = float
+    Amount = float
+    Ticks = int
+    FileSize = int
+    Count = int
+    Index = int
+    Pid = int
+    ExitCode = int
+    Signal = int
+    Words = str
+    Name = str
+    JobId = str
+    AttemptKey = str
+    Session = str
+    Uuid = str
+    BootId = str
+    FilePath = str
+    ScreenVariable = str
+    Limit = str
+    EndCause = str
 
 
 # ==== 4. MODEL ==== Job, Gpu, State; what may become of a job; changes and what they do to State
@@ -1002,14 +1009,10 @@ class Usage(Value):
     mean_gpu_util: Amount | None = None
 
 
-class Limits(Value):
-    """What ends a job: of the job itself and of the configuration, as find_limits() makes it.  It goes with the job."""
-    timeout_seconds: Span = 0.0                 # its time limit; 0: none
-    timeout_name: Words = ""                    # what sets that, for people
+class Limits(JobsConfig):
+    """What ends a job: of [jobs], LIMITS and kill_grace_seconds, as find_limits() makes them.  It goes with the job."""
+    timeout_name: Words = ""                    # what sets its timeout_seconds, for people
     warn: str | None = None                     # Job.warn
-    max_memory_gb: Amount = 0.0                 # host memory of its processes together; 0: any
-    kill_grace_seconds: Span = 10.0             # from the first signal to SIGKILL
-    idle_kill_seconds: Span = 0.0               # how long its GPUs may do nothing; 0: any time
 
 
 class Use(Value):
@@ -2142,9 +2145,9 @@ def describe_fact(given: Any, is_hidden: bool) -> str:
     return type(given).__name__ if is_hidden or isinstance(given, (list, dict)) else cut_words(repr(given), 60)
 
 
-def decode_value(cls: type[T], fields: Any, name: str = "it", is_strict: bool = False) -> T:
+def decode_value(cls: type[AnyValue], fields: Any, name: str = "it", is_strict: bool = False) -> AnyValue:
     """Fields that the class does not have are ignored, unless `is_strict`.  Raises: TypeError, ValueError."""
-    kinds, facts = cls.__annotations__, decode("dict", fields, name)
+    kinds, facts = cls.KINDS, decode("dict", fields, name)
     unknown = facts.keys() - kinds.keys() if is_strict else ()
     if unknown:
         raise TypeError(f"{cut_words(min(unknown), 60)} is no key of {name}")
@@ -3747,31 +3750,31 @@ def choose_without(job: Job, gone: Iterable[Job], running: Sequence[Job], gpus: 
 
 
 def find_limits(job: Job, config: JobsConfig) -> Limits:
-    """The limits of a job.  They are the head's, wherever it runs."""
-    factor = config.timeout_multiplier
+    """The limits of a job.  They are the head's, wherever it runs; what Job has a field for is the job's own."""
+    limits = {key: getattr(config, key) for key in (*LIMITS, "kill_grace_seconds")}
+    own = {key: getattr(job, key) for key in LIMITS if getattr(job, key, None) is not None}
+    name, factor = "timeout_seconds", config.timeout_multiplier
     if job.timeout_seconds is not None:
-        limit_s, name = job.timeout_seconds, "its time limit"
+        name = "its time limit"
     elif job.expected_time is not None:
-        limit_s, name = job.expected_time * factor, f"{factor:g} times its expected time (timeout_multiplier)"
-    else:
-        limit_s, name = config.timeout_seconds, "timeout_seconds"
-    return Limits(limit_s, name, job.warn, config.max_memory_gb, config.kill_grace_seconds,
-                  config.idle_kill_minutes * 60)
+        own["timeout_seconds"] = job.expected_time * factor
+        name = f"{factor:g} times its expected time (timeout_multiplier)"
+    return Limits(**{**limits, **own, "timeout_name": name, "warn": job.warn})
 
 
 def find_stop(limits: Limits, use: Use) -> tuple[str, str] | None:
     """(the cause, the words) for which a running job must be ended: the limit that it has reached; None: none."""
-    limit_s, most_gb, longest_s = limits.timeout_seconds, limits.max_memory_gb, limits.idle_kill_seconds
+    key, limit_s, most_gb, idle_minutes = "", limits.timeout_seconds, limits.max_memory_gb, limits.idle_kill_minutes
     if limit_s and use.runtime_s is not None and use.runtime_s >= limit_s:
-        words = f"{limits.timeout_name} is {format_duration(limit_s)}"
-        return "timeout", f"stopped after {format_duration(use.runtime_s)}: {words}"
-    if most_gb and (use.memory_mib or 0) > most_gb * 1024:
-        taken = format_memory(use.memory_mib or 0, 2)
-        return "host-memory", f"its processes took {taken} of host memory; max_memory_gb is {most_gb:g}"
-    if longest_s and use.idle_s >= longest_s:
-        words = f"its GPUs did nothing for {format_duration(use.idle_s)}"
-        return "idle", f"{words}; idle_kill_minutes is {longest_s / 60:g}"
-    return None
+        key, took = "timeout_seconds", format_duration(use.runtime_s)
+        words = f"stopped after {took}: {limits.timeout_name} is {format_duration(limit_s)}"
+    elif most_gb and (use.memory_mib or 0) > most_gb * 1024:
+        key, took = "max_memory_gb", format_memory(use.memory_mib or 0, 2)
+        words = f"its processes took {took} of host memory; max_memory_gb is {most_gb:g}"
+    elif idle_minutes and use.idle_s >= idle_minutes * 60:
+        key = "idle_kill_minutes"
+        words = f"its GPUs did nothing for {format_duration(use.idle_s)}; idle_kill_minutes is {idle_minutes:g}"
+    return (LIMITS[key], words) if key else None
 
 
 def find_warning(limits: Limits, runtime_s: float | None) -> str | None:
@@ -9239,12 +9242,16 @@ class HostedJob:
         if not self.result and not self.requeue:
             self.look_at_files(is_child_gone)
         if not self.requeue and (self.result is None or self.processes_left):
-            job_host = self.job_host
-            memory_mib = job_host.observer.memory_mib.get(self.key)
-            runtime_s, limits = self.find_runtime_s(), self.limits
-            self.stop = self.stop or find_stop(limits, Use(runtime_s, memory_mib))
-            self.is_warning_due = (find_warning(limits, runtime_s) is not None
+            limits, use = self.limits, self.measure_use()
+            self.stop = self.stop or find_stop(limits, use)
+            self.is_warning_due = (find_warning(limits, use.runtime_s) is not None
                                    and not self.stop and not find_status(self.disk, self.warned_file))
+
+    def measure_use(self) -> Use:
+        """What it has taken so far, as far as this machine sees it.  Raises: OSError."""
+        return Use(
+            runtime_s=self.find_runtime_s(),
+            memory_mib=self.job_host.observer.memory_mib.get(self.key))
 
     def look_at_files(self, is_child_gone: bool) -> None:
         """Look at its files and its pid: the second way to learn that it has started or ended.  Raises: OSError."""

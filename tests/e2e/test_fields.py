@@ -1,4 +1,4 @@
-"""A field that is added to the table of a job is everywhere, and so is a filter."""
+"""A field that is added to the table of a job is everywhere, and so are a filter and a limit."""
 
 import importlib.util
 import json
@@ -11,7 +11,8 @@ import urllib.error
 import urllib.request
 
 import pytest
-from live import COMMAND, free_port, kill_all, until
+from live import COMMAND, free_port, kill_all, need_root, until
+from test_node_limits import SSH
 
 import nexus
 
@@ -145,3 +146,52 @@ def test_a_row_and_a_line_are_all_that_a_filter_takes(tmp_path):
         assert {job["id"] for job in ask("/jobs")} & {both, one, comma} == {one, comma}
     finally:
         run("stop")
+
+
+LIMIT_ROWS = {      # {a line: what goes before it}: the key, what is bounded, when it is reached, how it is measured
+    '    max_running_per_user: int = optional(\n': '''    max_output_mib: float = optional(
+        0, number_in(0, 1000000), "a job with more output is stopped; 0 = any", cause="output")
+''',
+    '    runtime_s: float | None = None              # None: not known\n': '''    output_mib: float = 0.0
+''',
+    '    return (LIMITS[key], words) if key else None\n': '''    if limits.max_output_mib and use.output_mib > limits.max_output_mib:
+        key, words = "max_output_mib", f"it wrote {use.output_mib:.0f} MiB; max_output_mib is {limits.max_output_mib:g}"
+''',
+    '            runtime_s=self.find_runtime_s(),\n': '''            output_mib=sum(measure_logs(self.disk, self.folder)) / 2**20,
+'''}
+OWN_LIMIT = '''    max_output_mib: float | None = optional(
+        None, number_in(0, 1000000), "stop it when it has written more", "asked kept", flag="--max-output MIB")
+'''
+
+
+def test_a_limit_takes_four_places(tmp_path):
+    """It holds here and on a node, whose configuration does not count.  A job's own, where that has a row, counts more."""
+    need_root()
+    changed = Changed(tmp_path, {**LIMIT_ROWS, LAST_ROW: OWN_LIMIT})
+    run, far = changed.run, tmp_path / "far"
+    for folder in ("bin", "far", "far-bin"):
+        (tmp_path / folder).mkdir()
+    (far / "config.toml").write_text('[service]\nrefresh_rate_seconds = 0.3\n[jobs]\nlauncher = "direct"\nmax_output_mib = 0.001\n')
+    with (changed.home / "config.toml").open("a") as config:
+        config.write("max_output_mib = 4\n")
+    for path, text in ((tmp_path / "bin" / "ssh", SSH.format(folder=tmp_path)),
+                       (tmp_path / "far-bin" / "python3", f'#!/bin/sh\nexec {sys.executable} "$@"\n')):
+        path.write_text(text)
+        path.chmod(0o755)
+    changed.environ["PATH"] = f"{tmp_path}/bin:{os.environ['PATH']}"
+    assert "max_output_mib = 0 " in run("config", "sample")
+    try:
+        run("node", "add", "n1")
+        until(lambda: changed.ask("/nodes")[1]["is_reachable"], lambda: changed.ask("/nodes"))
+        for where in (node["name"] for node in changed.ask("/nodes")):
+            add = ("add", "--node", where, "--gpus", "0")
+            much, own, more = [run(*add, *words, f"head -c {mib}M /dev/zero; {then}").strip() for mib, words, then in (
+                (5, [], "sleep 600"), (3, ["--max-output", "2"], "sleep 600"), (5, ["--max-output", "6"], "sleep 2"))]
+            for job_id, limit in ((much, 4), (own, 2)):
+                run("wait", job_id, code=128 + 15)
+                job = changed.ask(f"/jobs/{job_id}")
+                assert job["cause"] == "output" and f" MiB; max_output_mib is {limit}" in job["cause_line"], (where, job)
+            run("wait", more)
+    finally:
+        run("stop")
+        kill_all(str(tmp_path))

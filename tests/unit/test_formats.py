@@ -1085,7 +1085,7 @@ EDGES = [  # kind, what is taken, what is refused
     ("AttemptKey", ["abc-1-1"], ["abc-1", "../x-1-1", "abc-1-1\n"]),
     ("FilePath", ["/a b/c"], ["a", "-oX", "/a\nb", "/\x1b[2J", "/" + "a" * 4095]), ("BootId", ["b-1"], ["", "$(id)", "a" * 65]),
     ("ScreenVariable", ["SCREENDIR=/run/x"], ["SCREENDIR=x", "LD_PRELOAD=/x", "SCREENDIR=/x\n"]),
-    ("Limit", ["timeout", "host-memory"], ["killed", ""]), ("EndCause", ["launch", "reboot"], ["node-lost", "exit"]),
+    ("Limit", ["timeout", "host-memory", "idle"], ["killed", ""]), ("EndCause", ["launch", "reboot"], ["node-lost", "exit"]),
 ]
 
 
@@ -1101,6 +1101,13 @@ def test_each_kind_of_fact_has_a_range(kind, taken, refused):
 def test_texts_from_outside_are_cut_to_one_harmless_line():
     assert nexus.decode("Words", "a\nb\x1b[2J") == "a b [2J" and nexus.decode("Name", "x" * 101) == "x" * 99 + "…"
     assert len(nexus.decode("Words", "数" * 10**6)) == nexus.MAX_WORDS == len(nexus.decode("Words", "x" * 1000))
+
+
+def test_limits_that_an_older_agent_kept_hold():
+    kept = {"timeout_seconds": 5.0, "timeout_name": "its time limit", "max_memory_gb": 0.5, "kill_grace_seconds": 1,
+            "idle_kill_seconds": 60}               # which only the head ends jobs for
+    assert nexus.decode("Limits", kept) == nexus.Limits(
+        timeout_seconds=5, timeout_name="its time limit", max_memory_gb=0.5, kill_grace_seconds=1)
 
 
 def test_every_kind_of_an_annotation_can_be_decoded():

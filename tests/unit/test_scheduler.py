@@ -369,6 +369,10 @@ def test_find_stop(reason, fields, keys, expected):
     assert (cause, expected and expected[1] in line) == (expected[0] if expected else "", expected and True), reason
 
 
+def test_each_limit_stops():
+    assert {expected[0] for *_, expected in STOPS if expected} == set(nexus.LIMITS.values())
+
+
 WARNINGS = [  # reason, fields of a job, how long it has run, keys, the signal
     ("not asked for", {"timeout_seconds": 100}, 99, {}, None), ("no time limit", {"warn": "USR1@10s"}, 99, {}, None),
     ("not yet", {"warn": "USR1@10s", "timeout_seconds": 100}, 89, {}, None),
@@ -384,7 +388,7 @@ def test_find_warning(reason, fields, runtime_s, keys, expected):
 
 
 def test_a_job_of_which_nothing_is_known_yet_is_not_stopped():
-    assert nexus.find_stop(nexus.Limits(1, max_memory_gb=1, idle_kill_seconds=1), nexus.Use()) is None
+    assert nexus.find_stop(nexus.Limits(timeout_seconds=1, max_memory_gb=1, idle_kill_minutes=1), nexus.Use()) is None
 
 
 # What holds for every plan
