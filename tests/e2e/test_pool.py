@@ -152,27 +152,29 @@ def test_a_kill_on_a_node_that_has_just_gone_silent(net):
     live.until(lambda: all(each["is_reachable"] for each in head.ask("GET", "/nodes")))
 
 
+class Unfollowed(nexus.Node):
+    """A node that no thread follows: what is known of it is given."""
+
+    def __init__(self, **known):
+        vars(self).update({"error": None, "gpus": (makers.gpu(0),), "gpu_error": "", "faults": {}, **known})
+
+
 @pytest.mark.parametrize("reason, error, stop_cause, due_s, expected", [
     ("it replies", None, "killed", float("-inf"), False), ("a reply is on its way", None, "killed", 0.5, False),
     ("it is late, and the job is to end", None, "killed", 1.5, True), ("nothing is wanted of the job", None, None, 1.5, False),
     ("it is lost", "cannot reach n1", None, float("-inf"), True)])
 def test_when_a_job_is_unheard(reason, error, stop_cause, due_s, expected):
-    clock = types.SimpleNamespace(monotonic=lambda: 100.0)
-    node = types.SimpleNamespace(clock=clock, error=error, due_at=100.0 - due_s)
-    assert nexus.Node.is_unheard(node, makers.running(stop_cause=stop_cause)) == expected, reason
+    node = Unfollowed(clock=types.SimpleNamespace(monotonic=lambda: 100.0), error=error, due_at=100.0 - due_s)
+    assert node.is_unheard(makers.running(stop_cause=stop_cause)) == expected, reason
 
 
 def test_a_node_that_is_silent_for_long_is_bad_for_health():
-    class Silent:
-        name, error, gpu_error = "n1", nexus.NexusError("unavailable", "cannot reach n1"), ""
-        gpus, heard_at, find_limit = (makers.gpu(0),), 1000.0, staticmethod(lambda: None)
-
+    silent = Unfollowed(heard_at=1000.0, error=nexus.NexusError("unavailable", "cannot reach n1"))
     for silence_s, is_ok in ((1, True), (29, True), (31, False)):
-        assert nexus.check_node(Silent, 1000.0 + silence_s) == (is_ok, f"not heard for {silence_s}s: cannot reach n1")
-    Silent.error = None
-    for gpu_error, is_ok in (("", True), ("nvidia-smi does not answer", False)):
-        Silent.gpu_error = gpu_error
-        assert nexus.check_node(Silent, 1000.0)[0] == is_ok
+        assert nexus.check_node(silent, 1000.0 + silence_s) == (is_ok, f"not heard for {silence_s}s: cannot reach n1")
+    for known, fault in (({}, ""), ({"gpu_error": "nvidia-smi does not answer"}, "nvidia-smi does not answer"),
+                         ({"faults": {"abc-1-1": ("it is wrong", 1.0)}}, "of job abc it answers what no nexus does: it is wrong")):
+        assert nexus.check_node(Unfollowed(heard_at=1000.0, **known), 1000.0) == (not fault, fault or "1 GPU")
 
 
 def test_others_do_not_hear_how_nodes_are_reached(net):
