@@ -1566,7 +1566,7 @@ def list_holds(state: State) -> dict[str, str]:
     return {one.name: describe_hold(one) for one in state.groups.values() if one.hold}
 
 
-def requeue(state: State, job: Job, why: str, now: float, has_run: bool = False, **facts: Any) -> Changes:
+def requeue(state: State, job: Job, cause_line: str, now: float, has_run: bool = False, **facts: Any) -> Changes:
     """The changes that requeue a job whose attempt ended without its fault, at its former place."""
     facts["processes_left"] = None
     if not has_run:
@@ -1578,7 +1578,7 @@ def requeue(state: State, job: Job, why: str, now: float, has_run: bool = False,
     if job.status == RUNNING:                   # what has not run goes on waiting since it first did
         history = (*history, (PENDING, now)) if has_run else history[:-1]
     yield change_job(job, **facts, status=PENDING, status_history=history, finished_at=now, cause=REQUEUED,
-                     cause_line=why)
+                     cause_line=cause_line)
 
 
 def list_finished(state: State) -> list[Job]:
@@ -2941,9 +2941,9 @@ def parse_script(command: str) -> tuple[str, str, list[str]]:
     interpreter, script, *arguments = words if endings else ["", *words]
     is_path = script.endswith(endings) if endings else "/" in script           # a bare name would be a program's
     if found or not is_path or script.startswith(("-", "+")) or "=" in script:
-        why = f"it holds {json.dumps(found[0])}" if found else f"{format_line(script, 60)} is not a script's path"
+        fault = f"it holds {json.dumps(found[0])}" if found else f"{format_line(script, 60)} is not a script's path"
         raise NexusError("forbidden",
-                         f"only `[interpreter] SCRIPT ARGUMENTS` may be run here (allowed_script_paths), and {why}",
+                         f"only `[interpreter] SCRIPT ARGUMENTS` may be run here (allowed_script_paths), and {fault}",
                          hint="put the rest into the script; interpreters are python and pypy for .py files, bash and "
                               "sh for .sh, without options; or name an executable file by its path")
     return interpreter, script, arguments
@@ -3316,7 +3316,7 @@ class NodeView(Value):
     """Another machine for jobs, as plan() sees it."""
     name: str
     cpu_slots: int = 0                          # how many more jobs without a GPU it takes
-    closed: str | None = None                   # why it gets no job now; None: it may get jobs
+    reason: str | None = None                   # why it gets no job now, in words; None: it may get jobs
     folders: frozenset[str] | None = None       # directories of jobs that are there; None: it need not be known
 
 
@@ -3327,7 +3327,7 @@ class Plan(Value):
     gpus: tuple[GpuCapacity, ...] = ()
     machines: Mapping[str, Reason | None] = {}  # why each machine gets no job now
     folders: Mapping[str, frozenset[str] | None] = {}       # of NodeView
-    hold: Reason | None = None                  # why nothing at all starts
+    reason: Reason | None = None                # why nothing at all starts
     delayed_until: float | None = None          # when the next --begin or backoff ends
     preempted: tuple[tuple[str, str], ...] = () # (job that must end, job that can start then)
 
@@ -3354,8 +3354,8 @@ def find_gpu_reason(gpu: Gpu, config: GpuConfig, jobs: Sequence[Job] = ()) -> Re
     if gpu.fault:
         return Reason("node-down", gpu.place, f"is unusable ({gpu.fault})")
     if gpu.is_paused:
-        why = f" ({gpu.pause_reason}; nexus resume {gpu.place})" if gpu.pause_reason else ""
-        return Reason("paused", gpu.place, f"is paused{why}")
+        note = f" ({gpu.pause_reason}; nexus resume {gpu.place})" if gpu.pause_reason else ""
+        return Reason("paused", gpu.place, f"is paused{note}")
     if gpu.compute_mode == PROHIBITED:
         return Reason("held", gpu.place, f"is unusable (compute mode {PROHIBITED}; {DEFAULT_MODE.format(gpu.index)})")
     is_uncut = gpu.is_mig and gpu.slice is None
@@ -3364,18 +3364,18 @@ def find_gpu_reason(gpu: Gpu, config: GpuConfig, jobs: Sequence[Job] = ()) -> Re
                       "is not among [gpu] ids" if is_left_out(gpu, config) else
                       "is in MIG mode without slices (sudo nvidia-smi mig -cgi PROFILE -C makes them)")
     foreign, room, others = find_foreign(gpu, config), find_room(gpu, jobs), find_foreign_memory(gpu, jobs)
-    unseen, why = find_unseen(gpu, jobs, config), ""
+    unseen, detail = find_unseen(gpu, jobs, config), ""
     if gpu.lease_holder:
-        why = f"is held by the nexus of {gpu.lease_holder}"
+        detail = f"is held by the nexus of {gpu.lease_holder}"
     elif (foreign and not (config.share_with_others and may_share(gpu))) or unseen:
-        why = f"is in use by {describe_users(foreign, unseen)}"
+        detail = f"is in use by {describe_users(foreign, unseen)}"
     elif room is None:
-        why = "does not tell its memory, and min_free_mem_mib is set" if config.min_free_mem_mib else ""
+        detail = "does not tell its memory, and min_free_mem_mib is set" if config.min_free_mem_mib else ""
     elif room < config.min_free_mem_mib:
-        why = describe_room(room, config.min_free_mem_mib, "min_free_mem_mib ({})")
+        detail = describe_room(room, config.min_free_mem_mib, "min_free_mem_mib ({})")
     elif others > 0 and others >= config.mem_threshold * (gpu.memory_total_mib or 0):
-        why = f"has {format_memory(others)} of its memory in use by others"
-    return Reason("resources", gpu.place, why) if why else None
+        detail = f"has {format_memory(others)} of its memory in use by others"
+    return Reason("resources", gpu.place, detail) if detail else None
 
 
 def describe_users(foreign: Sequence[GpuProcess], unseen_mib: float) -> str:
@@ -3496,13 +3496,13 @@ class GpuCapacity:
     """A GPU while plan() assigns jobs: what is left of it, and for which job it is reserved."""
 
     def __init__(self, gpu: Gpu, held: Sequence[tuple[Job, int]], config: GpuConfig, now: float,
-                 no_job: Reason | None = None) -> None:
-        """`held`: the running jobs there, each with its share.  `no_job`: why the machine gets no job."""
+                 reason: Reason | None = None) -> None:
+        """`held`: the running jobs there, each with its share.  `reason`: why the machine gets no job."""
         jobs = [job for job, _ in held]
         self.gpu = gpu
         self.jobs = jobs                            # and those that start there now
         self.free = 100 - sum(share for _, share in held)                       # hundredths
-        self.reason = no_job or find_gpu_reason(gpu, config, jobs)              # why it gets no further job
+        self.reason = reason or find_gpu_reason(gpu, config, jobs)              # why it gets no further job
         self.is_reachable = self.reason is None or (bool(held) and self.reason.code == "resources")
         self.room_mib = find_room(gpu, jobs)
         self.most_mib = (gpu.memory_total_mib or 0) - find_foreign_memory(gpu, jobs)        # room after all jobs there
@@ -3530,13 +3530,13 @@ def find_end(job: Job, now: float) -> float:
 
 
 def list_capacities(running: Iterable[Job], gpus: Sequence[Gpu], config: GpuConfig, now: float,
-                    no_jobs: Mapping[str, Reason | None]) -> list[GpuCapacity]:
-    """`no_jobs`: {machine: why it gets no job}"""
+                    reasons: Mapping[str, Reason | None]) -> list[GpuCapacity]:
+    """`reasons`: {machine: why it gets no job}"""
     held: dict[str, list[tuple[Job, int]]] = {}
     for job in running:
         for uuid, share in zip(job.current.gpu_uuids, list_shares(job)):
             held.setdefault(uuid, []).append((job, share))
-    return [GpuCapacity(gpu, held.get(gpu.uuid, ()), config, now, no_jobs.get(gpu.node)) for gpu in gpus]
+    return [GpuCapacity(gpu, held.get(gpu.uuid, ()), config, now, reasons.get(gpu.node)) for gpu in gpus]
 
 
 def may_run_on(job: Job, node: str) -> bool:
@@ -3555,27 +3555,27 @@ def may_use(job: Job, gpu: Gpu) -> bool:
 
 def find_verdict(capacity: GpuCapacity, share: int, job: Job, config: GpuConfig, now: float) -> Reason | None:
     """Why a job cannot have `share` hundredths of a GPU now; None if it can."""
-    gpu, room_mib, asked_mib, why = capacity.gpu, capacity.room_mib, job.gpu_mem_mib, ""
+    gpu, room_mib, asked_mib, detail = capacity.gpu, capacity.room_mib, job.gpu_mem_mib, ""
     ids = [one.id for one in capacity.jobs]
     names = format_jobs_there(ids) if ids else ""
     if share < 100 and not may_share(gpu):
         return Reason("held", gpu.place, f"is in compute mode {gpu.compute_mode}, for one process only")
     if capacity.free < share:
-        why = f"runs {names}" if capacity.free <= 0 else f"has {capacity.free / 100:g} free beside {names}"
-        why += f", and {capacity.reason.detail}" if capacity.reason else ""
-        return Reason("resources", ",".join(ids), why)
+        detail = f"runs {names}" if capacity.free <= 0 else f"has {capacity.free / 100:g} free beside {names}"
+        detail += f", and {capacity.reason.detail}" if capacity.reason else ""
+        return Reason("resources", ",".join(ids), detail)
     if capacity.reason:
         return capacity.reason
     is_brief = job.expected_time is not None and now + job.expected_time <= capacity.reserved_until
     if capacity.reserved_for not in (None, job.id) and not is_brief:
-        why = f"is kept for job {capacity.reserved_for}"
+        detail = f"is kept for job {capacity.reserved_for}"
     elif names and gpu.utilization is not None and gpu.utilization >= config.load_threshold * 100:
-        why = f"is {gpu.utilization:.0f}% busy with {names} (load_threshold)"
+        detail = f"is {gpu.utilization:.0f}% busy with {names} (load_threshold)"
     elif asked_mib and room_mib is None:
-        why = "does not tell its memory, and the job says how much it needs"
+        detail = "does not tell its memory, and the job says how much it needs"
     elif asked_mib and room_mib is not None and room_mib < asked_mib:
-        why = describe_room(room_mib, asked_mib, "the {} asked for")
-    return Reason("resources", gpu.place, why) if why else None
+        detail = describe_room(room_mib, asked_mib, "the {} asked for")
+    return Reason("resources", gpu.place, detail) if detail else None
 
 
 def list_verdicts(job: Job, capacities: Iterable[GpuCapacity], config: GpuConfig, now: float,
@@ -3598,7 +3598,7 @@ def choose_gpus(job: Job, capacities: Sequence[GpuCapacity], config: GpuConfig,
     and the GPUs of that attempt last.
     """
     def list_fitting(share: int) -> list[GpuCapacity]:
-        fitting = [capacity for capacity, why in list_verdicts(job, capacities, config, now, share) if not why]
+        fitting = [capacity for capacity, reason in list_verdicts(job, capacities, config, now, share) if not reason]
         return sorted(fitting, key=lambda capacity: (
             float("inf") if capacity.gpu.slice is None else capacity.gpu.memory_total_mib or 0.0))
 
@@ -3791,7 +3791,7 @@ class Quotas:
     def __init__(self, state: State, config: JobsConfig) -> None:
         self.config, self.groups = config, state.groups
         self.closed_groups: dict[str | None, Reason] = {
-            name: Reason("held", name, why) for name, why in list_holds(state).items()}
+            name: Reason("held", name, detail) for name, detail in list_holds(state).items()}
         self.closed_users: dict[str | None, Reason] = {}        # users at their limit; the key None: all users
         self.counts: dict[tuple[str, str | None], int] = {}
         for job in state.live.values():
@@ -3818,15 +3818,15 @@ class MachineCapacity:
     """What one machine can still take."""
 
     def __init__(self, name: str, reason: Reason | None, cpu_slots: int, capacities: Iterable[GpuCapacity]) -> None:
-        self.name, self.closed = name, reason
+        self.name, self.reason = name, reason
         self.cpu_slots = self.free_slots = cpu_slots
         self.gpus = [one for one in capacities if one.gpu.node == name and one.free > 0 and one.reason is None]
         self.load = (0.0, 0.0, 0)                               # of the jobs there: expected seconds left, GPUs, count
 
     def place(self, job: Job, config: GpuConfig, now: float) -> Sequence[GpuCapacity] | Reason:
         """The GPUs that a job gets here now, or why it gets none."""
-        if self.closed and (job.gpus or self.name):     # on this machine that concerns its GPUs alone
-            return self.closed
+        if self.reason and (job.gpus or self.name):     # on this machine that concerns its GPUs alone
+            return self.reason
         if job.gpus:
             chosen = choose_gpus(job, self.gpus, config, now)
             return SHORTAGE if chosen is None else chosen
@@ -3857,10 +3857,10 @@ class SlurmCapacity(MachineCapacity):
         super().__init__("", reason or (Reason("quota", "max_submitted", full) if there >= most else None), 0, ())
 
     def place(self, job: Job, config: GpuConfig, now: float) -> Sequence[GpuCapacity] | Reason:
-        return find_slurm_reason(job) or self.closed or ()
+        return find_slurm_reason(job) or self.reason or ()
 
     def take(self, job: Job, chosen: Sequence[GpuCapacity], now: float) -> None:
-        self.closed = Reason("resources", "slurm", "the job before it is being submitted to Slurm")
+        self.reason = Reason("resources", "slurm", "the job before it is being submitted to Slurm")
 
 
 NOT_IN_SLURM = {                        # {field of a job that Slurm cannot carry out: why}
@@ -3878,28 +3878,28 @@ def find_slurm_reason(job: Job) -> Reason | None:
     if job.gpu_type and (job.gpu_type.lower() == "full" or not re.fullmatch("[A-Za-z0-9_.-]+", job.gpu_type)):
         return Reason("never", "gpu_type", f"wants a GPU of type {job.gpu_type}, which cannot be a type in Slurm: "
                       "sinfo -o %G shows those that there are, like a100")
-    return next((Reason("never", name, why) for name, why in NOT_IN_SLURM.items()
+    return next((Reason("never", name, detail) for name, detail in NOT_IN_SLURM.items()
                  if getattr(job, name) not in (None, False)), None)
 
 
 def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, now: float,
-         nodes: Sequence[NodeView] = (), why: str = "") -> Plan:
+         nodes: Sequence[NodeView] = (), reason: str = "") -> Plan:
     """Decide which pending jobs start now and where, and why the others wait.
 
     `gpus`: as last observed.  `error`: why this machine's readings are unreliable; none of its GPUs is assigned then.
-    `nodes`: the other machines.  `why`: why nothing at all can start.  A job starts on the machine with the least load
-    of those that can take it now.
+    `nodes`: the other machines.  `reason`: why nothing at all can start.  A job starts on the machine with the least
+    load of those that can take it now.
     """
     is_slurm = config.jobs.launcher == "slurm"
     views = [NodeView("", config.jobs.cpu_slots, error), *([] if is_slurm else nodes)]
     folders = {one.name: one.folders for one in views}
     place = "slurm" if is_slurm else ""
-    reasons = {one.name: Reason("node-down", place or one.name, one.closed) if one.closed else None for one in views}
+    reasons = {one.name: Reason("node-down", place or one.name, one.reason) if one.reason else None for one in views}
     capacities = list_capacities(state.running.values(), gpus, config.gpu, now, reasons)
     quotas = Quotas(state, config.jobs)
     planned = Plan((), {}, quotas, tuple(capacities), reasons, folders,
-                   Reason("node-down", "", why) if why else find_pause(state))
-    if planned.hold:
+                   Reason("node-down", "", reason) if reason else find_pause(state))
+    if planned.reason:
         return planned
     machines = {one.name: MachineCapacity(one.name, reasons[one.name], one.cpu_slots, capacities) for one in views}
     if is_slurm:
@@ -3929,7 +3929,7 @@ def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, n
         if isinstance(placed, Reason):
             ends = None
             if is_anyone_preemptible and job.gpus and not job.preemptible:
-                ends = preempt(job, [one.name for one in open_to if not one.closed], running, capacities, config.gpu,
+                ends = preempt(job, [one.name for one in open_to if not one.reason], running, capacities, config.gpu,
                                now)
             if ends is not None:
                 preempted += [(other.id, job.id) for other in ends]
@@ -3983,8 +3983,8 @@ def list_reasons(job: Job, group: Group | None, planned: Plan, config: Config, n
     reasons = []
     if job.is_held:
         reasons.append(Reason("held", "job", f"it is held (nexus resume {job.id})"))
-    if planned.hold:
-        reasons.append(planned.hold)
+    if planned.reason:
+        reasons.append(planned.reason)
     if group and group.hold:
         reasons.append(Reason("held", group.name, describe_hold(group)))
     if find_delay_s(job, now):
@@ -4097,31 +4097,32 @@ def explain_shortage(job: Job, planned: Plan, config: GpuConfig, now: float, rea
     lacking = [name for name, paths in planned.folders.items() if may_run_on(job, name) and lacks_folder(job, paths)]
     machines = {name: [one.gpu for one in planned.gpus if one.gpu.node == name and not is_left_out(one.gpu, config)]
                 for name in planned.machines if may_run_on(job, name) and name not in lacking}
-    unable: dict[str, list[str]] = {}                   # {why: the machines that cannot run it}
-    for name, why in job.excluded_nodes:
-        unable.setdefault(why, []).append(name or "this machine")
-    excluded_nodes = [f"{join_some(names)} cannot run it: {why}" for why, names in unable.items()]
+    unable: dict[str, list[str]] = {}                   # {error: the machines that cannot run it}
+    for name, error in job.excluded_nodes:
+        unable.setdefault(error, []).append(name or "this machine")
+    excluded_nodes = [f"{join_some(names)} cannot run it: {error}" for error, names in unable.items()]
     if lacking:
         excluded_nodes.append(
             f"the directory {format_line(job.cwd, 200)} does not exist on {join_some(lacking)}: "
             "make it there, or share it (NFS), or send the work tree along with --snapshot")
     if not machines and not lacking:
         return Reason("never", "node", "; ".join(excluded_nodes) or f"there is no node {job.only_node}")
-    is_unknown = any(planned.machines[name] and not gpus for name, gpus in machines.items())    # a closed one may fit
+    # A machine that gets no job now, and shows no GPU, may fit.
+    is_unknown = any(planned.machines[name] and not gpus for name, gpus in machines.items())
     never = find_never(job, machines) or find_unshared(job, [gpu for gpus in machines.values() for gpu in gpus])
     if never and not is_unknown and not lacking:
         return never
-    details = [why.detail for why in map(planned.machines.get, machines) if why]
-    verdicts = [(capacity, why) for capacity, why in list_verdicts(job, planned.gpus, config, now)
+    details = [reason.detail for reason in map(planned.machines.get, machines) if reason]
+    verdicts = [(capacity, reason) for capacity, reason in list_verdicts(job, planned.gpus, config, now)
                 if not planned.machines.get(capacity.gpu.node)]
-    total, free = len(verdicts), sum(why is None for _, why in verdicts)
+    total, free = len(verdicts), sum(reason is None for _, reason in verdicts)
     only = verdicts[0][1] if total == 1 else None
-    others = [f"GPU {capacity.gpu.place} {why.detail}"  # what no job can change
-              for capacity, why in verdicts if why and why.subject == capacity.gpu.place and not only]
+    others = [f"GPU {capacity.gpu.place} {reason.detail}"      # what no job can change
+              for capacity, reason in verdicts if reason and reason.subject == capacity.gpu.place and not only]
     nodes = [name for name in machines if not planned.machines[name]]
     preemption = describe_preemption(job, planned, nodes, config, now)
     note = describe_slices(job, (one.gpu for one in planned.gpus))
-    taken = describe_holders(job, [one for one, why in verdicts if why], config, reader)
+    taken = describe_holders(job, [capacity for capacity, reason in verdicts if reason], config, reader)
     where = " of one machine" if job.gpus > 1 and len(machines) > 1 else ""
     first = (f"needs {format_asked(job)}{where}; {free} of {total} {'is' if free == 1 else 'are'} free{note}"
              + (f"{';' if note else ':'} {taken}" if taken else ""))
@@ -4722,8 +4723,10 @@ def gpu_json(gpu: Gpu, state: State, config: GpuConfig, error: str | None, node:
     held = [(job, share) for job in state.running.values()
             for uuid, share in zip(job.current.gpu_uuids, list_shares(job)) if uuid == gpu.uuid]
     jobs, job_ids = [job for job, _ in held], [job.id for job, _ in held]
-    foreign, unseen, why = find_foreign(gpu, config), find_unseen(gpu, jobs, config), find_gpu_reason(gpu, config, jobs)
-    users, not_now = describe_users(foreign, unseen) if foreign or unseen else None, why.detail if why else unavailable
+    foreign, unseen = find_foreign(gpu, config), find_unseen(gpu, jobs, config)
+    reason = find_gpu_reason(gpu, config, jobs)
+    users = describe_users(foreign, unseen) if foreign or unseen else None
+    not_now = reason.detail if reason else unavailable
     states = (("Unknown", error), ("Fault", gpu.fault), ("Paused", gpu.is_paused), ("Busy", jobs),
               ("Available", not not_now), ("In use", users), ("Unavailable", True))
     return {
@@ -4829,10 +4832,10 @@ def list_gpu_lines(status: Json, paint: Paint) -> list[str]:
 
 
 def describe_node_state(node: Json) -> str:
-    why = node["trouble"] or ""
+    error = node["trouble"] or ""
     if node["unknown_since"]:
-        return f"unknown since {local_time(node['unknown_since'], '%m-%d %H:%M')}{why and f': {why}'}"
-    return "is being removed: it gets no more jobs" if node["is_leaving"] else why or "ok"
+        return f"unknown since {local_time(node['unknown_since'], '%m-%d %H:%M')}{error and f': {error}'}"
+    return "is being removed: it gets no more jobs" if node["is_leaving"] else error or "ok"
 
 
 def format_gpu(gpu: Json, jobs: Mapping[str, Json], paint: Paint) -> list[str]:
@@ -4905,7 +4908,7 @@ def format_detailed(status: Json, health: Json, paint: Paint) -> str:
         f"Jobs Processed: {status['completed_jobs'] + status['failed_jobs']}", "",
         paint("white", "Queue Status:"), f"  Total Jobs: {status['queued_jobs']}",
         *(f"  {band.title()} Priority: {bands[band]}" for band in PRIORITIES), "",
-        paint("white", "GPU Resources:"), *("  " + paint("red", why) for why in [status["gpu_trouble"]] if why),
+        paint("white", "GPU Resources:"), *("  " + paint("red", error) for error in [status["gpu_trouble"]] if error),
         *(describe_gpu_use(gpu, paint) for gpu in status["gpu_status"])]
     if status["nodes"]:
         lines += ["", paint("white", "Nodes:"), *(
@@ -4933,9 +4936,9 @@ def describe_gpu_use(gpu: Json, paint: Paint) -> str:
                 *(words.format(gpu[key]) for key, words in (
                     ("utilization", "{:.0f}% busy"), ("temperature", "{:.0f}°C"), ("power_watts", "{:.0f} W"))
                   if gpu[key] is not None)]
-    why = "" if gpu["job_ids"] or gpu["is_paused"] or not gpu["unavailable"] else f"; {gpu['unavailable']}"
-    why += f"; also used by {gpu['used_by']}" if gpu["job_ids"] and gpu["used_by"] else ""
-    return f"  GPU {gpu['place']}: {allocated} ({', '.join(readings)}){why}"
+    notes = "" if gpu["job_ids"] or gpu["is_paused"] or not gpu["unavailable"] else f"; {gpu['unavailable']}"
+    notes += f"; also used by {gpu['used_by']}" if gpu["job_ids"] and gpu["used_by"] else ""
+    return f"  GPU {gpu['place']}: {allocated} ({', '.join(readings)}){notes}"
 
 
 class Column(Value):
@@ -5498,19 +5501,19 @@ class Backoff:
         self.succeed()
 
     def succeed(self) -> None:
-        self.why: Any = None                                # of the last failure; None: the last try was a success
+        self.error: Any = None                              # of the last failure; None: the last try was a success
         self.rest_s, self.until = 0.0, float("-inf")
 
-    def fail(self, now: float, why: Any = True) -> None:
+    def fail(self, now: float, error: Any = True) -> None:
         """Note a failure.  One during the pause does not count: its attempt began before the pause."""
-        self.why = why
+        self.error = error
         if now >= self.until:
             self.rest_s = min(self.most_s, max(self.first_s, 2 * self.rest_s))
             self.until = now + self.rest_s
 
-    def find_why(self, now: float) -> Any:
-        """Why it failed last, during the pause; else None."""
-        return self.why if now < self.until else None
+    def find_error(self, now: float) -> Any:
+        """The error of the last failure, during the pause; else None."""
+        return self.error if now < self.until else None
 
 
 # ==== 9. DISK ==== the layout of ~/.nexus; writing that survives a crash, reading what may be torn
@@ -6362,26 +6365,26 @@ def run(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None
             raise NexusError("unavailable", f"{argv[0]} was not found on PATH", install) from None
         except OSError as error:
             raise NexusError("unavailable", f"{argv[0]} cannot be run: {error.strerror}", hint) from None
-        give_up_at, why = time.monotonic() + timeout_s, ""
+        give_up_at, message = time.monotonic() + timeout_s, ""
         try:
-            while not why:
+            while not message:
                 left_s = max(0.0, give_up_at - time.monotonic())
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     exit_code = process.wait(min(left_s, OUTPUT_INTERVAL_S) if most_bytes else left_s)
                     return Completed(exit_code, read_scratch(output, undecodable), read_scratch(errors, undecodable))
                 # No limit of the kernel's: git may write large files meanwhile.
                 if most_bytes and any(os.fstat(file.fileno()).st_size > most_bytes for file in (output, errors)):
-                    why = f"{purpose} writes more than {format_memory(most_bytes / 2**20)}"
+                    message = f"{purpose} writes more than {format_memory(most_bytes / 2**20)}"
                 elif not left_s:
-                    why = f"{purpose} did not answer within {timeout_s:g} s"
+                    message = f"{purpose} did not answer within {timeout_s:g} s"
         except BaseException:                           # this command is being ended: so is what it has started
             end_program(process)
             raise
         if end_program(process):
             last = read_scratch(errors if is_apart else output).strip().rpartition("\n")[2]
-            raise NexusError("unavailable", f"{why}{last and ': '}{format_line(last, 200)}", hint)
+            raise NexusError("unavailable", f"{message}{last and ': '}{format_line(last, 200)}", hint)
         STUCK[purpose] = process
-        raise NexusError("unavailable", f"{why} and cannot be ended", STUCK_HINT)
+        raise NexusError("unavailable", f"{message} and cannot be ended", STUCK_HINT)
 
 
 def limit_output(process: subprocess.Popen[bytes], most_bytes: int) -> None:
@@ -7345,10 +7348,10 @@ class Machine:
         self.leases = (
             None if self.is_mock or is_slurm else Leases(disk, find_lease_folder(disk, config.gpu), service_id))
         self.launcher, self.launcher_error = prepare_launcher(config.jobs.launcher, disk, layout)
-        self.no_terminal: str | None = None             # why jobs have none to attach to
+        self.terminal_error: str | None = None          # why jobs have none to attach to
         if not self.launcher.session_prefix:
             error = self.launcher_error
-            self.no_terminal = error.message if error else f'launcher is "{config.jobs.launcher}"'
+            self.terminal_error = error.message if error else f'launcher is "{config.jobs.launcher}"'
         self.children: dict[str, subprocess.Popen[bytes] | Spawned] = {}        # {job id: what launch() has started}
         self.boot_id = read_boot_id()
         # screen and bash start sooner without a locale; who attaches brings one.
@@ -7564,11 +7567,11 @@ class Ssh:
         """The error with the words of ssh, or of a nexus there."""
         said, _, advice = said.partition("\nhint: ")
         lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith(SSH_NOISE)]
-        why = format_line("; ".join(lines[-3:]), 300) or "the line was cut"
+        last = format_line("; ".join(lines[-3:]), 300) or "the line was cut"
         hint = next((hint for words, hint in SSH_HINTS if words in said), "try it by hand: {ssh}").format(
             host=self.node.host, ssh=self.by_hand,
             copy=self.by_hand.replace("ssh ", "ssh-copy-id ", 1).replace(" -J ", " -o ProxyJump="))
-        return NexusError("unavailable", f"{what} {self.node.name}: {why}",
+        return NexusError("unavailable", f"{what} {self.node.name}: {last}",
                           f"{format_line(advice.strip(), 300)}; {hint}" if advice else hint)
 
     def run(self, what: str, command: str, stdin: str = "") -> str:
@@ -7587,8 +7590,8 @@ class Ssh:
         return ["ssh", *options, self.node.destination, *command]
 
 
-def describe_bad_node(name: str, why: object) -> NexusError:
-    words = f"{why} is missing" if isinstance(why, KeyError) else str(why)
+def describe_bad_node(name: str, error: object) -> NexusError:
+    words = f"{error} is missing" if isinstance(error, KeyError) else str(error)
     return NexusError("unavailable", f"{name} answers what no nexus does: {format_line(words, 200)}",
                       hint=f"see what is wrong there, or give it up: nexus node remove {name} --force")
 
@@ -8438,8 +8441,9 @@ class Store:
 
     def write(self, line: str, is_synced: bool) -> None:
         """Append changes to the journal.  Raises: unavailable."""
-        if self.unsettled and (refusal := self.last_error):     # what settle() has to keep aside may be in the journal
-            raise NexusError(refusal.kind, refusal.message, refusal.hint)
+        error = self.last_error
+        if self.unsettled and error:            # what settle() has to keep aside may be in the journal
+            raise NexusError(error.kind, error.message, error.hint)
         try:
             with disk_errors("write", self.journal.path):
                 self.journal.append(line.encode("ascii"), is_synced)
@@ -8727,8 +8731,8 @@ class Recovery:
                     self.doubtful.discard(key)
                 except (KeyError, TypeError, ValueError) as error:
                     name = f"{'job' if table == 'jobs' else table} {format_line(key, 60)}"
-                    why = f"it has no {error}" if isinstance(error, KeyError) else error
-                    self.note_damage(f"{where}: {name} cannot be understood: {why}", row)
+                    fault = f"it has no {error}" if isinstance(error, KeyError) else error
+                    self.note_damage(f"{where}: {name} cannot be understood: {fault}", row)
                     if table == "jobs":
                         self.doubtful.add(key)
 
@@ -8737,9 +8741,9 @@ class Recovery:
         waiting = [job for job in self.state.pending.values() if job.status == PENDING and not job.is_held]
         begun = [job for job in waiting if self.has_begun(job)]
         doubtful = [job for job in waiting if job.id in self.doubtful and job not in begun]
-        for jobs, why in ((begun, "have begun, though they wait here"), (doubtful, "may have changed since")):
+        for jobs, reason in ((begun, "have begun, though they wait here"), (doubtful, "may have changed since")):
             if jobs:
-                self.note_damage(f"held, as they {why} (nexus resume ID): {join_some([job.id for job in jobs])}")
+                self.note_damage(f"held, as they {reason} (nexus resume ID): {join_some([job.id for job in jobs])}")
             for job in jobs:
                 self.state.put(change_job(job, is_held=True))
 
@@ -8825,8 +8829,8 @@ def is_same_file(disk: Disk, path: str, other: str) -> bool:
     return first is not None and first == second
 
 
-def describe_other_machine(name: str, why: str, otherwise: str) -> NexusError:
-    return NexusError("conflict", f"the service runs on {name} ({why})",
+def describe_other_machine(name: str, evidence: str, otherwise: str) -> NexusError:
+    return NexusError("conflict", f"the service runs on {name} ({evidence})",
                       hint=f"use it there, or set NEXUS_HOME=~/.nexus-$(hostname) or NEXUS_URL; "
                            f"if {name} is gone for good: {otherwise}")
 
@@ -9054,10 +9058,10 @@ class Observer:
                 yield replace(process, job_id=owner)
             else:
                 if job and not self.misplaced.get(job.attempt_key):
-                    why = (f"computes on GPU {gpu.place}, which it was not given (it sets CUDA_VISIBLE_DEVICES "
+                    fault = (f"computes on GPU {gpu.place}, which it was not given (it sets CUDA_VISIBLE_DEVICES "
                            "itself?)")
-                    self.misplaced[job.attempt_key] = why
-                    self.log.warning("Job %s %s", job.id, why)
+                    self.misplaced[job.attempt_key] = fault
+                    self.log.warning("Job %s %s", job.id, fault)
                 yield replace(process, user=find_process_user(process.pid), name=found.name if found else None)
 
     def find_usage(self, job_id: str) -> JobUsage:
@@ -9088,7 +9092,7 @@ class Observer:
         return self.find_gpu_error() or (error.message if error else None)
 
     def find_lease_error(self) -> NexusError | None:
-        return self.lease_error or self.lease_backoff.find_why(self.clock.monotonic())
+        return self.lease_error or self.lease_backoff.find_error(self.clock.monotonic())
 
     def find_gpu_error(self) -> str | None:
         """Return why the GPUs cannot be read, or that it takes much longer than before; or None."""
@@ -9200,7 +9204,7 @@ class HostedJob:
         return max(0.0, self.machine.processes.find_age_s(began)) if began is not None and self.is_here else None
 
     def hear(self, event: RunnerEvent) -> None:
-        why = format_line(" ".join(event.words), 300)
+        line = format_line(" ".join(event.words), 300)
         if event.verb == "start":
             self.pid, self.pid_started, self.began = map(int, event.words)
             self.launched_at = None
@@ -9211,18 +9215,18 @@ class HostedJob:
             code, took_cs, *is_cut = map(int, event.words)
             self.take_result(Result(min(code, 255), None, took_cs / 100, is_cut=any(is_cut)))
         elif event.verb == "fail":
-            self.fail_launch(why)
+            self.fail_launch(line)
         else:
-            self.take_bounce(why)
+            self.take_bounce(line)
 
-    def fail_launch(self, why: str) -> None:
+    def fail_launch(self, cause_line: str) -> None:
         """Its job.sh could not begin with it."""
-        self.take_result(Result(None, None, 0.0, "launch", why, may_pass=True))
+        self.take_result(Result(None, None, 0.0, "launch", cause_line, may_pass=True))
 
-    def take_bounce(self, why: str) -> None:
+    def take_bounce(self, reason: str) -> None:
         """Its runner could not have a GPU."""
         leases = self.machine.leases
-        self.requeue = why or "a GPU was taken"
+        self.requeue = reason or "a GPU was taken"
         if leases and self.job.id in leases.held:       # while it is held here, no runner can lock it
             self.job_host.observer.lease_backoff.fail(self.clock.monotonic(), NexusError(
                 "unavailable", self.requeue, hint=f"does somebody remove files from {leases.folder}?"))
@@ -9270,8 +9274,8 @@ class HostedJob:
             if result:
                 self.take_result(result)
         elif result:
-            why = "its job.sh was killed while processes went on after its command"
-            self.take_result(replace(result, cause="session-lost", cause_line=why))
+            cause_line = "its job.sh was killed while processes went on after its command"
+            self.take_result(replace(result, cause="session-lost", cause_line=cause_line))
         elif (last := read_claim(self.disk, self.folder, number)) and last.pid and last.began is None:
             self.fail_launch("its job.sh ended before it began")
         else:
@@ -9418,9 +9422,11 @@ class JobHost:
         Raises: OSError, NexusError; then it is for fail(), with judge_start_error().
         """
         job, leases = order.job, self.machine.leases if order.job.current.gpu_uuids else None
-        why = self.start_backoff.find_why(self.clock.monotonic()) or (self.observer.find_error() if leases else None)
-        if why:
-            return self.fail(job, News(requeue=why))
+        reason = self.start_backoff.find_error(self.clock.monotonic())
+        if not reason and leases:
+            reason = self.observer.find_error()
+        if reason:
+            return self.fail(job, News(requeue=reason))
         try:
             if leases:
                 leases.take(job.id, job.current.gpu_uuids)
@@ -9444,16 +9450,16 @@ class JobHost:
 
     def judge_start_error(self, error: OSError | NexusError, job: Job) -> News:
         """What becomes of a job that could not be started.  A fault of the machine keeps all others waiting, too."""
-        refusal = error if isinstance(error, OSError) else error.__cause__
-        if not isinstance(refusal, OSError):                # its script has changed or is gone
+        disk_error = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(disk_error, OSError):             # its script has changed or is gone
             return News(result=Result(None, None, 0.0, "launch", format_line(str(error), 300)))
-        path = refusal.filename or self.layout.folder_of(job)
-        why = format_line(describe_disk_error(refusal, "start it with", path).message, 300)
-        if not is_machine_fault(refusal):
-            return News(result=Result(None, None, 0.0, "launch", why, may_pass=True))
-        self.start_backoff.fail(self.clock.monotonic(), f"{why}; it is tried again")
-        self.log.error("Nothing is started for %.0f s: %s", self.start_backoff.rest_s, why)
-        return News(requeue=why)
+        path = disk_error.filename or self.layout.folder_of(job)
+        message = format_line(describe_disk_error(disk_error, "start it with", path).message, 300)
+        if not is_machine_fault(disk_error):
+            return News(result=Result(None, None, 0.0, "launch", message, may_pass=True))
+        self.start_backoff.fail(self.clock.monotonic(), f"{message}; it is tried again")
+        self.log.error("Nothing is started for %.0f s: %s", self.start_backoff.rest_s, message)
+        return News(requeue=message)
 
     def write_script(self, order: Order, leases: Sequence[tuple[str, str, str]] = (),
                      handles: Sequence[int] = ()) -> str:
@@ -9932,16 +9938,16 @@ class Agent(HostLoop):
         job = replace(job, log_dir=folder, cwd=job.cwd or os.path.expanduser("~"))
         if order.code is not None:
             job = replace(job, cwd=os.path.join(folder, "work"), command=f"{find_python(environ)} main.py")
-        why = ""
+        reason = ""
         if wanted.stop_cause:
-            why = "it was killed before it began"
+            reason = "it was killed before it began"
         elif job.current.boot_id != self.machine.boot_id:
-            why = "it has just been booted"
+            reason = "it has just been booted"
         elif job.id in [other.id for other in self.jobs.values()]:
-            why = f"an earlier job {job.id} is still being ended"
+            reason = f"an earlier job {job.id} is still being ended"
         self.limits[wanted.key], self.jobs[wanted.key] = wanted.limits, job
-        if why:
-            self.job_host.fail(job, News(requeue=why))
+        if reason:
+            self.job_host.fail(job, News(requeue=reason))
             return
         try:
             self.disk.makedirs(folder)
@@ -10001,8 +10007,8 @@ class Agent(HostLoop):
             try:
                 jobs.append(self.report(one, question.most_bytes))
             except (OSError, NexusError) as error:      # what is wrong with one job's folder holds up no other
-                why = format_line(f"its folder on the node cannot be used: {error}", 300)
-                jobs.append(JobReport(one.key, Progress(notes=(why,))))
+                note = format_line(f"its folder on the node cannot be used: {error}", 300)
+                jobs.append(JobReport(one.key, Progress(notes=(note,))))
         trouble = self.observer.find_error() or ""
         gpus = tuple(replace(gpu, fault=gpu.fault or trouble or None) for gpu in self.observer.gpus
                      if not is_left_out(gpu, self.config.gpu))
@@ -10059,7 +10065,7 @@ class SlurmBackend(Backend):
         self.looked_at, self.took_s = float("-inf"), 0.0    # monotonic: when squeue was run, and for how long
         self.hasty_until = float("-inf")                    # monotonic: squeue is run often until then
         self.error: NexusError | None = NexusError("unavailable", "Slurm has not been asked yet")
-        self.refused = Backoff(*HOLD_S)                     # why Slurm took no job; `conflict`: it has enough of ours
+        self.submit_backoff = Backoff(*HOLD_S)              # as Slurm took no job; `conflict`: it has enough of ours
         self.over_at: dict[str | None, float] = {}          # {slurm_key: monotonic, when it was first seen ended}
 
     def step(self) -> float:
@@ -10096,7 +10102,7 @@ class SlurmBackend(Backend):
         recorded, variables = state.jobs.get(job.id), state.environments.get(job.environment)
         if recorded is None or recorded.current.slurm_key != job.current.slurm_key or recorded.current.stop_cause:
             return News(requeue="it was taken back before it was submitted to Slurm")
-        if state.paused or self.error or self.refused.find_why(service.clock.monotonic()):
+        if state.paused or self.error or self.submit_backoff.find_error(service.clock.monotonic()):
             return None
         try:
             service.job_host.write_script(service.starter.make_order(job, variables))
@@ -10113,7 +10119,7 @@ class SlurmBackend(Backend):
             raise
         at_fault, hint = read_refusal(words)
         if slurm_id:
-            self.refused.succeed()
+            self.submit_backoff.succeed()
             self.hurry()
             return News({"slurm_id": slurm_id})
         if at_fault in ("config", "limit"):                 # Slurm would refuse the others too: this job waits
@@ -10125,10 +10131,10 @@ class SlurmBackend(Backend):
     def rest(self, words: str, hint: str, is_limit: bool) -> None:
         """Submit nothing for a while, or until one of our jobs has ended there."""
         message = f"Slurm takes no {'more jobs now' if is_limit else 'jobs'}: {words}"
-        if self.refused.why is None or self.refused.why.message != message:
+        if self.submit_backoff.error is None or self.submit_backoff.error.message != message:
             self.service.log.warning("%s", message)
         error = NexusError("conflict" if is_limit else "unavailable", message, hint)
-        self.refused.fail(self.service.clock.monotonic(), error)
+        self.submit_backoff.fail(self.service.clock.monotonic(), error)
 
     def run_squeue(self, live: Sequence[Job]) -> None:
         """Run squeue, find what is new, and cancel unwanted jobs.  Raises: unavailable."""
@@ -10221,7 +10227,7 @@ class SlurmBackend(Backend):
         for job, news in found:
             yield job, news
             if news.result:
-                self.refused.succeed()                      # there is room for another
+                self.submit_backoff.succeed()               # there is room for another
                 self.service.wake()
             elif news.facts and "started_at" not in news.facts:
                 command = format_line(job.command, 500)
@@ -10247,21 +10253,24 @@ class SlurmBackend(Backend):
         self.hasty_until = self.service.clock.monotonic() + HURRY_S
         self.worker.wanted.set()
 
-    def find_why(self) -> str | None:
+    def find_reason(self) -> str | None:
         """Why no job can be submitted now; None: one can."""
-        refused = self.refused
-        error = self.error or (refused.why if self.submitting else refused.find_why(self.service.clock.monotonic()))
+        backoff = self.submit_backoff
+        error = self.error or (backoff.error if self.submitting else backoff.find_error(self.service.clock.monotonic()))
         if error:
             return error.message
         return "the job before it is being submitted to Slurm" if self.submitting else None
 
     def find_error(self) -> NexusError | None:
         """The error that needs somebody's attention."""
-        why: NexusError | None = self.refused.why
-        return self.error or (why if why and why.kind != "conflict" else None)
+        error = self.error                                  # its thread may set it meanwhile
+        if error:
+            return error
+        refusal: NexusError | None = self.submit_backoff.error
+        return None if refusal and refusal.kind == "conflict" else refusal
 
     def find_wait(self, job: Job) -> str:
-        error = self.error or (self.refused.why if job.current.slurm_id is None else None)
+        error = self.error or (self.submit_backoff.error if job.current.slurm_id is None else None)
         return describe_submitted(job, self.seen.get(job.current.slurm_key), error.message if error else None)
 
     def describe(self) -> dict[str, Any]:
@@ -10369,11 +10378,11 @@ begin() {
   [ $is_found ] || fail 'it has no Python that nexus can use: it needs 3.9 or newer there' \
     'hint: install one and put it on PATH as python3.9, python3.10 ...'
   umask 077
-  why=$(mkdir -p "$folder" 2>&1) || fail "nexus.py cannot be written there: $why"
+  error=$(mkdir -p "$folder" 2>&1) || fail "nexus.py cannot be written there: $error"
   if ! is_known; then
     echo 'nexus-agent: needs'
     read -r size
-    why=$(bring "$size" 2>&1) || fail "nexus.py cannot be written there: $why"
+    error=$(bring "$size" 2>&1) || fail "nexus.py cannot be written there: $error"
     is_known || fail 'nexus.py has not arrived whole there'
   fi
   echo 'nexus-agent: begins'
@@ -10490,7 +10499,7 @@ def append_output(disk: Disk, found: Iterable[tuple[Job, JobReport]]) -> str:
 
     A log that the job has cut, as `echo done > /dev/stderr` does, begins anew here too.
     """
-    why = ""
+    error_line = ""
     for job, report in found:
         have, there = report.log_offsets, report.log_sizes
         if job.log_dir and there and there != have == measure_output(disk, job):
@@ -10503,8 +10512,8 @@ def append_output(disk: Disk, found: Iterable[tuple[Job, JobReport]]) -> str:
                         with open_file(disk, path, os.O_WRONLY | os.O_NONBLOCK) as handle:
                             disk.truncate(handle, start)
             except OSError as error:
-                why = f"output of jobs there, like {job.id}, cannot be kept ({error}); it is tried again"
-    return why
+                error_line = f"output of jobs there, like {job.id}, cannot be kept ({error}); it is tried again"
+    return error_line
 
 
 class Unpushed:
@@ -10691,10 +10700,11 @@ class Node(MachineBackend):
             error = describe_bad_node(self.name, error)
         elif not isinstance(error, (OSError, NexusError)):
             self.service.fail(f"following node {self.name}", error)
-        why = error if isinstance(error, NexusError) else NexusError("unavailable", f"{self.name}: {error}")
-        is_news, self.error = self.error is None or self.error.message != why.message, why
+        if not isinstance(error, NexusError):
+            error = NexusError("unavailable", f"{self.name}: {error}")
+        is_news, self.error = self.error is None or self.error.message != error.message, error
         if is_news:
-            self.log.warning("Node %s: %s", self.name, why.message)
+            self.log.warning("Node %s: %s", self.name, error.message)
             self.service.wake()
 
     def start(self, job: Job, variables: Mapping[str, str] | None) -> bool:
@@ -10717,9 +10727,9 @@ class Node(MachineBackend):
         except Exception as error:
             is_lost = isinstance(error, NexusError) and error.kind == "unavailable"
             hint = f" ({error.hint})" if isinstance(error, NexusError) and error.hint else ""
-            why = format_line(f"{error}{hint}", 1000)
-            progress = Progress(requeue=why) if is_lost else Progress(
-                result=Result(None, None, 0.0, "launch", why), is_over=True)
+            message = format_line(f"{error}{hint}", 1000)
+            progress = Progress(requeue=message) if is_lost else Progress(
+                result=Result(None, None, 0.0, "launch", message), is_over=True)
             with self.guard:
                 self.reports = {**self.reports, key: JobReport(key, progress)}
             self.service.wake()
@@ -10791,15 +10801,15 @@ class Node(MachineBackend):
                 news = self.exclude(job, news.result.cause_line or "it could not be started")
             yield job, news
 
-    def exclude(self, job: Job, why: str) -> News:
+    def exclude(self, job: Job, error: str) -> News:
         """What becomes of a job that cannot begin there: another machine may have what is missing."""
-        elsewhere = replace(job, excluded_nodes=(*job.excluded_nodes, (self.name, why)))
+        elsewhere = replace(job, excluded_nodes=(*job.excluded_nodes, (self.name, error)))
         gpus = self.service.gpu_watch.see_gpus(self.store.state)
         if any(may_run_on(elsewhere, name)
                and sum(gpu.node == name and may_use(elsewhere, gpu) for gpu in gpus) >= len(list_shares(job))
                for name in ("", *self.service.pool.nodes)):
-            return News(requeue=f"{self.name}: {why}", excluded_nodes=elsewhere.excluded_nodes)
-        return News(result=Result(None, None, 0.0, "launch", f"{self.name}: {why}"))
+            return News(requeue=f"{self.name}: {error}", excluded_nodes=elsewhere.excluded_nodes)
+        return News(result=Result(None, None, 0.0, "launch", f"{self.name}: {error}"))
 
     def ask_anew(self) -> None:
         """Ask again when the wanted jobs or directories are others than in the latest question."""
@@ -10830,12 +10840,15 @@ class Node(MachineBackend):
         """The time of its last reply."""
         return format_time(self.clock.now() - self.clock.monotonic() + self.heard_at) or ""
 
-    def find_why(self, now: float) -> str | None:
+    def find_reason(self, now: float) -> str | None:
         """Why it gets no job now; None: it does."""
         if self.is_leaving:
             return f"{self.name} is being removed"
-        error, why = self.error, self.find_limit() or self.start_backoff.find_why(now)
-        return error.message if error else f"{self.name}: {why}" if why else None           # trouble names it
+        error = self.error                                  # its thread may set it meanwhile
+        if error:
+            return error.message                            # it names the node
+        reason = self.find_limit() or self.start_backoff.find_error(now)
+        return f"{self.name}: {reason}" if reason else None
 
 
 class NodePool(Part):
@@ -10925,7 +10938,7 @@ class NodePool(Part):
     def view_nodes(self) -> list[NodeView]:
         """The nodes for plan()."""
         now, home = self.clock.monotonic(), os.path.expanduser("~")
-        return [NodeView(node.name, node.hello.cpu_slots if node.hello else 0, node.find_why(now),
+        return [NodeView(node.name, node.hello.cpu_slots if node.hello else 0, node.find_reason(now),
                          frozenset([home, *(path for path, is_there in node.folders.items() if is_there)]))
                 for node in self.nodes.values()]
 
@@ -10936,15 +10949,21 @@ class NodePool(Part):
         def describe(node: Node | None) -> dict[str, Any]:
             name, gpus = (node.name, node.gpus) if node else ("", self.service.gpu_watch.gpus)
             address, hello, error = (node.address, node.hello, node.error) if node else (None,) * 3
-            why = error.message if error else self.service.observer.observation.error if node is None else (
-                node.find_limit() or node.gpu_error or node.start_backoff.find_why(self.clock.monotonic()))
+            reason: str | None
+            if error:
+                reason = error.message
+            elif node is None:
+                reason = self.service.observer.observation.error
+            else:
+                reason = (node.find_limit() or node.gpu_error
+                          or node.start_backoff.find_error(self.clock.monotonic()))
             return {"name": name or self.service.node, "gpus": len(gpus),
                     "gpu_names": sorted({gpu.name for gpu in gpus}), "running_jobs": jobs.count(name),
                     **{key: getattr(address, key, None) or None for key in ("host", "port", "jump", "identity_file")},
                     **{key: getattr(hello, key, None) for key in ("python", "path", "screen")},
                     "user": node.address.user or None if node else self.service.user,
                     "is_reachable": error is None, "is_leaving": bool(node and node.is_leaving),
-                    "trouble": why or None, "hint": error.hint if error else None,
+                    "trouble": reason or None, "hint": error.hint if error else None,
                     "unknown_since": node.since if node and error else None}
 
         return [describe(node) for node in (None, *self.nodes.values())]
@@ -11072,8 +11091,8 @@ class Outcomes(Part):
             yield change_job(job, stop_cause=None, log_base=evidence.log_sizes,
                              runtime_seconds=runtime_s if has_run else None,
                              retry_at=now + find_reboot_backoff_s(job) if has_run else None)
-            why = MACHINE_DOWN if has_run else MACHINE_DOWN_EARLY
-            yield from requeue(state, state.jobs[job.id], why, now, has_run)
+            cause_line = MACHINE_DOWN if has_run else MACHINE_DOWN_EARLY
+            yield from requeue(state, state.jobs[job.id], cause_line, now, has_run)
             return
         status, facts = judge_end(job, result, evidence, runtime_s, self.config.jobs, now)
         if status == PENDING:
@@ -11210,8 +11229,8 @@ class Starter(Part):
         except Exception as error:
             hosted = host.hosted.get(job.attempt_key)
             if not hosted or hosted.launched_at is None:
-                why = format_line(describe_exception(error), 300)
-                host.fail(job, News(result=Result(None, None, 0.0, "launch", why)))
+                cause_line = format_line(describe_exception(error), 300)
+                host.fail(job, News(result=Result(None, None, 0.0, "launch", cause_line)))
             raise
         if is_begun:
             self.tell_start(job)
@@ -11457,10 +11476,10 @@ class ScriptRules(Part):
         allowed = [os.path.realpath(os.path.expanduser(folder)) for folder in self.config.jobs.allowed_script_paths]
         own = list(map(os.path.realpath, (self.layout.home, self.layout.log_dir, self.layout.code_folder)))
         above = [folder for folder in (*own, *allowed) if f"{path}/".startswith(folder.rstrip("/") + "/")]
-        why = (f"not below {' or '.join(allowed)}" if not set(allowed).intersection(above) else
+        fault = (f"not below {' or '.join(allowed)}" if not set(allowed).intersection(above) else
                "in a folder of nexus" if max(above, key=len) in own else "")
-        if why:
-            raise NexusError("forbidden", f"{format_line(path, 200)} may not be used here: it is {why}",
+        if fault:
+            raise NexusError("forbidden", f"{format_line(path, 200)} may not be used here: it is {fault}",
                              "[jobs] allowed_script_paths says what may; the job's directory must be there too")
 
     def find_folder(self, command: str) -> str:
@@ -11670,8 +11689,8 @@ def check_command(command: str) -> None:
     """Raises: usage, if bash cannot read it."""
     done = run(["bash", "-p", "-n", "-c", "--", command], 5)
     if done.exit_code:
-        why = re.sub(r"^bash: (-c: )?(line [0-9]+: )?", "", done.output.strip().split("\n")[0])
-        refuse(f"bash cannot read the command: {format_line(why, 200)}",
+        error = re.sub(r"^bash: (-c: )?(line [0-9]+: )?", "", done.output.strip().split("\n")[0])
+        refuse(f"bash cannot read the command: {format_line(error, 200)}",
                "close each quote; to try it: bash -n -c …")
 
 
@@ -11901,9 +11920,9 @@ class Admission(Part):
                 return
             check_group(state, name)
             group = state.groups.get(name) or Group(name)
-            why = f"paused by {who} (nexus resume --group {name})" if is_paused else None
+            hold = f"paused by {who} (nexus resume --group {name})" if is_paused else None
             yield Put("groups", name, replace(
-                group, hold=why, is_paused=is_paused, failures=0 if group.hold and not is_paused else group.failures))
+                group, hold=hold, is_paused=is_paused, failures=0 if group.hold and not is_paused else group.failures))
 
         what = f"Group {name}" if name else "Queue"
         self.service.change(change, "%s %s by %s", what, "paused" if is_paused else "resumed", who)
@@ -12174,7 +12193,7 @@ class GpuWatch(Part):
     def find_gpu_error(self) -> str | None:
         """Return why jobs get no GPU now, or None."""
         if self.service.cluster and self.service.is_slurm:
-            return self.service.cluster.find_why()
+            return self.service.cluster.find_reason()
         return self.observer.find_error()
 
     def all_gpus(self) -> tuple[Gpu, ...]:
@@ -12194,7 +12213,7 @@ class GpuWatch(Part):
 
         def pause(state: State) -> Changes:
             others = [find_gpu_reason(gpu, self.config.gpu) for gpu in self.see_gpus(state) if gpu.uuid != uuid]
-            is_last = not any(why is None or why.code == "resources" for why in others)
+            is_last = not any(found is None or found.code == "resources" for found in others)
             if is_last or uuid in state.paused_gpus:
                 return False
             yield from pause_gpus(state, (*state.paused_gpus, uuid), (uuid, reason or ""))
@@ -12219,7 +12238,7 @@ class Housekeeping(Part):
     def __init__(self, service: Service) -> None:
         super().__init__(service)
         self.unwritten: list[Callable[[], None]] = []       # what writes each file that the disk refused
-        self.refusal: NexusError | None = None              # why it did
+        self.write_error: NexusError | None = None          # with which it did
         self.usage_day = ""                                 # in which age_usage() was done last
 
     def write_soon(self, write: Callable[[], None]) -> None:
@@ -12228,16 +12247,16 @@ class Housekeeping(Part):
         self.write_rest()
 
     def write_rest(self) -> None:
-        refusal = None
+        write_error = None
         for write in list(self.unwritten):
             try:
                 write()
                 self.unwritten.remove(write)
             except NexusError as error:
-                refusal = error
-        if refusal and not self.refusal:
-            self.log.error("%s: it is tried again", refusal.message)
-        self.refusal = refusal
+                write_error = error
+        if write_error and not self.write_error:
+            self.log.error("%s: it is tried again", write_error.message)
+        self.write_error = write_error
 
     def clear(self, choice: Choice, caller: Caller) -> list[str]:
         """Forget finished jobs, with their logs; return their ids.  Raises: usage; as choose_jobs(); unavailable."""
@@ -12263,7 +12282,7 @@ class Housekeeping(Part):
                 self.usage_day = today
         return WATCH_INTERVAL_S
 
-    def remove(self, gone: Sequence[Job], why: str) -> None:
+    def remove(self, gone: Sequence[Job], reason: str) -> None:
         """Forget finished jobs, with their logs, but not what they used.  Raises: unavailable.
 
         Logs go before State: if the service dies between, the next service still knows the jobs.
@@ -12286,7 +12305,7 @@ class Housekeeping(Part):
             self.service.run_guarded(f"After script {code}", self.drop_code, code)
         for repository, snapshot in {(job.snapshot_repo, job.snapshot) for job in gone if job.snapshot}:
             self.service.run_guarded(f"After snapshot {snapshot}", self.drop_snapshot, repository, snapshot)
-        self.log.info("Trimmed %s %s, with their logs: %s", format_count(len(gone), "job"), why,
+        self.log.info("Trimmed %s %s, with their logs: %s", format_count(len(gone), "job"), reason,
                       join_some([job.id for job in gone]))
 
     def drop_snapshot(self, repository: str | None, snapshot: str) -> None:
@@ -12468,9 +12487,9 @@ class Health(Part):
         error = self.store.last_error
         hint = f"{error.message}: nothing new is accepted or started until there is room" if error else ""
         yield "state", not error, error.message if error else "written", hint
-        refusal = service.housekeeping.refusal
-        if refusal:
-            yield "files", False, refusal.message, f"{refusal.message}: it is written when there is room"
+        error = service.housekeeping.write_error
+        if error:
+            yield "files", False, error.message, f"{error.message}: it is written when there is room"
         damaged = ", ".join(self.store.list_damaged())
         if damaged:
             yield ("lost", False,
@@ -12543,7 +12562,7 @@ class Answers(Part):
             "queued_by_priority": {name: len(state.prioritized.get(name, ())) for name in PRIORITIES},
             **{f"{word}_jobs": len(state.ended.get(word, ())) for word in FINAL},
             "running_jobs": self.describe_jobs(list(state.running.values())), **self.info(),
-            "no_screen": self.machine.no_terminal,
+            "no_screen": self.machine.terminal_error,
             "gpu_trouble": self.service.observer.find_gpu_error(), "slurm": cluster.describe() if cluster else None,
             "hints": [*self.service.health.list_hints(), *list(list_holds(state).values())[:3]],
             "bad_checks": [row["name"] for row in self.service.health.check()["checks"] if not row["is_ok"]],
@@ -12562,14 +12581,14 @@ class Answers(Part):
     def list_gpus(self, state: State) -> list[dict[str, Any]]:
         """Return the GPUs of all machines, for the API."""
         now, nodes, shown = self.clock.monotonic(), self.service.pool.nodes, []
-        reasons = {node.name: node.find_why(now) for node in nodes.values()}
+        reasons = {node.name: node.find_reason(now) for node in nodes.values()}
         for gpu in self.service.gpu_watch.see_gpus(state):
-            why = reasons.get(gpu.node) if gpu.node else self.service.observer.observation.error
-            is_unread = bool(why) and (not gpu.node or nodes[gpu.node].error is not None)
+            reason = reasons.get(gpu.node) if gpu.node else self.service.observer.observation.error
+            is_unread = bool(reason) and (not gpu.node or nodes[gpu.node].error is not None)
             if gpu.node and is_unread:                  # its last readings are too old
                 gpu = forget_readings(gpu)
-            shown.append(gpu_json(gpu, state, self.config.gpu, why if is_unread else None,
-                                  gpu.node or self.service.node, None if is_unread else why))
+            shown.append(gpu_json(gpu, state, self.config.gpu, reason if is_unread else None,
+                                  gpu.node or self.service.node, None if is_unread else reason))
         return shown
 
     def find_place(self, job: Job) -> str | None:
@@ -12702,8 +12721,8 @@ class Answers(Part):
     def find_plan(self, state: State) -> Plan:
         """Return the latest plan."""
         planned, pause = self.service.plan, find_pause(state)
-        if pause or (planned.hold and planned.hold.code == "paused"):   # it may be out of date
-            planned = replace(planned, hold=pause)
+        if pause or (planned.reason and planned.reason.code == "paused"):   # it may be out of date
+            planned = replace(planned, reason=pause)
         return planned
 
     def list_reasons(self, job: Job, state: State, planned: Plan) -> list[Reason]:
@@ -12728,9 +12747,9 @@ class Answers(Part):
             place = f" as Slurm's {last.slurm_id}" if last.slurm_id else ""
             place += format_place(last.gpu_places, last.slurm_node or last.node)
             ran = f"it {'runs' if job.status == RUNNING else 'ran'}{place}"
-            why = last.cause_line or last.cause or ran
+            end = last.cause_line or last.cause or ran
             outcome = f"{get_outcome(last)}: " if last.cause == "signal" and last.cause_line != LACK_OF_MEMORY else ""
-            return {**answer, "why": outcome + why}
+            return {**answer, "why": outcome + end}
         position = PendingQueue(state).find_position(job)
         facts = describe_place(job, position, estimates.get(job.id), capacities, self.config.jobs, now)
         for other in state.running.values() if job.gpus and not job.preemptible else ():
@@ -12740,7 +12759,7 @@ class Answers(Part):
         verdicts = list_verdicts(job, capacities, self.config.gpu, now) if job.gpus else []
         gpus = [{"node": capacity.gpu.node or self.service.node, "place": capacity.gpu.place,
                  "index": capacity.gpu.index,
-                 "verdict": why and why.detail} for capacity, why in verdicts]
+                 "verdict": reason and reason.detail} for capacity, reason in verdicts]
         reasons = self.list_reasons(job, state, self.find_plan(state))
         return {**answer, "why": format_reasons(reasons), "reason": reason_json(reasons[0]), "facts": facts,
                 "gpus": gpus, "verdicts": format_verdicts(gpus, Paint(""))}
@@ -12760,14 +12779,14 @@ class Answers(Part):
         """Return what tells a plan from another: the state, what is closed, and the minute, as an end may be late."""
         planned = self.service.plan
         cards = [(one.gpu.uuid, one.reason and one.reason.code) for one in planned.gpus]
-        return self.store.state.seq, planned.hold, dict(planned.machines), cards, self.clock.now() // 60
+        return self.store.state.seq, planned.reason, dict(planned.machines), cards, self.clock.now() // 60
 
     def estimate(self) -> Mapping[str, float]:
         import itertools
         state = self.store.state
         first = itertools.islice(PendingQueue(state).walk(state.queued), MAX_ESTIMATED_JOBS)
         jobs = [*state.running.values(), *first]
-        is_unknown = self.service.is_slurm or state.paused or self.service.plan.hold        # Slurm decides then
+        is_unknown = self.service.is_slurm or state.paused or self.service.plan.reason        # Slurm decides then
         if not jobs or is_unknown or self.service.gpu_watch.find_gpu_error():
             return {}
         return estimate_starts(
@@ -12979,7 +12998,7 @@ class Service(HostLoop):
         self.node = store.machine_id.partition(CONTAINER)[0]
         self.started_monotonic = clock.monotonic()
         self.is_going_down = False
-        self.plan = Plan(hold=Reason("node-down", "", "the service has not read the GPUs yet"))
+        self.plan = Plan(reason=Reason("node-down", "", "the service has not read the GPUs yet"))
         self.turned_at = clock.monotonic()                  # when the last tick ended
         self.tick_s = 0.0                                   # how long that took
         # Jobs that have ended since this service started, for GET /metrics
@@ -13129,8 +13148,8 @@ class Service(HostLoop):
         over = dict(self.outcomes.unrecorded)
         evidence = {job.id: self.outcomes.gather_evidence(job, over[job.id])
                     for job in self.store.state.live.values() if job.id in over}
-        why = "the machine goes down" if self.is_going_down else (
-            self.job_host.start_backoff.find_why(self.clock.monotonic()) or "")
+        reason = "the machine goes down" if self.is_going_down else (
+            self.job_host.start_backoff.find_error(self.clock.monotonic()) or "")
         starting: list[tuple[Job, Mapping[str, str] | None]] = []
 
         def yield_changes(state: State) -> Changes:
@@ -13142,7 +13161,7 @@ class Service(HostLoop):
                     job = with_facts(job, **self.outcomes.learned.get(job_id, {}))
                     yield from self.outcomes.end_attempt(state, job, over[job_id], proof, now)
                     ended.append((job, state.jobs[job_id]))
-            planned = plan(state, self.gpu_watch.see_gpus(state), error, self.config, now, nodes, why)
+            planned = plan(state, self.gpu_watch.see_gpus(state), error, self.config, now, nodes, reason)
             for job_id, waiting_id in planned.preempted:
                 yield change_job(state.jobs[job_id], stop_cause=PREEMPTED, stop_by=None,
                                  stop_line=f"job {waiting_id}, which is not preemptible, needs its GPUs")
@@ -13666,8 +13685,8 @@ class Api:
         held = next((holds[job.group] for job in waiting if job.group in holds), None)
         error = self.service.observer.observation.error if any(job.gpus for job in waiting) else None
         pause = find_pause(state)
-        why = pause.detail if pause and waiting else held or error
-        return f"it waits: {why}" if why else ""
+        reason = pause.detail if pause and waiting else held or error
+        return f"it waits: {reason}" if reason else ""
 
     @route("PATCH /queue/{id}", "user", "change a job that has not ended, or its position", "Job", body="Edit")
     def patch_queue(self, caller: Caller, id: str, body: Any) -> dict[str, Any]:
@@ -14039,8 +14058,8 @@ class Handler(BaseHTTPRequestHandler):
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Refuse what http.server cannot read, or a method that no call has."""
         kind = "method_not_allowed" if code == 501 else "usage"
-        why = f"this is no request of HTTP: {format_line(message or '', 200)}"
-        self.send(error_response(NexusError(kind, why, hint="")))
+        fault = f"this is no request of HTTP: {format_line(message or '', 200)}"
+        self.send(error_response(NexusError(kind, fault, hint="")))
         self.linger()
 
     def version_string(self) -> str:
@@ -14379,10 +14398,10 @@ def open_port(disk: Disk, layout: Layout, config: ServiceConfig, act: Callable[[
         except NexusError as error:
             if error.kind != "conflict" or is_given(config, "port") or not is_loopback(config.host):
                 raise
-            refusal = error
+            last = error
     if port is None:
-        raise NexusError("conflict", f"all ports from {PORTS[0]} to {PORTS[-1]} are in use", refusal.hint)
-    raise NexusError("conflict", refusal.message,
+        raise NexusError("conflict", f"all ports from {PORTS[0]} to {PORTS[-1]} are in use", last.hint)
+    raise NexusError("conflict", last.message,
                      hint=f"rm {quote(layout.port_file)} has the next start choose another one")
 
 
@@ -15098,8 +15117,8 @@ class Reader(Client):
                       iter([response.body]) if response.stream is None else response.stream)
 
 
-def describe_stranger(url: str, why: str) -> NexusError:
-    return NexusError("unavailable", f"what answers at {url} is not nexus, or another version of it: {why}",
+def describe_stranger(url: str, error: str) -> NexusError:
+    return NexusError("unavailable", f"what answers at {url} is not nexus, or another version of it: {error}",
                       hint="check NEXUS_URL, and nexus --version here and there")
 
 
@@ -15227,9 +15246,9 @@ def launch_service(layout: Layout, environ: Mapping[str, str], config: Config, a
     start_supervisor(DISK, layout, launcher, environ, argv)
 
     def look() -> dict[str, Any] | None:
-        refusal = read_json(DISK, layout.start_error_file)
-        if refusal:
-            raise decode_error(refusal)
+        error = read_json(DISK, layout.start_error_file)
+        if error:
+            raise decode_error(error)
         return find_service(layout)
 
     running = wait_until(look, START_TIMEOUT_S)
@@ -16088,10 +16107,10 @@ def check_interactive(call: Call, command: str) -> None:
     status = call.client.status()
     if status["slurm"]:
         refuse("Slurm's jobs have no terminal to attach to", hint=f"srun --gres=gpu:1 --pty {command}; {without}")
-    why = status["no_screen"]
-    if why and not call.options.node:
-        programs = [kind.program for kind in LAUNCHERS.values() if kind.program and why.startswith(kind.program)]
-        refuse(f"{why}: jobs have no terminal to attach to", hint=(
+    error = status["no_screen"]
+    if error and not call.options.node:
+        programs = [kind.program for kind in LAUNCHERS.values() if kind.program and error.startswith(kind.program)]
+        refuse(f"{error}: jobs have no terminal to attach to", hint=(
             f"apt install {programs[0]}, then nexus restart; {without}" if programs else
             f'[jobs] launcher = "screen" gives them one: nexus config edit, nexus restart; {without}'))
 
@@ -16161,8 +16180,8 @@ def exit_code_of(job: Json) -> int:
 
 
 def describe_end(job: Json) -> str:
-    why = f" ({job['outcome'] or '-'})" if job["status"] != COMPLETED else ""
-    return f"job {job['id']} {job['status']}{why}" + (f": {job['cause_line']}" if job["cause_line"] else "")
+    outcome = f" ({job['outcome'] or '-'})" if job["status"] != COMPLETED else ""
+    return f"job {job['id']} {job['status']}{outcome}" + (f": {job['cause_line']}" if job["cause_line"] else "")
 
 
 def describe_seen_end(job: Json) -> str:
@@ -17249,8 +17268,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str], out: TextIO, err: Text
         return 0
     except Exception as error:
         if environ.get("NEXUS_URL"):            # most likely another program has sent what could not be read
-            why = format_line(f"{type(error).__name__}: {error}", 200)
-            return tell_error(describe_stranger(environ["NEXUS_URL"], why), environ, err)
+            message = format_line(f"{type(error).__name__}: {error}", 200)
+            return tell_error(describe_stranger(environ["NEXUS_URL"], message), environ, err)
         with contextlib.suppress(NexusError):
             running = read_json(DISK, os.path.join(find_home(DISK, environ), "service.json"))
             if running and running.get("hash") != file_hash(DISK) and argv[:1] != ["serve"]:
@@ -17900,7 +17919,7 @@ function drawGpu(gpu) {
   const {utilization, utilization_mean: mean, memory_used_mib: used, temperature, power_watts: watts}
     = view.readings[place] ?? {};
   const jobs = gpu.job_ids.map((id) => view.jobs[id]).filter(Boolean);
-  const why = gpu.fault ?? gpu.used_by ?? (jobs.length > 0 || isPaused ? null : gpu.unavailable);
+  const note = gpu.fault ?? gpu.used_by ?? (jobs.length > 0 || isPaused ? null : gpu.unavailable);
   const title = listed(name, gpu.name, known(mean) && `load in the last hour ${percent(mean)}`,
     known(used) && `${size(used)} of ${size(gpu.memory_total_mib)}`,
     known(temperature) && `${Math.round(temperature)} \u00b0C`, known(watts) && `${Math.round(watts)} W`);
@@ -17912,8 +17931,8 @@ function drawGpu(gpu) {
       gpu.profile && el('div', {class: 'muted quiet small'}, gpu.profile)),
     gauge('load', utilization, 100, percent), gauge('memory', used, gpu.memory_total_mib, size),
     el('div', {}, jobs.map((job) => el('div', {class: 'use', key: job.id, 'data-job': job.id}, describe(job))),
-      (state !== 'Busy' || why) && el('div', {class: 'use', key: 'state'}, badge(state), isPaused && pause,
-        el('span', {class: gpu.fault ? 'red' : 'muted'}, why))),
+      (state !== 'Busy' || note) && el('div', {class: 'use', key: 'state'}, badge(state), isPaused && pause,
+        el('span', {class: gpu.fault ? 'red' : 'muted'}, note))),
     el('span', {class: 'time'}, jobs[0] && drawTime(jobs[0]), !isPaused && pause));
 }
 

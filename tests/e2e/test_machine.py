@@ -815,7 +815,7 @@ def test_a_launcher_that_cannot_be_used(short, monkeypatch, launcher, reason, pr
         os.chmod(f"{short}/bin/{name}", 0o755)
     machine = nexus.Machine(config(launcher=launcher, mock_gpus=1), layout, nexus.DISK, "0-aaaaaaaa")
     error = machine.launcher_error
-    assert type(machine.launcher) is nexus.Direct and machine.no_terminal == error.message
+    assert type(machine.launcher) is nexus.Direct and machine.terminal_error == error.message
     assert error.message.startswith(name) and words in error.message and name in error.hint
 
 
@@ -829,7 +829,7 @@ def test_every_launcher_of_the_configuration_is_one_of_the_table():
 @pytest.mark.parametrize("name", [name for name in nexus.LAUNCHERS if name not in WITH_SESSIONS])
 def test_a_launcher_without_sessions(short, name):
     machine = nexus.Machine(config(launcher=name, mock_gpus=1), nexus.make_layout(short, config()), nexus.DISK, "0-aaaaaaaa")
-    assert (machine.no_terminal, machine.launcher_error) == (f'launcher is "{name}"', None)
+    assert (machine.terminal_error, machine.launcher_error) == (f'launcher is "{name}"', None)
     assert not machine.launcher.list_sessions() and not machine.launcher.login_variables()
     # Nothing of another launcher's is there.
     assert {*machine.launcher.environ()} <= {"PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "USER", "LOGNAME", "SHELL"}

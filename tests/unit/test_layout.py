@@ -221,6 +221,30 @@ def test_no_function_is_too_long_to_be_read():
             if (lines := node.end_lineno - node.lineno + 1) > 70] == []
 
 
+# A reason, an error or a fault says why something cannot be.  What is called otherwise is a hold, or a key of a contract.
+WHY_NOTS = {"why", "whynot", "why_not", "trouble", "closed", "blocker", "hold", "obstacle", "problem", "issue", "silence"}
+OTHER_WORDS = {("Group", "hold"), ("count_group_end", "hold"), ("Admission.set_paused.change", "hold"),
+               ("Report", "trouble"), ("Agent.reply", "trouble")}
+
+
+def list_names(node, scope=""):
+    """(class or function, name) of each field, attribute, parameter and local."""
+    for child in ast.iter_child_nodes(node):
+        is_set = isinstance(getattr(child, "ctx", None), ast.Store)
+        if is_set and isinstance(child, ast.Name):
+            yield scope, child.id
+        elif is_set and isinstance(child, ast.Attribute):
+            yield scope, child.attr
+        elif isinstance(child, ast.arg):
+            yield scope, child.arg
+        inner = f"{scope}.{child.name}".strip(".") if isinstance(child, (ast.FunctionDef, ast.ClassDef)) else scope
+        yield from list_names(child, inner)
+
+
+def test_what_cannot_be_has_a_reason_an_error_or_a_fault():
+    assert {(scope, name) for scope, name in list_names(TREE) if name in WHY_NOTS} == OTHER_WORDS
+
+
 def list_hidden(node, names, inside=()):
     """(function, name) of each parameter, local, or inner function that hides a function or class of the module."""
     for child in ast.iter_child_nodes(node):

@@ -221,13 +221,13 @@ def test_groups(reason, jobs, groups, expected):
 
 
 def test_nothing_can_be_started():
-    made = nexus.plan(state(job("aaa", 3, gpus=0)), [gpu(0), gpu(1)], None, config(), NOW, why="fork: no memory")
+    made = nexus.plan(state(job("aaa", 3, gpus=0)), [gpu(0), gpu(1)], None, config(), NOW, reason="fork: no memory")
     assert made.starts == () and words(job("aaa", 3, gpus=0), made) == "fork: no memory"
 
 
 def test_a_gpu_that_gets_no_job_is_so_while_it_is_paused_too():
     """`nexus why` said that the job could have it."""
-    gpus, nodes = [gpu(0), gpu(0, node="n1", uuid="n1/GPU-0")], [nexus.NodeView("n1", closed="n1 is silent")]
+    gpus, nodes = [gpu(0), gpu(0, node="n1", uuid="n1/GPU-0")], [nexus.NodeView("n1", reason="n1 is silent")]
     made = nexus.plan(state(paused=True), gpus, "nvidia-smi is silent", config(), NOW, nodes=nodes)
     assert verdicts(job("aaa"), made) == [("", 0, "nvidia-smi is silent"), ("n1", 0, "n1 is silent")]
 
@@ -1171,7 +1171,7 @@ def test_gpu_ids_of_the_configuration_are_this_machines():
 
 
 FAR_REASONS = [  # what is shown, job that waits, GPUs, machines, part of the reason
-    ("the machine it is for is away", job("aaa", only_node="n1"), BOTH, [view("n1", closed="n1 cannot be used since 15:30: cut"), TWO[1]],
+    ("the machine it is for is away", job("aaa", only_node="n1"), BOTH, [view("n1", reason="n1 cannot be used since 15:30: cut"), TWO[1]],
      "n1 cannot be used since 15:30: cut"),
     ("there is no such machine any more", job("aaa", only_node="n7"), BOTH, TWO, "there is no node n7"),
     ("none can run it", job("aaa", excluded_nodes=(("n1", "no directory"), ("n2", "no git"), ("", "no GPU"))), BOTH, TWO,
@@ -1185,10 +1185,10 @@ FAR_REASONS = [  # what is shown, job that waits, GPUs, machines, part of the re
     ("its directory is nowhere", job("aaa", cwd="/data", only_node="n1"), BOTH, [view("n1", folders=frozenset()), TWO[1]],
      "the directory /data does not exist on n1: make it there"),
     ("no machine has as many", job("aaa", gpus=3), BOTH, TWO, "never: wants 3 GPUs, no machine has more than 2"),
-    ("CPU slots", job("aaa", gpus=0), [], [view("n1", cpu_slots=0), view("n2", closed="n2 is away")],
+    ("CPU slots", job("aaa", gpus=0), [], [view("n1", cpu_slots=0), view("n2", reason="n2 is away")],
      "all 0 CPU slots are taken (cpu_slots); all CPU slots of n1 are taken; n2 is away"),
     ("a machine that is away is told once", job("aaa"), [*there("n1", *range(8)), *there("n2", 0, is_paused=True)],
-     [view("n1", closed="n1 is away"), TWO[1]], "GPU n2:0 is paused; n1 is away"),
+     [view("n1", reason="n1 is away"), TWO[1]], "GPU n2:0 is paused; n1 is away"),
 ]
 
 
@@ -1214,13 +1214,13 @@ def test_no_plan_of_several_machines_gives_a_gpu_twice(seed):
                    excluded_nodes=tuple((name, "x") for name in names if chance.random() < 0.1),
                    expected_time=chance.choice([None, 5, 600]))
                for k in range(chance.randrange(20))]
-    views = [view(name, closed=chance.choice([None, None, "away"]), cpu_slots=chance.randrange(3)) for name in names[1:]]
+    views = [view(name, reason=chance.choice([None, None, "away"]), cpu_slots=chance.randrange(3)) for name in names[1:]]
     made = state(*waiting)
     planned = nexus.plan(made, gpus, None, config(), NOW, views)
     given_out = {}
     for start in planned.starts:
         one = made.jobs[start.job_id]
-        assert nexus.may_run_on(one, start.node) and start.node not in [node.name for node in views if node.closed]
+        assert nexus.may_run_on(one, start.node) and start.node not in [node.name for node in views if node.reason]
         assert len(set(start.gpu_uuids)) == len(start.gpu_uuids) == len(nexus.list_shares(one))
         for uuid, share in zip(start.gpu_uuids, nexus.list_shares(one)):
             given_out[uuid] = given_out.get(uuid, 0) + share
