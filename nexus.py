@@ -10074,8 +10074,10 @@ class SlurmBackend(Backend):
             return WATCH_INTERVAL_S
         live = self.live                                    # read before squeue runs
         try:
-            if self.submitting and (news := self.hand_in(self.submitting)):
-                self.found, self.submitting = [(self.submitting, news)], None
+            job = self.submitting
+            news = self.hand_in(job) if job else None
+            if job and news:
+                self.found, self.submitting = [(job, news)], None
             if not self.found and self.find_pause_s() <= 0:
                 self.run_squeue(live)
         except NexusError as error:
@@ -10089,8 +10091,8 @@ class SlurmBackend(Backend):
     def find_pause_s(self) -> float:
         """Seconds until squeue runs next."""
         now, refresh_s = self.service.clock.monotonic(), self.service.config.service.refresh_rate_seconds
-        pause_s = FAST_POLL_S if now < self.hasty_until and not (self.error or self.store.last_error) else refresh_s
-        pause_s = max(pause_s, PROBE_BACKOFF_FACTOR * self.took_s)
+        is_hasty = now < self.hasty_until and not self.error and not self.store.last_error
+        pause_s = max(FAST_POLL_S if is_hasty else refresh_s, PROBE_BACKOFF_FACTOR * self.took_s)
         if self.error:
             pause_s = min(pause_s, OUTAGE_PAUSE_S)
         return max(0.0, self.looked_at + self.took_s + pause_s - now)
@@ -10151,13 +10153,17 @@ class SlurmBackend(Backend):
             self.seen = match_slurm_jobs(live, jobs)
             self.found = list(self.compare(live))
             wanted = {job.current.slurm_key for job in live if not job.current.stop_cause}
-            stopped = [self.seen[job.current.slurm_key] for job in live
-                       if job.current.stop_cause and job.current.slurm_key in self.seen]
-            self.cancel([*(one for one in jobs if one.key and one.key not in wanted), *stopped])
+            unwanted = [one for one in jobs if one.key and one.key not in wanted]
+            self.cancel([*unwanted, *self.list_stopped(live)])
             if clock.monotonic() - self.partitions_at >= PARTITIONS_INTERVAL_S:
                 self.partitions, self.partitions_at = self.slurm.query_partitions(), clock.monotonic()
         finally:
             self.took_s = clock.monotonic() - self.looked_at
+
+    def list_stopped(self, live: Iterable[Job]) -> list[SlurmJob]:
+        """What squeue has of those that must end."""
+        keys = [job.current.slurm_key for job in live if job.current.stop_cause]
+        return [self.seen[key] for key in keys if key in self.seen]
 
     def compare(self, live: Sequence[Job]) -> Iterator[Finding]:
         """What squeue says that is not recorded yet."""
@@ -10170,7 +10176,8 @@ class SlurmBackend(Backend):
             is_requeued = is_waiting and (job.status == RUNNING or bool(claim and claim.pid))
             if seen is None or seen.state in SLURM_ENDS or is_requeued:
                 self.over_at[key] = over_at.get(key, now)
-                if news := self.find_end(job, seen, now - self.over_at[key]):
+                news = self.find_end(job, seen, now - self.over_at[key])
+                if news:
                     yield job, news
             elif job.status == SUBMITTED and not is_waiting:
                 yield job, News(self.find_start(job, seen))
@@ -10192,10 +10199,15 @@ class SlurmBackend(Backend):
         claim, result = read_claim(self.disk, folder, job.attempt), read_result(self.disk, folder, job.attempt)
         text = read_tail(self.disk, os.path.join(folder, f"slurm-{job.attempt}.log"), 0, TAIL_BYTES)
         news = judge_slurm_end(seen, claim, result, over_s, find_slurm_line(text), folder)
-        if news and (news.requeue or (claim is None and news.result and news.result.cause == "killed")):
+        if not news:
+            return None
+        is_cancelled = claim is None and news.result is not None and news.result.cause == "killed"
+        if news.requeue or is_cancelled:
             is_as_judged = take_slurm_claim(self.disk, job, folder) in (OUR_CLAIM, claim)
             return news if is_as_judged else None
-        return replace(news, facts=self.find_start(job, seen)) if news and job.status == SUBMITTED else news
+        if job.status == SUBMITTED:
+            return replace(news, facts=self.find_start(job, seen))
+        return news
 
     def cancel(self, unwanted: Iterable[SlurmJob]) -> None:
         """Raises: unavailable."""
@@ -10221,7 +10233,8 @@ class SlurmBackend(Backend):
 
     def poll(self, runner_events: Sequence[RunnerEvent]) -> Iterator[Finding]:
         """Return what the thread has found, then let it go on."""
-        if {job.id for job in self.live}.intersection(runner_event.job_id for runner_event in runner_events):
+        ids = {job.id for job in self.live}
+        if any(event.job_id in ids for event in runner_events):
             self.hurry()                                    # squeue will show the change
         found = self.found
         for job, news in found:
@@ -10240,9 +10253,7 @@ class SlurmBackend(Backend):
                 if stop:
                     yield job, News({"stop_cause": stop[0], "stop_line": stop[1]})
         self.live = self.list_live()
-        states = [self.seen[job.current.slurm_key].state for job in self.live
-                  if job.current.stop_cause and job.current.slurm_key in self.seen]
-        if any(state != "COMPLETING" for state in states):
+        if any(one.state != "COMPLETING" for one in self.list_stopped(self.live)):
             self.hurry()                                    # after squeue, the thread cancels them
         if found:                                           # what the disk has refused, squeue will show again
             self.found = ()
@@ -10255,11 +10266,12 @@ class SlurmBackend(Backend):
 
     def find_reason(self) -> str | None:
         """Why no job can be submitted now; None: one can."""
-        backoff = self.submit_backoff
-        error = self.error or (backoff.error if self.submitting else backoff.find_error(self.service.clock.monotonic()))
+        is_submitting, backoff, error = self.submitting is not None, self.submit_backoff, self.error
+        if not error:           # while a job is being submitted, the last error counts after its pause, too
+            error = backoff.error if is_submitting else backoff.find_error(self.service.clock.monotonic())
         if error:
             return error.message
-        return "the job before it is being submitted to Slurm" if self.submitting else None
+        return "the job before it is being submitted to Slurm" if is_submitting else None
 
     def find_error(self) -> NexusError | None:
         """The error that needs somebody's attention."""
@@ -10335,7 +10347,8 @@ def read_report(text: bytes, question: Question) -> tuple[Report, dict[str, str]
         if len(set(names)) < len(names):
             raise ValueError("two GPUs have one name")
     jobs, faults = list[JobReport](), dict[str, str]()
-    for key in asked if number == question.number else told:
+    expected = asked if number == question.number else told
+    for key in expected:
         try:
             jobs.append(check_report(decode_value(JobReport, told[key], f"job {key}", True)))
         except KeyError:
@@ -10464,12 +10477,13 @@ class AgentLine:
             piece = os.read(handle, 65536) if is_ready else b""
             if not piece:
                 self.close()                                # so that ssh has said why
+                default = "the line was cut" if is_ready else f"no answer within {silence_s:g} s"
                 words = read_scratch(self.errors)
-                raise self.ssh.make_error("cannot use" if "nexus" in words else "cannot reach", words or (
-                    "the line was cut" if is_ready else f"no answer within {silence_s:g} s"))
+                raise self.ssh.make_error("cannot use" if "nexus" in words else "cannot reach", words or default)
             self.received += piece
             end = self.received.find(b"\n", size)
-            if (len(self.received) if end < 0 else end) > most_bytes:
+            line_size = len(self.received) if end < 0 else end
+            if line_size > most_bytes:
                 raise describe_bad_node(self.name, "its reply is too long")
         line = bytes(self.received[:end])
         del self.received[:end + 1]
@@ -10502,17 +10516,20 @@ def append_output(disk: Disk, found: Iterable[tuple[Job, JobReport]]) -> str:
     error_line = ""
     for job, report in found:
         have, there = report.log_offsets, report.log_sizes
-        if job.log_dir and there and there != have == measure_output(disk, job):
-            try:
-                for number, name in enumerate(STREAM_FILES):
-                    path, start = os.path.join(job.log_dir, name), job.log_base[number]
-                    if report.logs[number]:
-                        append_log(disk, path, report.logs[number], start)
-                    elif there[number] < have[number]:
-                        with open_file(disk, path, os.O_WRONLY | os.O_NONBLOCK) as handle:
-                            disk.truncate(handle, start)
-            except OSError as error:
-                error_line = f"output of jobs there, like {job.id}, cannot be kept ({error}); it is tried again"
+        if not job.log_dir or not there or there == have:
+            continue                                        # there is nothing new
+        if have != measure_output(disk, job):
+            continue                                        # it is not what comes next
+        try:
+            for number, name in enumerate(STREAM_FILES):
+                path, start = os.path.join(job.log_dir, name), job.log_base[number]
+                if report.logs[number]:
+                    append_log(disk, path, report.logs[number], start)
+                elif there[number] < have[number]:
+                    with open_file(disk, path, os.O_WRONLY | os.O_NONBLOCK) as handle:
+                        disk.truncate(handle, start)
+        except OSError as error:
+            error_line = f"output of jobs there, like {job.id}, cannot be kept ({error}); it is tried again"
     return error_line
 
 
@@ -10662,15 +10679,19 @@ class Node(MachineBackend):
         self.log_error = error
         now, former, told = self.clock.now(), self.faults, {one.key for _, one in found}
         # Of what is not told, or told wrongly, that before it counts: nothing changes.
-        self.faults = {**{key: fault for key, fault in former.items() if key in jobs and key not in told},
-                       **{key: (words, former[key][1] if key in former else now)
-                          for key, words in faults.items() if key in jobs}}
+        latest = {key: fault for key, fault in former.items() if key in jobs and key not in told}
+        for key, words in faults.items():
+            if key in jobs:
+                began_at = former[key][1] if key in former else now
+                latest[key] = words, began_at
+        self.faults = latest
         for key in self.faults.keys() - former.keys():
             self.log.warning("Node %s: of job %s it answers what no nexus does: %s",
                              self.name, jobs[key].id, self.faults[key][0])
         with self.guard:
-            self.reports = {**{key: one for key, one in self.reports.items() if key in jobs},
-                            **{one.key: replace(one, logs=(b"", b"")) for _, one in found}}
+            reports = {key: former_report for key, former_report in self.reports.items() if key in jobs}
+            reports.update((one.key, replace(one, logs=(b"", b""))) for _, one in found)
+            self.reports = reports
             self.orders.update((key, None) for key in told if key in self.orders)           # it has these
             is_heard = self.latest is not None and report.number == self.latest.number
             self.heard_number = report.number
@@ -10779,8 +10800,9 @@ class Node(MachineBackend):
         if result and result.runtime_seconds and age_s > 0:
             result = replace(result, runtime_seconds=min(result.runtime_seconds, age_s))
         is_over = progress.is_over and report.log_sizes in (None, measure_output(self.disk, job))
-        files = progress.files and f"files that it wrote are kept: {self.name}:{progress.files}"
-        notes, left = (*progress.notes, *filter(None, [files])), progress.processes_left
+        notes, left = progress.notes, progress.processes_left
+        if progress.files:
+            notes = (*notes, f"files that it wrote are kept: {self.name}:{progress.files}")
         ran, key, now = job.current, job.attempt_key, self.clock.monotonic()
         if (add_notes(ran.notes, notes), left) != (ran.notes, ran.processes_left):
             if not is_over and now < self.noted_at.get(key, float("-inf")) + NOTES_INTERVAL_S:
@@ -10804,21 +10826,22 @@ class Node(MachineBackend):
     def exclude(self, job: Job, error: str) -> News:
         """What becomes of a job that cannot begin there: another machine may have what is missing."""
         elsewhere = replace(job, excluded_nodes=(*job.excluded_nodes, (self.name, error)))
-        gpus = self.service.gpu_watch.see_gpus(self.store.state)
-        if any(may_run_on(elsewhere, name)
-               and sum(gpu.node == name and may_use(elsewhere, gpu) for gpu in gpus) >= len(list_shares(job))
-               for name in ("", *self.service.pool.nodes)):
-            return News(requeue=f"{self.name}: {error}", excluded_nodes=elsewhere.excluded_nodes)
+        usable = [gpu for gpu in self.service.gpu_watch.see_gpus(self.store.state) if may_use(elsewhere, gpu)]
+        for name in ("", *self.service.pool.nodes):
+            gpus = [gpu for gpu in usable if gpu.node == name]
+            if may_run_on(elsewhere, name) and len(gpus) >= len(list_shares(job)):
+                return News(requeue=f"{self.name}: {error}", excluded_nodes=elsewhere.excluded_nodes)
         return News(result=Result(None, None, 0.0, "launch", f"{self.name}: {error}"))
 
     def ask_anew(self) -> None:
         """Ask again when the wanted jobs or directories are others than in the latest question."""
         with self.guard:
             latest = self.latest
-            if self.line and latest and latest.number - self.heard_number < MAX_CHANGES and latest.wants != (
-                    self.service.pool.list_folders(self),
-                    [(job.attempt_key, find_limits(job, self.config.jobs), job.current.stop_cause)
-                     for job, _ in self.list_due()]):
+            if not self.line or not latest or latest.number - self.heard_number >= MAX_CHANGES:
+                return
+            wanted = [(job.attempt_key, find_limits(job, self.config.jobs), job.current.stop_cause)
+                      for job, _ in self.list_due()]
+            if latest.wants != (self.service.pool.list_folders(self), wanted):
                 self.ask(self.line)
 
     def end(self) -> None:
@@ -10997,9 +11020,14 @@ def check_node(node: Node, now: float) -> tuple[bool, str]:
     if error:
         return silence_s < NODE_ALARM_S, f"not heard for {format_duration(silence_s)}: {error.message}"
     faults = [f"GPU {gpu.local_place}: {gpu.fault}" for gpu in node.gpus if gpu.fault]
-    faults += [node.gpu_error] if node.gpu_error and node.gpus else []
-    faults += filter(None, [node.find_limit()])
-    return not faults, join_some(faults, 3, "; ") or format_count(len(node.gpus), "GPU")
+    if node.gpu_error and node.gpus:
+        faults.append(node.gpu_error)
+    limit = node.find_limit()
+    if limit:
+        faults.append(limit)
+    if faults:
+        return False, join_some(faults, 3, "; ")
+    return True, format_count(len(node.gpus), "GPU")
 
 
 def is_elsewhere_now(recorded: NodeConfig, config: NodeConfig) -> bool:
@@ -11064,8 +11092,10 @@ class Outcomes(Part):
         def change(state: State) -> Changes:
             for job_id, facts in learned.items():
                 job = state.jobs[job_id]
-                yield (change_status(job, RUNNING, now, **facts) if "started_at" in facts
-                       else change_attempt(job, **facts))
+                if "started_at" in facts:
+                    yield change_status(job, RUNNING, now, **facts)
+                else:
+                    yield change_attempt(job, **facts)
 
         self.store.update(change, any("slurm_id" in facts for facts in learned.values()))
         for job_id, facts in learned.items():
@@ -11102,8 +11132,8 @@ class Outcomes(Part):
         if job.group:
             group = state.groups.get(job.group) or Group(job.group)
             is_soon = runtime_s <= self.config.gpu.guard_seconds and facts["cause"] not in ("timeout", "reboot")
-            last_words = " / ".join(find_cause_lines(evidence.stderr, 3)) or facts["cause_line"]
-            last_words = last_words or f"{facts['cause']} {facts['exit_code']}"
+            last_words = (" / ".join(find_cause_lines(evidence.stderr, 3)) or facts["cause_line"]
+                          or f"{facts['cause']} {facts['exit_code']}")
             counted = count_group_end(group, status, facts["cause"], is_soon, last_words, has_pending(state, job.group))
             if counted != group:
                 yield Put("groups", job.group, counted)
@@ -11113,9 +11143,10 @@ class Outcomes(Part):
         folder, error = self.layout.folder_of(job), None
         sizes = measure_logs(self.disk, folder)
         has_output = sizes[0] > job.log_base[0] or sizes[1] > job.log_base[1]
-        most = TAIL_BYTES if result.exit_code and has_output else 0
-        stdout, stderr = [read_tail(self.disk, os.path.join(folder, name), start, most) if most else ""
-                          for name, start in zip(STREAM_FILES, job.log_base)]
+        stdout = stderr = ""
+        if result.exit_code and has_output:
+            stdout, stderr = [read_tail(self.disk, os.path.join(folder, name), start, TAIL_BYTES)
+                              for name, start in zip(STREAM_FILES, job.log_base)]
         if result.is_cut:
             error = f"No space left on device: {job.current.node or folder} (the job's logs may be cut)"
         elif result.exit_code and not job.current.node and not is_folder(self.disk, folder):
@@ -11147,7 +11178,8 @@ class Outcomes(Part):
     def find_runtime_s(self, job: Job, now: float) -> float:
         """Seconds that a job has run.  The wall clock, which may have been set, is the last resort."""
         job_host: JobHost = self.service.job_host
-        runtime_s = (job_host.hosted.get(job.attempt_key) or HostedJob(job_host, job)).find_runtime_s()
+        hosted = job_host.hosted.get(job.attempt_key) or HostedJob(job_host, job)
+        runtime_s = hosted.find_runtime_s()
         return max(0.0, find_age(job, now)) if runtime_s is None else runtime_s
 
     def forget(self, job: Job) -> None:
@@ -11178,9 +11210,10 @@ class Outcomes(Part):
 
     def adopt(self) -> None:
         """After a start of the service: find out what became of the jobs that are recorded as running."""
-        for job in [job for job in self.service.running_jobs() if not job.current.node]:
-            self.service.observer.usage[job.id] = JobUsage(Usage(*(
-                getattr(job.current, name) for name in Usage.NAMES)))
+        for job in self.service.running_jobs():
+            if not job.current.node:
+                recorded = Usage(*(getattr(job.current, name) for name in Usage.NAMES))
+                self.service.observer.usage[job.id] = JobUsage(recorded)
         self.service.take_in(self.service.local, ())
         for job in self.service.running_jobs():
             if job.id not in self.unrecorded and not job.current.node:
@@ -11343,9 +11376,9 @@ class JobsFile:
                     seen[digest] = counts[digest]
                 except NexusError as error:
                     faults.append(f"line {row.line}, '{format_line(row.script, 100)}': {error.message}")
-        if seen != before:
-            self.service.store.update(lambda state: [
-                Put("seen", digest, count or None) for digest, count in seen.items() if count != before.get(digest)])
+        puts = [Put("seen", digest, count or None) for digest, count in seen.items() if count != before.get(digest)]
+        if puts:
+            self.service.store.update(lambda state: puts)
         return faults
 
     def make_asked(self, row: JobsRow) -> Asked:
@@ -11592,11 +11625,12 @@ class Drafts(Part):
 
     def check_folders(self, jobs: Iterable[Job]) -> None:
         """Raises: usage, when the directory of a job is not there that can only run on this machine."""
-        is_alone = not self.service.pool.nodes
-        if not self.service.is_slurm:           # Slurm's machines are not known
-            for folder in {job.cwd: None for job in jobs if needs_folder(job) and (
-                    job.only_node == "" or (is_alone and job.only_node is None))}:
-                check_directory(self.disk, "cwd", folder)
+        if self.service.is_slurm:               # its machines are not known
+            return
+        here = [""] if self.service.pool.nodes else ["", None]
+        bound = [job.cwd for job in jobs if needs_folder(job) and job.only_node in here]
+        for folder in dict.fromkeys(bound):
+            check_directory(self.disk, "cwd", folder)
 
     def check_bash(self, variables: Mapping[str, str]) -> None:
         """Raises: usage, where no job with this environment can start.  Of other machines that is not known."""
@@ -11613,8 +11647,8 @@ class Drafts(Part):
         """Raises: usage, for a command that is cut off in quotes."""
         if self.config.jobs.allowed_script_paths:           # check_job() has read them all
             return
-        unclear = [command for command in {job.command: None for job in jobs}
-                   if command.count('"') % 2 or command.count("'") % 2]
+        commands = dict.fromkeys(job.command for job in jobs)
+        unclear = [command for command in commands if command.count('"') % 2 or command.count("'") % 2]
         for command in unclear[:MAX_PARSED]:                # bash decides: it may be valid, for example in a comment
             check_command(command)
 
@@ -11829,9 +11863,11 @@ class Admission(Part):
 
         def find(state: State) -> list[Job]:
             jobs = choose_jobs(state, choice, caller, FINAL)
-            return jobs if choice.ids else [
-                job for job in jobs if is_left_to_retry(job.status, job.current.cause, job.retried_as)
-                or (choice.status and job.status in FINAL and not job.retried_as)]
+            if choice.ids:
+                return jobs
+            if choice.status:
+                return [job for job in jobs if job.status in FINAL and not job.retried_as]
+            return [job for job in jobs if is_left_to_retry(job.status, job.current.cause, job.retried_as)]
 
         def add(state: State) -> Changes:
             new_ids, jobs, latest = list[str](), find(state), dict[str, str]()
@@ -11998,9 +12034,12 @@ def find_own_job(state: State, told: str, caller: Caller, statuses: Container[st
         named = state.named.get((None if caller.is_owner else caller.user, told))
         if not named:
             seen = [each for each in state.jobs.values() if caller.may_see(each.user)]
-            raise NexusError("not_found", f"no job '{format_line(told, 40)}'", hint=(
-                f"it is a group, see nexus jobs --group {quote(told)}" if told in [each.group for each in seen] else
-                suggest(told, [*state.jobs, *(each.name or "" for each in seen)]) or "nexus jobs lists them"))
+            if any(each.group == told for each in seen):
+                hint = f"it is a group, see nexus jobs --group {quote(told)}"
+            else:
+                names = [*state.jobs, *(each.name or "" for each in seen)]
+                hint = suggest(told, names) or "nexus jobs lists them"
+            raise NexusError("not_found", f"no job '{format_line(told, 40)}'", hint)
         fitting = [job_id for _, job_id in named if state.jobs[job_id].shown_status in statuses] if statuses else []
         if len(fitting) > 1:
             raise NexusError("conflict", f"{len(fitting)} jobs have the name '{told}': {', '.join(fitting[:10])}",
@@ -12014,11 +12053,12 @@ def find_own_job(state: State, told: str, caller: Caller, statuses: Container[st
 
 def find_links(state: State, job: Job, caller: Caller) -> dict[str, tuple[str, ...]]:
     """The fields of a job that is to start after others, by their ids or names.  Raises: not_found; forbidden."""
-    parents, others = ([find_own_job(state, one, caller) for one in told] for told in (job.after, job.after_any))
+    parents = [find_own_job(state, id_or_name, caller) for id_or_name in job.after]
+    others = [find_own_job(state, id_or_name, caller) for id_or_name in job.after_any]
+    pending = [parent.id for parent in parents if parent.status != COMPLETED]
+    pending += [parent.id for parent in others if parent.status not in FINAL]
     return {"after": tuple(parent.id for parent in parents), "after_any": tuple(parent.id for parent in others),
-            "pending_dependencies": tuple(dict.fromkeys([
-                *(parent.id for parent in parents if parent.status != COMPLETED),
-                *(parent.id for parent in others if parent.status not in FINAL)]))}
+            "pending_dependencies": tuple(dict.fromkeys(pending))}
 
 
 def check_link_count(state: State, jobs: Sequence[Job]) -> None:
@@ -12142,14 +12182,18 @@ class GpuWatch(Part):
     def note_loads(self) -> None:
         """Add each GPU's utilization; drop what is over an hour old, and GPUs that are gone."""
         now = self.clock.monotonic()
-        self.loads = {gpu.uuid: [
-            *(load for load in self.loads.get(gpu.uuid, ()) if now - load[0] < LOADS_S),
-            *([] if gpu.utilization is None else [(now, gpu.utilization)])] for gpu in self.all_gpus()}
         unread = {name for name, node in self.service.pool.nodes.items() if node.error}
         if self.observer.find_gpu_error():
             unread.add("")
-        self.idle = {gpu.uuid: (*self.idle.get(gpu.uuid, (self.clock.now(), now))[:2], now) for gpu in self.all_gpus()
-                     if gpu.utilization is not None and gpu.utilization < IDLE_LOAD and gpu.node not in unread}
+        loads, idle = {}, {}
+        for gpu in self.all_gpus():
+            loads[gpu.uuid] = [load for load in self.loads.get(gpu.uuid, ()) if now - load[0] < LOADS_S]
+            if gpu.utilization is not None:
+                loads[gpu.uuid].append((now, gpu.utilization))
+                if gpu.utilization < IDLE_LOAD and gpu.node not in unread:
+                    since_utc, since, _ = self.idle.get(gpu.uuid, (self.clock.now(), now, now))
+                    idle[gpu.uuid] = since_utc, since, now
+        self.loads, self.idle = loads, idle
 
     def find_idle(self, job: Job) -> tuple[float, float]:
         """(since when, UTC; for how many seconds) all GPUs of a running job are known to be idle."""
@@ -12158,8 +12202,9 @@ class GpuWatch(Part):
             return 0.0, 0.0
         began = self.clock.monotonic() - self.service.outcomes.find_runtime_s(job, self.clock.now())
         since = max(began, *(since for _, since, _ in spans))
-        return (max(job.current.started_at or 0.0, *(at for at, _, _ in spans)),
-                max(0.0, min(last for _, _, last in spans) - since))
+        since_utc = max(job.current.started_at or 0.0, *(at for at, _, _ in spans))
+        last = min(last for _, _, last in spans)
+        return since_utc, max(0.0, last - since)
 
     def find_idle_since(self, job: Job) -> float | None:
         """Since when a job has been idle; None: it is not, or not for idle_minutes."""
@@ -12359,10 +12404,11 @@ class Housekeeping(Part):
             if isinstance(listed, tuple):
                 gpus = self.service.gpu_watch.all_gpus()
                 uuids = {*(gpu.uuid for gpu in gpus), *state.paused_gpus}   # a card that was paused may come back
-                named = dict.fromkeys(uuid for item in map(str, listed)
-                                      for uuid in [gpu.uuid for gpu in gpus if is_gpu_meant(item, gpu.place)]
-                                      or [item])
-                yield from pause_gpus(state, [uuid for uuid in named if uuid in uuids or not gpus])
+                named: list[str] = []
+                for item in map(str, listed):
+                    meant = [gpu.uuid for gpu in gpus if is_gpu_meant(item, gpu.place)]
+                    named += meant or [item]
+                yield from pause_gpus(state, [uuid for uuid in dict.fromkeys(named) if uuid in uuids or not gpus])
             return before != (state.paused, state.paused_gpus)
 
         if self.store.update(change):
@@ -12468,9 +12514,11 @@ class Health(Part):
         is_past = not service.failure_count or now - service.failed_at > 300
         yield "failures", is_past, f"{service.failure_count} internal errors{last}", ""
         if not service.is_slurm:
-            source, out = self.machine.gpu_source, " (if it was taken out: nexus restart)"
-            faulty = [f"GPU {gpu.place}: {gpu.fault}{out if gpu.fault == source.not_shown else ''}"
-                      for gpu in watch.gpus if gpu.fault and not is_left_out(gpu, self.config.gpu)]
+            source, faulty = self.machine.gpu_source, list[str]()
+            for gpu in watch.gpus:
+                if gpu.fault and not is_left_out(gpu, self.config.gpu):
+                    note = " (if it was taken out: nexus restart)" if gpu.fault == source.not_shown else ""
+                    faulty.append(f"GPU {gpu.place}: {gpu.fault}{note}")
             fault, limit = service.observer.find_gpu_error() or "; ".join(faulty), watch.describe_limit()
             is_slow = observation.took_s > SMI_SLOW_S
             hint = observation.hint if observation.error else source.slow_hint if is_slow else ""
@@ -12530,13 +12578,13 @@ class Health(Part):
 
     def list_hints(self) -> list[str]:
         """Return what the owner should know or do, one line each."""
+        hints = [hint for *_, hint in self.list_checks() if hint]
+        if self.machine.is_mock:
+            hints.append("these GPUs are made up; for the real ones: nexus restart, without NEXUS_MOCK_GPUS")
         error = self.machine.launcher_error
-        hints = [
-            *(hint for *_, hint in self.list_checks()),
-            "these GPUs are made up; for the real ones: nexus restart, without NEXUS_MOCK_GPUS"
-            if self.machine.is_mock else "",
-            f"{error.message}: jobs run directly, without attach ({error.hint})" if error else ""]
-        return [hint for hint in hints if hint]
+        if error:
+            hints.append(f"{error.message}: jobs run directly, without attach ({error.hint})")
+        return hints
 
 
 class Answers(Part):
@@ -12696,8 +12744,8 @@ class Answers(Part):
             running.setdefault(job.group or "", []).append(job)
         for name, users in users_of.items():
             here = [job for job in running.get(name, ()) if job.user in users]
-            ended = [state.jobs[job_id] for *_, job_id in sorted(
-                item for user in users for item in state.ended_in.get((user, name), ()))]
+            ends = [end for user in users for end in state.ended_in.get((user, name), ())]
+            ended = [state.jobs[job_id] for *_, job_id in sorted(ends)]
             places = {user: state.queued_in[user, name] for user in users if (user, name) in state.queued_in}
             first, rules = next(queue.walk(places), None), state.groups.get(name) or Group(name)
             statuses, failed = [job.status for job in ended], None
@@ -12811,8 +12859,9 @@ def choose_pending(queue: PendingQueue, caller: Caller, choice: Choice) -> tuple
 def list_visible_groups(state: State, caller: Caller) -> dict[str, list[str]]:
     """{group: the users of its jobs that the caller may see}; the groups with ended jobs come first."""
     found: dict[str, list[str]] = {}
-    for user, group in (*sorted(state.ended_in, key=lambda key: state.ended_in[key][0]),
-                        *((job.user, job.group or "") for job in state.running.values()), *state.queued_in):
+    ended = sorted(state.ended_in, key=lambda key: state.ended_in[key][0])
+    running = [(job.user, job.group or "") for job in state.running.values()]
+    for user, group in (*ended, *running, *state.queued_in):
         if group and caller.may_see(user) and user not in found.setdefault(group, []):
             found[group].append(user)
     return found
@@ -12826,7 +12875,10 @@ def find_group_user(queue: PendingQueue, group: str, users: Sequence[str]) -> st
     ended = [state.ended_in[user, group][0] for user in users if (user, group) in state.ended_in]
     running = (job for job in state.running.values() if job.group == group and job.user in users)
     waiting = {user: state.queued_in[user, group] for user in users if (user, group) in state.queued_in}
-    return (state.jobs[min(ended)[2]] if ended else next(running, None) or next(queue.walk(waiting))).user
+    if ended:
+        return state.jobs[min(ended)[2]].user
+    first = next(running, None) or next(queue.walk(waiting))
+    return first.user
 
 
 class Overview(Part):
@@ -12868,7 +12920,9 @@ class Overview(Part):
         failures = list(itertools.islice(lists.list_failures(), MAX_FAILURES))
         listed = [*waiting, *ended]
         groups = {job.group for job in listed if lists.is_folded(job)} | {choice.group}
-        rows = [*state.running.values(), *(job for job in listed if not lists.is_folded(job)), *failures]
+        shown = [job for job in listed if not lists.is_folded(job)]
+        rows = [*state.running.values(), *shown, *failures]
+        users_of = {name: users for name, users in visible.items() if name in groups}
         described = views.describe_jobs(rows, OVERVIEW_JOB_KEYS)
         return {
             **pick(status, (
@@ -12882,8 +12936,7 @@ class Overview(Part):
             "gpus": {gpu["place"]: drop_nulls(pick(gpu, OVERVIEW_GPU_KEYS)) for gpu in status["gpu_status"]},
             "nodes": {node["name"]: drop_nulls(node) for node in status["nodes"]},
             "jobs": {job.id: settle(caller.show(job.user, row)) for job, row in zip(rows, described)},
-            "groups": {name: drop_nulls(row) for name, row in views.describe_groups(
-                state, {name: users for name, users in visible.items() if name in groups}).items()},
+            "groups": {name: drop_nulls(row) for name, row in views.describe_groups(state, users_of).items()},
             "waiting": [lists.name_entry(job) for job in waiting], "ended": [lists.name_entry(job) for job in ended],
             "failures": [job.id for job in failures],
             "found": {"running": [job.id for job in lists.running] if is_chosen else None,
@@ -13148,8 +13201,9 @@ class Service(HostLoop):
         over = dict(self.outcomes.unrecorded)
         evidence = {job.id: self.outcomes.gather_evidence(job, over[job.id])
                     for job in self.store.state.live.values() if job.id in over}
-        reason = "the machine goes down" if self.is_going_down else (
-            self.job_host.start_backoff.find_error(self.clock.monotonic()) or "")
+        reason = self.job_host.start_backoff.find_error(self.clock.monotonic()) or ""
+        if self.is_going_down:
+            reason = "the machine goes down"
         starting: list[tuple[Job, Mapping[str, str] | None]] = []
 
         def yield_changes(state: State) -> Changes:
@@ -13917,11 +13971,14 @@ class Api:
         bad = [row for row in service.health.check()["checks"]
                if not row["is_ok"] and not row["name"].startswith("node ")]
 
+        def find_machine(job: Job) -> str:
+            node = job.only_node
+            return node if node and node in service.pool.nodes else service.node
+
         def describe(number: int, name: str) -> dict[str, Any]:
             own = [gpu for gpu in gpus if gpu["node"] == name]
             here = [job for job in running if (job.current.node or service.node) == name]
-            wait = [job for job in waiting
-                    if (job.only_node if job.only_node in service.pool.nodes else service.node) == name]
+            wait = [job for job in waiting if find_machine(job) == name]
             times = [None if job.expected_time is None else
                      max(0.0, job.expected_time - service.outcomes.find_runtime_s(job, now)) for job in here]
             times += [job.expected_time for job in wait]
@@ -15443,13 +15500,16 @@ def complete_command(line: str, folder: str = "") -> str:
     first = line.partition(" ")[0]
     local = os.path.join(folder, first)
     is_executable = os.path.isfile(local) and os.access(local, os.X_OK)
-    if not os.path.isfile(local) or find_program(first) or find_script(first, folder) or (is_executable
-                                                                                          and "/" in first):
+    if not os.path.isfile(local) or (is_executable and "/" in first):
+        return line
+    if find_program(first) or find_script(first, folder):
         return line
     python = "python" if find_program("python") else "python3"
     runners = {".py": python, ".ipynb": "jupyter nbconvert --to notebook --execute --inplace"}
     runner = runners.get(os.path.splitext(first)[1])
-    return f"{runner} {line}" if runner else f"{'./' if is_executable else 'bash '}{line}"
+    if runner:
+        return f"{runner} {line}"
+    return f"./{line}" if is_executable else f"bash {line}"
 
 
 def find_command(words: Sequence[str], commands: Sequence[Command]) -> Command:
@@ -15458,11 +15518,11 @@ def find_command(words: Sequence[str], commands: Sequence[Command]) -> Command:
     for command in commands:
         if command.name == ALIASES.get(name, [name])[0]:
             return command
-    hint = FOREIGN.get(f"nexus {name}") or (
-        f"to queue it: nexus add {quote(complete_command(join_command(words)))}"
-        if find_program(first) or os.path.isfile(first) else
-        suggest(name, [command.name for command in commands if command.summary])
-        or f"nexus help lists them; of a job: nexus show {quote(format_line(name, 40))}")
+    hint = FOREIGN.get(f"nexus {name}")
+    if not hint and (find_program(first) or os.path.isfile(first)):
+        hint = f"to queue it: nexus add {quote(complete_command(join_command(words)))}"
+    hint = hint or suggest(name, [command.name for command in commands if command.summary])
+    hint = hint or f"nexus help lists them; of a job: nexus show {quote(format_line(name, 40))}"
     raise NexusError("usage", f"'{format_line(name, 40)}' is not a command", hint)
 
 
@@ -15509,25 +15569,32 @@ def parse_words(command: Command, words: Sequence[str], out: TextIO) -> argparse
     """Raises: usage; SystemExit, after --help."""
     parser, name, takes_command, begin = make_parser(command), command.name, command.name in ("add", "run"), 0
     actions = parser._option_string_actions
-    while begin < len(words) and not (takes_command and (words[begin][:1] != "-" or words[begin] in ("-", "--"))):
-        flag, action = words[begin].partition("=")[0], actions.get(words[begin])    # None: as --gpus=2, or -g2
-        hint = FOREIGN.get(f"{name} {flag}") or FOREIGN.get(f"{SAME.get(name)} {flag}") or (
-            explain_sbatch(words[begin:]) if takes_command else "")
+    while begin < len(words):
+        word = words[begin]
+        if takes_command and (word[:1] != "-" or word in ("-", "--")):
+            break                                   # the command begins
+        flag, action = word.partition("=")[0], actions.get(word)        # None: as --gpus=2, or -g2
+        hint = FOREIGN.get(f"{name} {flag}") or FOREIGN.get(f"{SAME.get(name)} {flag}")
+        if not hint and takes_command:
+            hint = explain_sbatch(words[begin:])
         if hint and flag not in actions:
             refuse(f"{name} does not know '{flag}'", hint=hint)
         begin += 2 if action and action.nargs is None else 1
+    rest = words[begin:]                            # the command, and what stands after it
     try:
         with contextlib.redirect_stdout(out):
             options = parser.parse_args(words)
-        if not takes_command or len(options.command) < 2 or words[begin] == "--" or not any(
-                word in actions for word in words[begin:]):
-            return options
     except NexusError as error:
-        if not takes_command or "unrecognized" not in error.message or begin >= len(words) or " " in words[begin] or (
-                not any(word[:1] == "-" for word in words[begin:])):
+        is_of_command = takes_command and "unrecognized" in error.message and bool(rest) and " " not in rest[0]
+        if not is_of_command or not any(word[:1] == "-" for word in rest):
             raise NexusError(error.kind, error.message, error.hint or f"nexus help {name}") from None
-    refuse(f"{name}: what stands after {words[begin]} could be meant for it or for nexus", hint=(
-        f"nexus {' '.join([name, *map(quote, words[:begin])])} {quote(' '.join(map(quote, words[begin:])))}"))
+    else:
+        if not takes_command or len(options.command) < 2 or rest[0] == "--":
+            return options
+        if not any(word in actions for word in rest):
+            return options
+    refuse(f"{name}: what stands after {rest[0]} could be meant for it or for nexus", hint=(
+        f"nexus {' '.join([name, *map(quote, words[:begin])])} {quote(' '.join(map(quote, rest)))}"))
 
 
 def write_to(stream: TextIO, piece: str | bytes) -> None:
@@ -15851,8 +15918,8 @@ def spread_sweeps(call: Call, commands: Sequence[str], is_script: bool) -> list[
     options, combinations = call.options, list_combinations(call.options.sweep)
     own_env = {name: text for name, text in options.env if find_placeholders(text)}
     options.env = [(name, text) for name, text in options.env if name not in own_env]
-    given = {name: text for name in ("name", "group", "cwd")
-             if (text := getattr(options, name)) and find_placeholders(text)}
+    texts = {name: getattr(options, name) or "" for name in ("name", "group", "cwd")}
+    given = {name: text for name, text in texts.items() if find_placeholders(text)}
     for name in given:
         setattr(options, name, None)
     shared = {word for text in (*given.values(), *own_env.values()) for word in find_placeholders(text)}
@@ -16231,7 +16298,7 @@ def list_part(call: Call, path: str, **query: Any) -> tuple[list[dict[str, Any]]
 
 def read_choice(call: Call) -> dict[str, Any]:
     """{filter: what an option chooses by}"""
-    return {name: fact for name in FILTERS if (fact := getattr(call.options, f"by_{name}", None)) is not None}
+    return drop_nulls({name: getattr(call.options, f"by_{name}", None) for name in FILTERS})
 
 
 def describe_choice(call: Call) -> str:
@@ -16322,9 +16389,12 @@ def say_unheard(call: Call, job: Json, what: str) -> None:
 
 def say_dragged(call: Call, ended: Sequence[str], dependents: Sequence[str]) -> None:
     """Name the dependents that were cancelled: a job that was to be stopped may have completed before."""
-    lost = {job["id"] for job in call.client.jobs(status=CANCELLED, fields="id,cause")
-            if job["cause"] == "dependency"} if dependents else ()
-    if dragged := [job_id for job_id in dependents if job_id in lost]:
+    if not dependents:
+        return
+    cancelled = call.client.jobs(status=CANCELLED, fields="id,cause")
+    lost = {job["id"] for job in cancelled if job["cause"] == "dependency"}
+    dragged = [job_id for job_id in dependents if job_id in lost]
+    if dragged:
         gone = [*ended, *dragged]
         call.say(f"with it {format_count(len(dragged), 'job')} that came after: {join_some(dragged, 10)}; to run all "
                  f"again: nexus retry {' '.join(gone) if len(gone) <= 10 else 'ID...'}")
@@ -16429,8 +16499,10 @@ def cmd_logs(call: Call) -> None:
     options = call.options
     if options.ids == ["service"]:
         return show_service_log(call)
-    jobs = [call.client.job(find_targets(call, target)[0]) for target in options.ids] or call.client.jobs(
-        sort="-started_at", limit=1, status=[status for status in STATUSES if status != PENDING])
+    jobs = [call.client.job(find_targets(call, target)[0]) for target in options.ids]
+    if not jobs:
+        begun = [status for status in STATUSES if status != PENDING]
+        jobs = call.client.jobs(sort="-started_at", limit=1, status=begun)
     if not jobs:
         raise NexusError("not_found", "no job has started yet", hint="nexus queue says what waits, and why")
     for job in jobs:
@@ -16867,7 +16939,10 @@ def remove_node(call: Call, name: str, is_forced: bool) -> None:
     """Remove a node; return when its last job has ended."""
     call.client.ask("DELETE", f"/nodes/{quote_path(name)}" + encode_query({"force": "true" if is_forced else None}))
     told = 0
-    while node := next((node for node in call.client.nodes()[1:] if node["name"] == name), None):
+    while True:
+        node = next((node for node in call.client.nodes()[1:] if node["name"] == name), None)
+        if node is None:
+            return
         if node["running_jobs"] not in (0, told):
             told = node["running_jobs"]
             call.say(f"{name} gets no more jobs; {format_count(told, 'job')} there still "
@@ -17521,9 +17596,9 @@ function el(tag, facts = {}, ...children) {     // keys and handlers become prop
   const node = document.createElement(tag);
   for (const [name, fact] of Object.entries(facts)) {
     if (name === 'key' || name.startsWith('on')) node[name] = fact;
-    else if (known(fact) && fact !== false) node.setAttribute(name, fact === true ? '' : fact);
+    else if (isSet(fact) && fact !== false) node.setAttribute(name, fact === true ? '' : fact);
   }
-  node.append(...children.flat(3).filter((child) => known(child) && child !== false && child !== ''));
+  node.append(...children.flat(3).filter((child) => isSet(child) && child !== false && child !== ''));
   return node;
 }
 
@@ -17586,7 +17661,7 @@ function duration(seconds, most = 2) {          // 2h 15m: the largest units
   return parts.slice(first, first + most).filter(Boolean).join(' ') || '0s';
 }
 
-const known = (fact) => fact !== null && fact !== undefined;
+const isSet = (fact) => fact !== null && fact !== undefined;
 const number = (count) => count.toLocaleString('en-US');
 const counted = (count, word) => `${number(count)} ${word}${count === 1 ? '' : 's'}`;
 const sentences = ({message, hint}) => [message, hint].filter(Boolean).join('. ');
@@ -17666,7 +17741,7 @@ function tell(text) {
 
 function complain({message, hint, status}) {    // it stays until it is closed
   if (status === 401) return;                   // the token dialog says it
-  const [text, advice] = known(status) ? [message, hint]
+  const [text, advice] = isSet(status) ? [message, hint]
     : [`An error in this page: it may not show everything (${message}).`, 'Load it again.'];
   const notice = el('div', {class: 'bad', role: 'alert'},
     el('div', {class: 'grow'}, el('strong', {}, text), el('div', {}, advice)),
@@ -17744,7 +17819,7 @@ async function follow() {
       await pause(document.hidden ? HIDDEN_PAUSE_MS : NEWS_PAUSE_MS);
     } catch (error) {
       if (signal.aborted || tokenDialog) continue;
-      if (known(error.status)) showConnection('bad', 'reconnecting');
+      if (isSet(error.status)) showConnection('bad', 'reconnecting');
       if (error.status !== 0) complain(error);
       await pause(delay * (0.75 + Math.random() / 2));
       delay = Math.min(15000, delay * 1.7);
@@ -17799,8 +17874,8 @@ function drawHeader() {
   const {counts, host} = view, failures = listFailures().length, job = jobPage?.job;
   const count = (status, word, kind) => el('a', {href: `#/?status=${status}`, class: kind},
     el('b', {}, number(counts[status])), ` ${word}`);
-  show(byId('host'), listed(host.name, known(host.cpu_percent) && `CPU ${percent(host.cpu_percent)}`,
-    known(host.memory_used_gb) && `${Math.round(host.memory_used_gb)} of ${Math.round(host.memory_total_gb)} GB`));
+  show(byId('host'), listed(host.name, isSet(host.cpu_percent) && `CPU ${percent(host.cpu_percent)}`,
+    isSet(host.memory_used_gb) && `${Math.round(host.memory_used_gb)} of ${Math.round(host.memory_total_gb)} GB`));
   show(byId('version'), `nexus ${view.version}, as ${view.user}`);
   show(byId('counts'), count('running', 'running'), count('pending', 'waiting'),
     count('failed', 'failed', failures && 'red'));
@@ -17850,7 +17925,7 @@ function drawTime(job) {                        // how long it runs, or ran, and
   const {started_at: start, finished_at: end, runtime_seconds: run} = job;
   if (!isOver(job)) return el('span', {class: 'time', 'data-since': start}, start && duration(secondsSince(start)));
   return el('time', {class: 'time', datetime: end, title: listed(clock(end), start && where(job))},
-    known(run) && el('span', {class: 'quiet'}, `${duration(run)} \u00b7 `), ago(end));
+    isSet(run) && el('span', {class: 'quiet'}, `${duration(run)} \u00b7 `), ago(end));
 }
 
 // Failures stay until they are dismissed, in this browser, or retried.  Those of a group are one line.
@@ -17900,11 +17975,16 @@ function drawGpus() {
     others.length > 0 && el('ul', {class: 'rows panel', key: 'others'}, others.slice(0, PAGE).map(drawJob)));
 }
 
-function drawNode({name, trouble, hint, unknown_since: since, ...node}, all) {
-  const gpus = all.filter((gpu) => gpu.node === name);
+function nodeBadge({trouble, unknown_since: since, is_leaving: isLeaving}) {
+  if (since) return badge('Unknown', `unknown since ${clock(since)}`);
+  if (isLeaving) return badge('Paused', 'being removed');
+  return trouble && badge('Paused', 'closed');
+}
+
+function drawNode(node, all) {
+  const {name, trouble, hint} = node, gpus = all.filter((gpu) => gpu.node === name);
   return el('details', {key: name, 'data-machine': name, open: all.length <= MANY_GPUS}, el('summary', {},
-    el('h3', {}, name), since ? badge('Unknown', `unknown since ${clock(since)}`)
-      : (node.is_leaving || trouble) && badge('Paused', node.is_leaving ? 'being removed' : 'closed'),
+    el('h3', {}, name), nodeBadge(node),
     muted(listed(gpus.length > 0 && countFree(gpus), node.running_jobs && counted(node.running_jobs, 'job'),
       node.gpu_names.join(', '))),
     trouble && el('span', {class: 'red'}, trouble, hint && `. To do: ${hint}`)), drawRows(gpus));
@@ -17919,12 +17999,15 @@ function drawGpu(gpu) {
   const {utilization, utilization_mean: mean, memory_used_mib: used, temperature, power_watts: watts}
     = view.readings[place] ?? {};
   const jobs = gpu.job_ids.map((id) => view.jobs[id]).filter(Boolean);
-  const note = gpu.fault ?? gpu.used_by ?? (jobs.length > 0 || isPaused ? null : gpu.unavailable);
-  const title = listed(name, gpu.name, known(mean) && `load in the last hour ${percent(mean)}`,
-    known(used) && `${size(used)} of ${size(gpu.memory_total_mib)}`,
-    known(temperature) && `${Math.round(temperature)} \u00b0C`, known(watts) && `${Math.round(watts)} W`);
-  const gauge = (word, value, max, words) => el('span', {class: `gauge ${word}`, title}, known(value)
-    ? [el('progress', {'aria-label': `${name} ${word}`, value, max}), el('span', {}, words(value))] : muted('\u2013'));
+  const unavailable = jobs.length > 0 || isPaused ? null : gpu.unavailable;
+  const note = gpu.fault ?? gpu.used_by ?? unavailable;
+  const title = listed(name, gpu.name, isSet(mean) && `load in the last hour ${percent(mean)}`,
+    isSet(used) && `${size(used)} of ${size(gpu.memory_total_mib)}`,
+    isSet(temperature) && `${Math.round(temperature)} \u00b0C`, isSet(watts) && `${Math.round(watts)} W`);
+  const gauge = (word, value, max, words) => {
+    const bar = () => [el('progress', {'aria-label': `${name} ${word}`, value, max}), el('span', {}, words(value))];
+    return el('span', {class: `gauge ${word}`, title}, isSet(value) ? bar() : muted('\u2013'));
+  };
   const pause = pauseButton(isPaused, name, `gpus/${encodeURIComponent(place)}`, {noun: ' GPU', kind: 'quiet link'});
   return el('li', {key: gpu.uuid, 'data-gpu': place, class: `gpu ${jobs.some((job) => job.idle_since) ? 'warn' : ''}`},
     el('div', {title}, el('b', {}, localPlace(gpu)),
@@ -17970,10 +18053,11 @@ function drawJob(job, reason) {
   const {id, status, group} = job, name = `job ${id}`;
   const note = [group && !filter.group && el('a', {class: 'muted', href: groupAddress(group)}, group),
     status === 'running' && muted(where(job))];
+  const cancelButton = () => action('Cancel', name, () => cancelJob(job), {disabled: Boolean(job.stopping)});
+  const retryButton = () => action('Retry', name, () => retry({ids: [id]}));
   return el('li', {key: id, 'data-job': id}, describe(job, note, reason), drawTime(job),
-    known(job.command) && el('span', {class: 'actions'}, job.is_held && holdButton(job),
-      !isOver(job) ? action('Cancel', name, () => cancelJob(job), {disabled: Boolean(job.stopping)})
-        : status !== 'completed' && action('Retry', name, () => retry({ids: [id]}))));
+    isSet(job.command) && el('span', {class: 'actions'}, job.is_held && holdButton(job),
+      !isOver(job) && cancelButton(), isOver(job) && status !== 'completed' && retryButton()));
 }
 
 const edit = (id, change, refuse) => act('PATCH', `queue/${id}`, change, `Job ${id} was changed.`, refuse);
@@ -18044,9 +18128,12 @@ const cancelGroup = ({name, pending, running}) => cancel(`group ${name}`,
   `${number(running)} running, ${number(pending)} waiting`, {group: name});
 
 async function retry(chosen, change, refuse) {  // chosen: {ids} or {group}; change: what is to be otherwise
-  const added = await act('POST', 'jobs/retry', {...chosen, change}, ({ids, warning}) => listed(ids.length === 1
-    ? `Job ${chosen.ids?.[0] ?? ''} runs again as ${ids[0]}.` : `${counted(ids.length, 'job')} run again.`, warning),
-  refuse);
+  const done = ({ids, warning}) => {
+    const [id = ''] = chosen.ids ?? [];
+    const isOne = ids.length === 1;
+    return listed(isOne ? `Job ${id} runs again as ${ids[0]}.` : `${counted(ids.length, 'job')} run again.`, warning);
+  };
+  const added = await act('POST', 'jobs/retry', {...chosen, change}, done, refuse);
   if (added && jobPage) location.hash = addressOf(added.ids[0]);
   return added;
 }
@@ -18056,14 +18143,22 @@ async function retry(chosen, change, refuse) {  // chosen: {ids} or {group}; cha
 const FIELDS = FORM_ROWS;                       // a job's fields, from their table: see form_rows()
 const READ = {                                  // the JSON of an input; the service parses times, sizes and lists
   boolean: () => true, number: Number, integer: Number,
-  object: (text) => Object.fromEntries(text.split('\n').filter((line) => line.trim())
-    .map((line) => [...line.split(/=(.*)/), null].slice(0, 2))),
+  object: (text) => Object.fromEntries(text.split('\n').filter((line) => line.trim()).map(readVariable)),
 };
 
+function readVariable(line) {                   // NAME=VALUE; a name alone has the value null
+  const match = /^([^=]*)=(.*)/.exec(line);     // without the \r that a form ends its lines with
+  return match ? match.slice(1) : [line, null];
+}
+
+function showInput({name}, fact) {              // what an input shows of a job's field
+  if (!isSet(fact)) return null;
+  if (['timeout_seconds', 'expected_time'].includes(name)) return duration(fact, 4);
+  return name === 'gpu_mem_mib' ? `${fact}M` : fact;
+}
+
 function drawField({name, type, like, label, help}, job) {
-  const id = `field-${name}`, isLong = name === 'command' || type === 'object', given = job[name];
-  const isTime = ['timeout_seconds', 'expected_time'].includes(name);
-  const value = !known(given) ? null : isTime ? duration(given, 4) : name === 'gpu_mem_mib' ? `${given}M` : given;
+  const id = `field-${name}`, isLong = name === 'command' || type === 'object', value = showInput({name}, job[name]);
   const kind = READ[type] === Number ? {type: 'number', min: 0, step: 'any'} : {type: type === 'boolean' && 'checkbox'};
   const facts = {id, name, autocomplete: 'off', spellcheck: 'false', 'aria-describedby': `${id}-help`,
     placeholder: view?.defaults[name] ?? like, required: name === 'command'};
@@ -18185,7 +18280,12 @@ async function openLog(id, tail = LOG_TAIL, isSeeking = false) {
   byId('log').hidden = false;
   while (log === mine && !mine.isOver) {
     const isFinal = isOver(jobPage.job);        // then all that it has printed comes now
-    const [lines, error] = await readLog(mine).then((found) => [found], (reason) => [[], reason]);
+    let lines = [], error = null;
+    try {
+      lines = await readLog(mine);
+    } catch (failed) {
+      error = failed;
+    }
     if (log !== mine) return;
     mine.isOver = error ? error.status >= 400 && error.status < 500 : isFinal;
     mine.problem = error && (error.status ? error.message : 'the connection is lost');
@@ -18229,9 +18329,10 @@ function drawLog(lines) {                       // those that are new; all when 
 
 function describeLog() {
   const {status, cause_line: line} = jobPage.job ?? {}, count = box.children.length;
-  const state = status === 'pending' ? 'the next attempt has not started' : log.isOver ? 'complete' : 'live';
-  show(byId('log-state'), listed(log.problem || state, counted(count, 'line'),
-    !isWhole() && (canLoadEarlier() ? 'scroll up for earlier ones' : 'earlier ones: Download')));
+  let state = log.isOver ? 'complete' : 'live';
+  if (status === 'pending') state = 'the next attempt has not started';
+  const earlier = canLoadEarlier() ? 'scroll up for earlier ones' : 'earlier ones: Download';
+  show(byId('log-state'), listed(log.problem || state, counted(count, 'line'), !isWhole() && earlier));
   byId('to-error').hidden = !FINAL.includes(status) || !line;
 }
 
@@ -18282,8 +18383,9 @@ async function loadJob() {
 function drawJobPage() {
   const {id, job, error} = jobPage, isRunning = job?.status === 'running';
   const title = error?.message ?? ['Job ' + id, job?.name].filter(Boolean).join(': ');
-  const result = job?.stopping ? 'stopping'
-    : isOver(job) && job.status !== 'completed' ? `${job.status}: ${job.outcome ?? '-'}` : job?.status;
+  let result = job?.status;
+  if (job?.stopping) result = 'stopping';
+  else if (isOver(job) && job.status !== 'completed') result = `${job.status}: ${job.outcome ?? '-'}`;
   show(byId('facts'), el('p', {}, el('a', {href: homeAddress}, '\u2190 All jobs')),
     el('div', {class: 'head'}, el('h1', {tabindex: -1}, title), job && !error && [
       badge(job.status, result), job.is_held && badge('Paused', 'held'), drawTime(job),
@@ -18314,23 +18416,29 @@ function drawFacts(job) {
   const attempts = job.attempts.map((attempt) => listed(`attempt ${attempt.attempt}: ${attempt.outcome ?? 'running'}`,
     where(attempt), duration(attempt.runtime_seconds ?? 0), attempt.cause_line));
   const facts = {...job, place: where(job), retries: job.retries || null};
-  const linesOf = (rows) => Object.entries(rows).filter(([name]) => known(facts[name]))
-    .map(([name, [line, form]]) => [line, FORMS[form](facts[name])])
-    .filter(([, text]) => text !== '' && text !== false).map(([line, text]) => line.replace('{}', text));
+  const linesOf = (rows) => {                   // what a heading has of this job
+    const lines = [];
+    for (const [name, [line, form]] of Object.entries(rows)) {
+      const text = isSet(facts[name]) ? FORMS[form](facts[name]) : '';
+      if (text !== '' && text !== false) lines.push(line.replace('{}', text));
+    }
+    return lines;
+  };
   const details = Object.entries(SHOWN).map(([title, rows]) => [title, linesOf(rows)])
     .filter(([, lines]) => lines.length);
   const use = Object.values(view?.gpus ?? {}).filter((gpu) => gpu.job_ids.includes(id)).map(({place}) => {
     const {utilization: load, memory_used_mib: used} = view.readings[place] ?? {};
-    return `GPU ${place}: ${[known(load) && percent(load), known(used) && size(used)].filter(Boolean).join(', ')}`;
+    return `GPU ${place}: ${[isSet(load) && percent(load), isSet(used) && size(used)].filter(Boolean).join(', ')}`;
   });
   const links = (words, ids) => ids.length > 0 && [` \u00b7 ${words} `, ids.flatMap((each) => [jobLink(each), ' '])];
+  const places = job.started_at && use.length === 0 ? [where(job)] : use;
   return [
-    el('p', {class: 'muted'}, listed(user, ...job.started_at && !use.length ? [where(job)] : use,
+    el('p', {class: 'muted'}, listed(user, ...places,
       job.started_at && `started ${clock(job.started_at)}`,
       job.finished_at && `ended ${clock(job.finished_at)}`,
       job.timeout_seconds && `time limit ${duration(job.timeout_seconds)}`),
     job.group && [' \u00b7 group ', el('a', {href: groupAddress(job.group)}, job.group)],
-    links('after', [...job.after, ...job.after_any]), links('again as', [job.retried_as].filter(known))),
+    links('after', [...job.after, ...job.after_any]), links('again as', [job.retried_as].filter(isSet))),
     banner('bad', unknown && `${job.node} has not been heard since ${clock(unknown)}: `
       + 'nothing is known of this job until it is back.'),
     banner('warn', idle && `Its GPUs have done nothing since ${clock(idle)}. `
@@ -18376,13 +18484,14 @@ const listFields = (title, fields) => fields.length > 0 && [el('h3', {}, title),
   }))];
 
 function readReply([status, reply]) {           // [status, schema]
-  const [[kind, {schema}] = ['no content', {}]] = Object.entries(reply.content ?? {});
-  return status === 'default' ? ['otherwise', {$ref: 'Error'}]
-    : [status, kind === 'application/json' ? schema : {type: kind}];
+  if (status === 'default') return ['otherwise', {$ref: 'Error'}];
+  const [kind, media] = Object.entries(reply.content ?? {})[0] ?? ['no content', {}];
+  return [status, kind === 'application/json' ? media.schema : {type: kind}];
 }
 
 function drawCall(path, method, {operationId: id, summary, parameters, requestBody, responses}) {
-  const [[kind, {schema} = {}] = []] = Object.entries(requestBody?.content ?? {}), isJson = kind === 'application/json';
+  const [kind, media] = Object.entries(requestBody?.content ?? {})[0] ?? [];
+  const schema = media?.schema, isJson = kind === 'application/json';
   const shape = shapes[typeOf(schema)] ?? schema, files = kind && !isJson ? fieldsOf(shape) : [];
   const example = path.slice(1).replace(/{\w+}/g, (name) => name.slice(1, -1).toUpperCase()) || '.';
   const address = el('input', {'aria-label': 'Address', spellcheck: 'false', value: example});
@@ -18390,18 +18499,30 @@ function drawCall(path, method, {operationId: id, summary, parameters, requestBo
     pretty(JSON.stringify(shape.examples?.[0] ?? {})));
   const curl = el('pre', {tabindex: 0, 'aria-label': 'the same with curl'});
   const answer = el('div', {'aria-live': 'polite'}), send = el('button', {class: 'primary'}, 'Send');
-  const oninput = () => show(curl, ['curl', method !== 'GET' && `-X ${method}`,
-    getToken() && '-H "Authorization: Bearer $NEXUS_TOKEN"',
-    isJson && `-H 'Content-Type: ${kind}' -d ${quote(body.value)}`, ...files.map(([name]) => `-F ${name}=@${name}`),
-    quote(new URL(address.value, document.baseURI).href)].filter(Boolean).join(' '));
+  const oninput = () => {
+    const words = ['curl'];
+    if (method !== 'GET') words.push(`-X ${method}`);
+    if (getToken()) words.push('-H "Authorization: Bearer $NEXUS_TOKEN"');
+    if (isJson) words.push(`-H 'Content-Type: ${kind}' -d ${quote(body.value)}`);
+    for (const [name] of files) words.push(`-F ${name}=@${name}`);
+    words.push(quote(new URL(address.value, document.baseURI).href));
+    show(curl, words.join(' '));
+  };
   async function onsubmit(event) {
     event.preventDefault();
     send.disabled = true;
     show(answer, 'Asking \u2026');
-    const [status, content] = await request(method, address.value,
-      {...isJson && {headers: {'Content-Type': kind}, body: body.value}, timeout: TRIAL_MS}).then(
-      (reply) => [`${reply.answer.status} OK`, reply.content],
-      (error) => [error.status || error.message, error.content]);
+    const asked = {timeout: TRIAL_MS};
+    if (isJson) Object.assign(asked, {headers: {'Content-Type': kind}, body: body.value});
+    let status, content;
+    try {
+      const reply = await request(method, address.value, asked);
+      status = `${reply.answer.status} OK`;
+      content = reply.content;
+    } catch (error) {
+      status = error.status || error.message;
+      content = error.content;
+    }
     show(answer, el('p', {}, status), el('pre', {tabindex: 0, 'aria-label': 'the answer'},
       pretty(content)?.slice(0, ANSWER_LENGTH)));
     send.disabled = false;
