@@ -391,15 +391,15 @@ MAX_COMPARED = 300              # words, each cut at so many letters: difflib ta
 MAX_COMPARED_LETTERS = 60
 
 
-def suggest(word: str, known: Iterable[str]) -> str:
-    """`did you mean 'abc'?`, or "" if no known word is close to this one."""
+def suggest(word: str, candidates: Iterable[str]) -> str:
+    """`did you mean 'abc'?`, or "" if none of the candidates is close to this word."""
     import difflib
     import itertools
 
     def cut(text: str) -> str:
         return text.lower().lstrip("-")[:MAX_COMPARED_LETTERS]
 
-    name, names = cut(word), {cut(other): other for other in known}
+    name, names = cut(word), {cut(other): other for other in candidates}
     if len(names) > MAX_COMPARED:
         alike = (other for other in names if other.startswith(name[:3]))
         names = {other: names[other] for other in itertools.islice(alike, MAX_COMPARED)}
@@ -1384,8 +1384,8 @@ class State:
 FACTS: Mapping[str, Any] = {name: getattr(State, name) for name in State.__annotations__}       # and their defaults
 EDITABLE = ("paused", "paused_gpus")        # the facts that other programs may change in state.json
 INDEXES: Mapping[str, Callable[[Job], list[tuple[Any, Any]]]] = {       # {field of State: (key, item)s of a job in it}
-    "ready": lambda job: [(one, (job.queue_key, job.id))] if (one := find_class(job)) else [],
-    "dependents": lambda job: [(one, job.id) for one in job.pending_dependencies] if job.status == PENDING else [],
+    "ready": lambda job: [(job_class, (job.queue_key, job.id))] if (job_class := find_class(job)) else [],
+    "dependents": lambda job: [(other, job.id) for other in job.pending_dependencies] if job.status == PENDING else [],
     "named": lambda job: [((user, job.name), (job.number, job.id)) for user in (None, job.user)] if job.name else [],
     "members": lambda job: [(job.group, (job.user, job.id))] if job.group else [],
     "queued": lambda job: [(job.user, find_queue_place(job))] if job.shown_status == PENDING else [],
@@ -1563,7 +1563,7 @@ def describe_hold(group: Group) -> str:
 
 def list_holds(state: State) -> dict[str, str]:
     """{group: why none of its jobs starts} of the groups that are held."""
-    return {one.name: describe_hold(one) for one in state.groups.values() if one.hold}
+    return {group.name: describe_hold(group) for group in state.groups.values() if group.hold}
 
 
 def requeue(state: State, job: Job, cause_line: str, now: float, has_run: bool = False, **facts: Any) -> Changes:
@@ -2131,7 +2131,7 @@ def decode(kind: str, given: Any, name: str = "it", is_hidden: bool = False, is_
     if not fits:
         raise TypeError(f"{name} is {describe_fact(given, is_hidden or outer == 'Mapping')}, and not {kind}")
     if outer == "tuple":
-        return tuple(decode(one, item, name, is_hidden, is_strict) for one, item in zip(kinds, given))
+        return tuple(decode(kind, item, name, is_hidden, is_strict) for kind, item in zip(kinds, given))
     if outer == "Mapping":                      # its keys are texts, as all keys of JSON
         return {key: decode(inner.partition(", ")[2], item, name, True, is_strict)      # variables
                 for key, item in given.items()}
@@ -2220,7 +2220,7 @@ def decode_row(table: str, key: str, given: Any) -> Any:
         return None
     if table in WRAPPED:
         name, fact = given["key"], given[WRAPPED[table]]
-        is_texts = isinstance(fact, dict) and all(isinstance(one, str) for one in fact.values())
+        is_texts = isinstance(fact, dict) and all(isinstance(text, str) for text in fact.values())
         if table == "environments" and not is_texts:
             raise TypeError("its variables are not texts")
         row = decode(kind, fact, WRAPPED[table])
@@ -2380,7 +2380,8 @@ def merge_logs(marks: Iterable[LogMark], attempts: Sequence[Attempt],
                starts: Sequence[int], ends: Sequence[int]) -> Iterator[LogEntry]:
     """The parts of both logs between these sizes, in the order of arrival; at the same time, stdout first."""
     number, at_sizes = 0, list(starts)
-    rows: list[tuple[float | None, int, int, int]] = [(None, *one.log_start, one.number) for one in attempts]
+    rows: list[tuple[float | None, int, int, int]] = [
+        (None, *attempt.log_start, attempt.number) for attempt in attempts]
     rows += [(*mark, 0) for mark in marks]
     rows.sort(key=lambda row: row[1] + row[2])
     for at, out, err, attempt in [*rows, (None, ends[0], ends[1], 0)]:
@@ -2483,11 +2484,11 @@ def cut_cards(gpus: Sequence[Gpu], earlier: Iterable[Gpu], listing: str, report:
         if gpu.fault or not gpu.is_mig:
             found.append(gpu)
         elif gpu.index in slices and gpu.uuid in reports:
-            found += [cut_card(gpu, *one, reports[gpu.uuid]) for one in slices[gpu.index]] or [gpu]
+            found += [cut_card(gpu, *row, reports[gpu.uuid]) for row in slices[gpu.index]] or [gpu]
         else:
-            before = [one for one in earlier if one.index == gpu.index and one.slice is not None] or [gpu]
+            before = [former for former in earlier if former.index == gpu.index and former.slice is not None] or [gpu]
             fault = error or "nvidia-smi -q -x does not tell its MIG slices"
-            found += [forget_readings(one, fault=fault) for one in before]
+            found += [forget_readings(former, fault=fault) for former in before]
     return found
 
 
@@ -2495,7 +2496,7 @@ def cut_card(card: Gpu, number: int, profile: str, uuid: str, report: ElementTre
     """A MIG slice.  What is measured of the whole card only, like its utilization, is unknown."""
     made = forget_readings(card, uuid=uuid, name=f"{card.name} MIG {profile}", slice=number, profile=profile,
                            memory_total_mib=None, power_limit_watts=None)
-    device = next((one for one in report.iter("mig_device") if one.findtext("index") == str(number)), None)
+    device = next((row for row in report.iter("mig_device") if row.findtext("index") == str(number)), None)
     if device is None or device.findtext("uuid", uuid) != uuid:
         return replace(made, fault="nvidia-smi -q -x does not tell of it")
 
@@ -3220,7 +3221,7 @@ def explain_sbatch(words: Sequence[str]) -> str:
     ignored, ours = list[str](), list[str]()
     with contextlib.suppress(NexusError):
         ours = translate_sbatch(words[:1] if "=" in words[0] else words[:2], ignored)
-    return " ".join(map(quote, ours)) or " ".join(one for one in ignored if "(" in one)
+    return " ".join(map(quote, ours)) or " ".join(word for word in ignored if "(" in word)
 
 
 def translate_limit(given: re.Match[str]) -> list[str]:
@@ -3556,7 +3557,7 @@ def may_use(job: Job, gpu: Gpu) -> bool:
 def find_verdict(capacity: GpuCapacity, share: int, job: Job, config: GpuConfig, now: float) -> Reason | None:
     """Why a job cannot have `share` hundredths of a GPU now; None if it can."""
     gpu, room_mib, asked_mib, detail = capacity.gpu, capacity.room_mib, job.gpu_mem_mib, ""
-    ids = [one.id for one in capacity.jobs]
+    ids = [other.id for other in capacity.jobs]
     names = format_jobs_there(ids) if ids else ""
     if share < 100 and not may_share(gpu):
         return Reason("held", gpu.place, f"is in compute mode {gpu.compute_mode}, for one process only")
@@ -3582,7 +3583,8 @@ def list_verdicts(job: Job, capacities: Iterable[GpuCapacity], config: GpuConfig
                   share: int = 0) -> list[tuple[GpuCapacity, Reason | None]]:
     """Each GPU that a job may have, and why it cannot have `share` of it (0: its largest share); None: it can."""
     share = share or max(list_shares(job), default=0)
-    return [(one, find_verdict(one, share, job, config, now)) for one in capacities if may_use(job, one.gpu)]
+    return [(capacity, find_verdict(capacity, share, job, config, now))
+            for capacity in capacities if may_use(job, capacity.gpu)]
 
 
 def format_jobs_there(ids: Sequence[str]) -> str:
@@ -3626,7 +3628,7 @@ def reserve(job: Job, capacities: Sequence[GpuCapacity]) -> None:
     the job also needs a GPU that is lost or used by others: the reserved ones would be idle for nothing.
     """
     shares = list_shares(job)
-    taken = {one.gpu.node for one in capacities if one.reserved_for and one.free > 0}
+    taken = {capacity.gpu.node for capacity in capacities if capacity.reserved_for and capacity.free > 0}
     usable: dict[str, list[GpuCapacity]] = {}       # {machine: GPUs that the job can have when their jobs have ended}
     for capacity in capacities:
         is_usable = capacity.is_reachable and capacity.reserved_for is None and capacity.most_mib >= (job.gpu_mem_mib
@@ -3635,16 +3637,16 @@ def reserve(job: Job, capacities: Sequence[GpuCapacity]) -> None:
             usable.setdefault(capacity.gpu.node, []).append(capacity)
     choices = [choose_emptiest(shares, there) for node, there in usable.items() if node not in taken and shares]
     reserved = min(filter(None, choices), default=[], key=lambda chosen: (
-        max(one.ends_at for one in chosen), -sum(one.free for one in chosen)))
+        max(capacity.ends_at for capacity in chosen), -sum(capacity.free for capacity in chosen)))
     for capacity in reserved:
-        capacity.reserved_for, capacity.reserved_until = job.id, max(one.ends_at for one in reserved)
+        capacity.reserved_for, capacity.reserved_until = job.id, max(capacity.ends_at for capacity in reserved)
 
 
 def choose_emptiest(shares: Sequence[int], there: Iterable[GpuCapacity]) -> list[GpuCapacity]:
     """The GPUs for these shares that are expected to be free first; [] if there are not enough."""
     ordered = sorted(there, key=lambda capacity: (-capacity.free, capacity.ends_at, capacity.gpu.index))
-    last = [one for one in ordered if shares[-1] == 100 or may_share(one.gpu)][:1]
-    chosen = [one for one in ordered if one not in last][:len(shares) - 1] + last
+    last = [capacity for capacity in ordered if shares[-1] == 100 or may_share(capacity.gpu)][:1]
+    chosen = [capacity for capacity in ordered if capacity not in last][:len(shares) - 1] + last
     return chosen if last and len(chosen) == len(shares) else []
 
 
@@ -3665,17 +3667,17 @@ def preempt(job: Job, nodes: Sequence[str], running: list[Job], capacities: Sequ
             return []
     for node in nodes:
         there = list_preempted_from(node, capacities)
-        here = [one for one in running if one.gpus and one.current.node == node]
-        others = [one for one in list_preemptible(here) if find_age(one, now) >= PREEMPT_AFTER_S]
-        chosen = choose_ends(job, here, others, [one.gpu for one in there], config, now)
+        here = [other for other in running if other.gpus and other.current.node == node]
+        others = [other for other in list_preemptible(here) if find_age(other, now) >= PREEMPT_AFTER_S]
+        chosen = choose_ends(job, here, others, [capacity.gpu for capacity in there], config, now)
         if chosen is None:
             continue
         ends, placed = chosen
-        kept = {one.gpu.uuid: 100 - one.free + share for one, share in zip(placed, list_shares(job))}
+        kept = {capacity.gpu.uuid: 100 - capacity.free + share for capacity, share in zip(placed, list_shares(job))}
         for capacity in there:
             if capacity.gpu.uuid in kept:
                 capacity.reserved_for, capacity.kept = job.id, kept[capacity.gpu.uuid]
-        running[:] = [with_facts(one, stop_cause=PREEMPTED) if one in ends else one for one in running]
+        running[:] = [with_facts(other, stop_cause=PREEMPTED) if other in ends else other for other in running]
         return ends
     return None
 
@@ -3696,18 +3698,19 @@ def choose_ends(job: Job, here: Sequence[Job], others: Sequence[Job], gpus: Sequ
 
     `here`: all running jobs of the machine, of which some may be ending.
     """
-    ending = [one for one in here if one.current.stop_cause]
-    others = sorted(others, key=lambda one: find_age(one, now))
-    ages = {uuid: find_age(one, now) for one in others for uuid in one.current.gpu_uuids}       # of the oldest there
+    ending = [other for other in here if other.current.stop_cause]
+    others = sorted(others, key=lambda other: find_age(other, now))
+    # The oldest job on each GPU counts.
+    ages = {uuid: find_age(other, now) for other in others for uuid in other.current.gpu_uuids}
     gpus = sorted(gpus, key=lambda gpu: ages.get(gpu.uuid, 0.0))
     placed = choose_without(job, ending, here, gpus, config, now) or choose_without(
         job, [*ending, *others], here, gpus, config, now)
     if not placed:
         return None
-    gpus = [one.gpu for one in placed]
-    ends = [one for one in others if any(gpu.uuid in one.current.gpu_uuids for gpu in gpus)]
-    for one in ends[::-1]:                          # the oldest may stay if the others are enough
-        fewer = [other for other in ends if other is not one]
+    gpus = [capacity.gpu for capacity in placed]
+    ends = [other for other in others if any(gpu.uuid in other.current.gpu_uuids for gpu in gpus)]
+    for spared in ends[::-1]:                       # the oldest may stay if the others are enough
+        fewer = [other for other in ends if other is not spared]
         if choose_without(job, ending + fewer, here, gpus, config, now):
             ends = fewer
     return ends, choose_without(job, ending + ends, here, gpus, config, now) or []
@@ -3721,10 +3724,10 @@ def find_next_ends(job: Job, planned: Plan, nodes: Iterable[str], config: GpuCon
     """
     choices = []
     for node in nodes if job.gpus and not job.preemptible else ():
-        gpus = [one.gpu for one in list_preempted_from(node, planned.gpus)]
-        here = list({one.id: one for capacity in planned.gpus if capacity.gpu.node == node
-                     for one in capacity.jobs if one.status == RUNNING}.values())
-        others = sorted(list_preemptible(here), key=lambda one: -find_age(one, now))
+        gpus = [capacity.gpu for capacity in list_preempted_from(node, planned.gpus)]
+        here = list({other.id: other for capacity in planned.gpus if capacity.gpu.node == node
+                     for other in capacity.jobs if other.status == RUNNING}.values())
+        others = sorted(list_preemptible(here), key=lambda other: -find_age(other, now))
         if not others or choose_ends(job, here, others, gpus, config, now) is None:
             continue
         for count in range(1, len(others) + 1):     # the oldest may be stopped first
@@ -3739,10 +3742,10 @@ def find_next_ends(job: Job, planned: Plan, nodes: Iterable[str], config: GpuCon
 def choose_without(job: Job, gone: Iterable[Job], running: Sequence[Job], gpus: Sequence[Gpu], config: GpuConfig,
                    now: float) -> list[GpuCapacity] | None:
     """choose_gpus(), as if the jobs in `gone` had ended.  Their memory is free then, also where nothing lists it."""
-    ids = {one.id for one in gone}
-    left = [one for one in running if one.id not in ids]
-    held = {uuid for one in left for uuid in one.current.gpu_uuids}
-    freed = {uuid for one in running if one.id in ids for uuid in one.current.gpu_uuids} - held
+    ids = {other.id for other in gone}
+    left = [other for other in running if other.id not in ids]
+    held = {uuid for other in left for uuid in other.current.gpu_uuids}
+    freed = {uuid for other in running if other.id in ids for uuid in other.current.gpu_uuids} - held
     then = [gpu if gpu.uuid not in freed or gpu.memory_used_mib is None else replace(
         gpu, memory_used_mib=find_foreign_memory(gpu, list(running)),
         processes=tuple(process for process in gpu.processes if process.job_id not in ids)) for gpu in gpus]
@@ -3820,7 +3823,8 @@ class MachineCapacity:
     def __init__(self, name: str, reason: Reason | None, cpu_slots: int, capacities: Iterable[GpuCapacity]) -> None:
         self.name, self.reason = name, reason
         self.cpu_slots = self.free_slots = cpu_slots
-        self.gpus = [one for one in capacities if one.gpu.node == name and one.free > 0 and one.reason is None]
+        own = [capacity for capacity in capacities if capacity.gpu.node == name]
+        self.gpus = [capacity for capacity in own if capacity.free > 0 and capacity.reason is None]
         self.load = (0.0, 0.0, 0)                               # of the jobs there: expected seconds left, GPUs, count
 
     def place(self, job: Job, config: GpuConfig, now: float) -> Sequence[GpuCapacity] | Reason:
@@ -3844,7 +3848,7 @@ class MachineCapacity:
     def take(self, job: Job, chosen: Sequence[GpuCapacity], now: float) -> None:
         for capacity, share in zip(chosen, list_shares(job)):
             capacity.take(job, share, now)
-        self.gpus = [one for one in self.gpus if one.free > 0]
+        self.gpus = [capacity for capacity in self.gpus if capacity.free > 0]
         self.count(job, job.expected_time or 0.0)
 
 
@@ -3892,23 +3896,23 @@ def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, n
     """
     is_slurm = config.jobs.launcher == "slurm"
     views = [NodeView("", config.jobs.cpu_slots, error), *([] if is_slurm else nodes)]
-    folders = {one.name: one.folders for one in views}
+    folders = {view.name: view.folders for view in views}
     place = "slurm" if is_slurm else ""
-    reasons = {one.name: Reason("node-down", place or one.name, one.reason) if one.reason else None for one in views}
+    reasons = {view.name: Reason("node-down", place or view.name, view.reason) if view.reason else None
+               for view in views}
     capacities = list_capacities(state.running.values(), gpus, config.gpu, now, reasons)
     quotas = Quotas(state, config.jobs)
     planned = Plan((), {}, quotas, tuple(capacities), reasons, folders,
                    Reason("node-down", "", reason) if reason else find_pause(state))
     if planned.reason:
         return planned
-    machines = {one.name: MachineCapacity(one.name, reasons[one.name], one.cpu_slots, capacities) for one in views}
+    machines = {view.name: MachineCapacity(view.name, reasons[view.name], view.cpu_slots, capacities) for view in views}
     if is_slurm:
         machines[""] = SlurmCapacity(state, reasons[""], config.slurm.max_submitted)
     for job in state.running.values():
         if job.current.node in machines:
             machines[job.current.node].count(job, find_end(job, now) - now)
-    starts: list[Start] = []
-    preempted: list[tuple[str, str]] = []
+    starts, preempted = list[Start](), list[tuple[str, str]]()
     running = list(state.running.values())
     is_anyone_preemptible = any(job.preemptible for job in running)
     blocked: dict[tuple[Any, ...], Reason] = {}
@@ -3923,14 +3927,14 @@ def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, n
         if quotas.check(job.group, job.user) or request in blocked:
             del classes[queue_class]
             continue
-        open_to = [one for name, one in machines.items()
+        open_to = [machine for name, machine in machines.items()
                    if is_slurm or (may_run_on(job, name) and not lacks_folder(job, folders[name]))]
         placed = place_job(job, open_to, config.gpu, now)
         if isinstance(placed, Reason):
             ends = None
             if is_anyone_preemptible and job.gpus and not job.preemptible:
-                ends = preempt(job, [one.name for one in open_to if not one.reason], running, capacities, config.gpu,
-                               now)
+                names = [machine.name for machine in open_to if not machine.reason]
+                ends = preempt(job, names, running, capacities, config.gpu, now)
             if ends is not None:
                 preempted += [(other.id, job.id) for other in ends]
                 quotas.count(job)                   # it is about to start: no other preempts in its place
@@ -3943,8 +3947,9 @@ def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, n
                 reserve(job, capacities)
             continue
         machine, chosen = placed
-        starts.append(Start(job.id, tuple(one.gpu.index for one in chosen), tuple(one.gpu.uuid for one in chosen),
-                            machine.name, chosen[0].gpu.slice if chosen else None))
+        cards = [capacity.gpu for capacity in chosen]
+        starts.append(Start(job.id, tuple(gpu.index for gpu in cards), tuple(gpu.uuid for gpu in cards),
+                            machine.name, cards[0].slice if cards else None))
         machine.take(job, chosen, now)
         quotas.count(job)
         add_use(used, job)
@@ -4005,7 +4010,7 @@ def list_reasons(job: Job, group: Group | None, planned: Plan, config: Config, n
 
 def find_shortage(job: Job, planned: Plan, config: Config, now: float, reader: str) -> Reason:
     """What a job waits for that nothing holds."""
-    if any(one.reserved_for == job.id for one in planned.gpus):     # for the others of its class these are taken
+    if any(capacity.reserved_for == job.id for capacity in planned.gpus):       # others of its class may not have these
         return explain_shortage(job, planned, config.gpu, now, reader)
     quota = planned.quotas.check(job.group, job.user) if planned.quotas else None
     if quota:
@@ -4052,7 +4057,7 @@ def describe_place(job: Job, position: int, estimate: float | None, gpus: Sequen
     only = f"; it accepts only GPU {format_indices(job.gpu_ids)} (--gpu-ids)" if job.gpu_ids is not None else ""
     facts = [f"{format_count(position, 'job')} before it in the queue" if position else "it is first in the queue",
              f"it asks for {format_asked(job)}{room}{only}"]
-    if any(one.reserved_for == job.id for one in gpus):
+    if any(capacity.reserved_for == job.id for capacity in gpus):
         facts.append(f"it has waited for over {format_duration(config.reserve_after_seconds)}: GPUs are kept for it")
     if estimate is not None:
         facts.append(f"it will start in about {format_duration(max(0.0, estimate - now))}")
@@ -4064,7 +4069,7 @@ def describe_holders(job: Job, capacities: Sequence[GpuCapacity], config: GpuCon
 
     Of other users' jobs the same words are for them and for who reads them, so these say names.
     """
-    if not any(one.jobs for one in capacities):
+    if not any(capacity.jobs for capacity in capacities):
         return ""
     counts: dict[str, int] = {}
     for capacity in capacities:
@@ -4080,12 +4085,12 @@ def describe_holders(job: Job, capacities: Sequence[GpuCapacity], config: GpuCon
 def describe_preemption(job: Job, planned: Plan, nodes: Iterable[str], config: GpuConfig, now: float) -> str:
     """`job abc is preemptible and may be stopped for it in 40s`; "" if the job does not wait for that."""
     stopped = {other for other, by in planned.preempted if by == job.id}
-    ending = [one.id for capacity in planned.gpus if capacity.reserved_for == job.id for one in capacity.jobs
-              if one.id in stopped or one.current.stop_cause == PREEMPTED]
+    ending = [other.id for capacity in planned.gpus if capacity.reserved_for == job.id for other in capacity.jobs
+              if other.id in stopped or other.current.stop_cause == PREEMPTED]
     if ending:
         ids, when = list(dict.fromkeys(ending)), "being stopped for it"
     elif found := find_next_ends(job, planned, nodes, config, now):
-        ids = [one.id for one in found[0]]
+        ids = [other.id for other in found[0]]
         when = f"preemptible and may be stopped for it in {format_duration(found[1])}"
     else:
         return ""
@@ -4095,7 +4100,8 @@ def describe_preemption(job: Job, planned: Plan, nodes: Iterable[str], config: G
 def explain_shortage(job: Job, planned: Plan, config: GpuConfig, now: float, reader: str) -> Reason:
     """Why a job does not get its GPUs, in short: how many are free, who has the others, and what blocks them else."""
     lacking = [name for name, paths in planned.folders.items() if may_run_on(job, name) and lacks_folder(job, paths)]
-    machines = {name: [one.gpu for one in planned.gpus if one.gpu.node == name and not is_left_out(one.gpu, config)]
+    usable = [capacity.gpu for capacity in planned.gpus if not is_left_out(capacity.gpu, config)]
+    machines = {name: [gpu for gpu in usable if gpu.node == name]
                 for name in planned.machines if may_run_on(job, name) and name not in lacking}
     unable: dict[str, list[str]] = {}                   # {error: the machines that cannot run it}
     for name, error in job.excluded_nodes:
@@ -4121,7 +4127,7 @@ def explain_shortage(job: Job, planned: Plan, config: GpuConfig, now: float, rea
               for capacity, reason in verdicts if reason and reason.subject == capacity.gpu.place and not only]
     nodes = [name for name in machines if not planned.machines[name]]
     preemption = describe_preemption(job, planned, nodes, config, now)
-    note = describe_slices(job, (one.gpu for one in planned.gpus))
+    note = describe_slices(job, (capacity.gpu for capacity in planned.gpus))
     taken = describe_holders(job, [capacity for capacity, reason in verdicts if reason], config, reader)
     where = " of one machine" if job.gpus > 1 and len(machines) > 1 else ""
     first = (f"needs {format_asked(job)}{where}; {free} of {total} {'is' if free == 1 else 'are'} free{note}"
@@ -4184,7 +4190,7 @@ REBOOT_BACKOFF_S = 60.0         # for a job whose machine goes down with it for 
 
 def find_reboot_backoff_s(job: Job) -> float:
     """The backoff of a job whose machine went down while it ran: none at first.  Each attempt is kept with the job."""
-    count = sum(one.cause == REQUEUED and one.pid is not None for one in job.attempts[:-1])
+    count = sum(attempt.cause == REQUEUED and attempt.pid is not None for attempt in job.attempts[:-1])
     return find_backoff_s(REBOOT_BACKOFF_S, count - 1) if count else 0.0
 
 
@@ -4314,10 +4320,11 @@ ENDED_EARLY = "its job.sh was ended before it began"
 
 def match_slurm_jobs(live: Iterable[Job], jobs: Sequence[SlurmJob]) -> dict[str | None, SlurmJob]:
     """{slurm_key: Slurm's job}.  An id alone proves little: after a crash, slurmctld may give it to another job."""
-    by_key, by_id = {one.key: one for one in jobs if one.key}, {one.id: one for one in jobs if one.key is None}
+    by_key = {slurm_job.key: slurm_job for slurm_job in jobs if slurm_job.key}
+    by_id = {slurm_job.id: slurm_job for slurm_job in jobs if slurm_job.key is None}
     asked = [(job.current.slurm_key, job.current.slurm_id) for job in live]
     pairs = ((key, by_key.get(key or "") or by_id.get(slurm_id or "")) for key, slurm_id in asked)
-    return {key: one for key, one in pairs if key and one}
+    return {key: slurm_job for key, slurm_job in pairs if key and slurm_job}
 
 
 def judge_slurm_end(seen: SlurmJob | None, claim: Claim | None, result: Result | None, over_s: float, line: str,
@@ -4616,11 +4623,11 @@ def place_json(job: Job, node: str | None) -> dict[str, Any]:
     return {"only_node": node if job.only_node == "" else job.only_node, "node": node}
 
 
-def job_json(job: Job, now: float, node: str | None, **known: Any) -> dict[str, Any]:
-    """A job as the API shows it, never with its environment.  `known`: keys that the job does not hold itself."""
+def job_json(job: Job, now: float, node: str | None, **computed: Any) -> dict[str, Any]:
+    """A job as the API shows it, never with its environment.  `computed`: keys that the job does not hold itself."""
     last = job.current
     current = {**(NO_ATTEMPT_JSON if last is NO_ATTEMPT else attempt_json(last, now)),
-               **{key: known[key] for key in known if key in ATTEMPT}}
+               **{key: computed[key] for key in computed if key in ATTEMPT}}
     return {
         "status": job.shown_status, "position": None, "waiting_for": None, "reason": None, "estimated_start": None,
         **fields_json(job), **current, "attempt": job.attempt, **place_json(job, node),
@@ -4630,14 +4637,14 @@ def job_json(job: Job, now: float, node: str | None, **known: Any) -> dict[str, 
                      for attempt in job.attempts if attempt.started_at is not None],
         "status_history": [[status, format_time(at)] for status, at in job.status_history],
         "unknown_since": None, "idle_since": None, "rss_mib": None, "cpu_percent": None, "unrecorded": None,
-        **known}
+        **computed}
 
 
-def pick_json(job: Job, now: float, node: str | None, fields: Sequence[str], **known: Any) -> dict[str, Any]:
+def pick_json(job: Job, now: float, node: str | None, fields: Sequence[str], **computed: Any) -> dict[str, Any]:
     """These fields of job_json().  The others are not made, unless one of these is computed from more than the job."""
     if not PLAIN_JOB_KEYS.issuperset(fields):
-        return pick(job_json(job, now, node, **known), fields)
-    found = {"status": job.shown_status, **place_json(job, node), **dict.fromkeys(QUEUE_KEYS), **known}
+        return pick(job_json(job, now, node, **computed), fields)
+    found = {"status": job.shown_status, **place_json(job, node), **dict.fromkeys(QUEUE_KEYS), **computed}
     for name in fields:
         if name not in found:
             found[name] = field_json(job, name)
@@ -5182,7 +5189,8 @@ SHOW_LINES: Mapping[str, Mapping[str, tuple[str, Callable[[Any], str]]]] = {
         "slurm_id": ("Slurm's job: {}", str), "session": ("screen session: {}", str), "pid": ("process: {}", str),
         "log_dir": ("logs: {}", str), "history": ("history: {}", str)},
     "How it ended": {
-        "exit_code": ("exit code: {}", str), "signal": ("signal: {}", lambda one: SIGNAL_NAMES.get(one, str(one))),
+        "exit_code": ("exit code: {}", str),
+        "signal": ("signal: {}", lambda number: SIGNAL_NAMES.get(number, str(number))),
         "cause": ("cause: {}", str), "cause_line": ("because: {}", str), "stopped_by": ("stopped by: {}", str),
         "notes": ("notes: {}", lambda notes: "; ".join(notes)), "retried_as": ("run again as: {}", str)},
     "What it used": {
@@ -6183,7 +6191,8 @@ class LogReader:
                 at[block.stream] = block.start + newline.end()
         lines += [(stream, at[stream]) for stream in self.streams if at[stream] < ends[stream]]
         last = lines[max(0, len(lines) - count):]
-        return [min((start for one, start in last if one == stream), default=end) for stream, end in enumerate(ends)]
+        return [min((start for number, start in last if number == stream), default=end)
+                for stream, end in enumerate(ends)]
 
     def walk(self, attempts: Sequence[Attempt], ends: Sequence[int]) -> Iterator[LogEntry]:
         """The output between the offsets and `ends`, in the order of arrival, in blocks."""
@@ -8588,7 +8597,7 @@ class Store:
             self.log.error("Recovery: %s", format_line(damaged["words"], 300))
         if found.damage:
             path = f"{self.layout.state_file}{DAMAGED}{at}"
-            write_atomic(self.disk, path, (f"{encode_json(one)}\n" for one in found.damage))
+            write_atomic(self.disk, path, (f"{encode_json(damaged)}\n" for damaged in found.damage))
             self.log.error("Recovery: the queue is paused; what cannot be understood is kept in %s", path)
             found.damage = []
 
@@ -8756,7 +8765,7 @@ class Recovery:
     def pause(self) -> None:
         """Pause the queue for what is damaged."""
         self.state.paused = True
-        self.state.damage = format_line(join_some([one["words"] for one in self.damage], 3, "; "), 500)
+        self.state.damage = format_line(join_some([damaged["words"] for damaged in self.damage], 3, "; "), 500)
 
 
 def find_recovery(disk: Disk, layout: Layout) -> Recovery:
@@ -9482,10 +9491,14 @@ class JobHost:
     def tick(self, jobs: Sequence[Job], events: Sequence[RunnerEvent] = ()) -> list[tuple[Job, Progress]]:
         """Take in events, check files and processes, end what must end; return what is known of each job."""
         now, hosted = self.clock.monotonic(), [self.find(job) for job in jobs]
-        told = {(one.job.id, one.job.attempt): one for one in hosted if not one.requeue} if events else {}
+        told: dict[tuple[str, int], HostedJob] = {}
+        for hosted_job in hosted if events else ():
+            if not hosted_job.requeue:
+                told[hosted_job.job.id, hosted_job.job.attempt] = hosted_job
         for event in events:
-            if hosted_job := told.get((event.job_id, event.attempt)):
-                hosted_job.hear(event)
+            addressed = told.get((event.job_id, event.attempt))
+            if addressed:
+                addressed.hear(event)
         gone = self.machine.reap()                      # each time: the end of a job looks at all that are dead
         is_time = now - self.checked_at >= WATCH_INTERVAL_S
         if is_time:
@@ -9495,8 +9508,8 @@ class JobHost:
                 self.run_guarded(f"looking at job {hosted_job.job.id}", hosted_job.check, hosted_job.job.id in gone)
         for hosted_job in hosted:
             hosted_job.follow_stop(now)
-        self.end_processes([one for one in hosted if one.is_due(now)], now)
-        return [(job, one.progress) for job, one in zip(jobs, hosted)]
+        self.end_processes([hosted_job for hosted_job in hosted if hosted_job.is_due(now)], now)
+        return [(job, hosted_job.progress) for job, hosted_job in zip(jobs, hosted)]
 
     def find(self, job: Job) -> HostedJob:
         hosted = self.hosted.get(job.attempt_key)
@@ -9509,13 +9522,15 @@ class JobHost:
 
     def end_processes(self, due: Sequence[HostedJob], now: float) -> None:
         """End jobs with a stop_cause, and what ended commands have left; warn those whose time limit is near."""
-        warned = [one for one in self.hosted.values() if one.is_warning_due and not one.result]
+        hosted = list(self.hosted.values())
+        warned = [hosted_job for hosted_job in hosted if hosted_job.is_warning_due and not hosted_job.result]
         if not due and not warned:
             return
         asked = dict.fromkeys((*due, *warned))
-        here, others = ([one.see_runner() for one in several if one.is_here] for several in (
-            asked, [one for one in self.hosted.values() if one not in asked]))          # no process outlives a boot
-        over = [one.job.id for one in self.hosted.values() if one.result]
+        # No process outlives a boot: is_here.
+        here = [hosted_job.see_runner() for hosted_job in asked if hosted_job.is_here]
+        others = [hosted_job.see_runner() for hosted_job in hosted if hosted_job.is_here and hosted_job not in asked]
+        over = [hosted_job.job.id for hosted_job in hosted if hosted_job.result]
         members = self.machine.processes.find_members(here, over, others=others)
         for hosted_job in warned:
             hosted_job.is_warning_due = False
@@ -9526,7 +9541,8 @@ class JobHost:
 
     def find_next_look_s(self) -> float:
         """Seconds until processes that are being ended must be looked at again; infinite: there are none."""
-        due = [one.next_look_at for one in self.hosted.values() if one.ending_since is not None and not one.is_over]
+        due = [hosted_job.next_look_at for hosted_job in self.hosted.values()
+               if hosted_job.ending_since is not None and not hosted_job.is_over]
         return max(0.0, min(due, default=float("inf")) - self.clock.monotonic())
 
     def forget(self, job: Job) -> None:
@@ -9771,7 +9787,7 @@ class Question(Value):
     @property
     def wants(self) -> object:
         """What is replied to at once where it differs."""
-        return self.folders, [(one.key, one.limits, one.stop_cause) for one in self.jobs]
+        return self.folders, [(wanted.key, wanted.limits, wanted.stop_cause) for wanted in self.jobs]
 
     @property
     def most_bytes(self) -> int:
@@ -9838,7 +9854,8 @@ class Agent(HostLoop):
             with contextlib.suppress(KeyError, TypeError, ValueError, NexusError):      # what is no job's is left alone
                 self.take_over(name)
         self.job_host.tick(list(self.jobs.values()))
-        while self.is_asked() or any(not (one.is_over or one.requeue) for one in self.job_host.hosted.values()):
+        while self.is_asked() or any(not (hosted_job.is_over or hosted_job.requeue)
+                                     for hosted_job in self.job_host.hosted.values()):
             self.turn()
 
     def get_limits(self, job: Job) -> Limits:
@@ -9904,14 +9921,14 @@ class Agent(HostLoop):
             return
         self.question = question = decode("Question", load_json(self.unread.pop()), "a question")
         self.is_due, self.asked_at = True, self.clock.monotonic()
-        self.wanted = {one.key: one for one in question.jobs}
+        self.wanted = {wanted.key: wanted for wanted in question.jobs}
         for key, job in self.jobs.items():
-            one = self.wanted.get(key)
-            if one and one.limits != self.limits.get(key):
-                self.limits[key] = one.limits
+            wanted = self.wanted.get(key)
+            if wanted and wanted.limits != self.limits.get(key):
+                self.limits[key] = wanted.limits
                 if not self.is_refused(key):                # its folder is another attempt's
                     self.run_guarded(f"keeping job {key}", self.keep, job)
-            cause, name = (one.stop_cause, one.stop_signal) if one else ("killed", None)
+            cause, name = (wanted.stop_cause, wanted.stop_signal) if wanted else ("killed", None)
             if cause and not job.current.stop_cause:
                 self.jobs[key] = with_facts(job, stop_cause=cause, stop_signal=name)
 
@@ -9928,9 +9945,9 @@ class Agent(HostLoop):
                 self.run_guarded(f"stopping job {key}", self.stop, key, *progress.stop)
             if self.question and key not in self.wanted and (progress.is_over or progress.requeue):
                 self.run_guarded(f"forgetting job {key}", self.forget, key)
-        for one in self.wanted.values():
-            if one.order and one.key not in self.jobs:
-                self.run_guarded(f"starting job {one.key}", self.start, one, one.order)
+        for wanted in self.wanted.values():
+            if wanted.order and wanted.key not in self.jobs:
+                self.run_guarded(f"starting job {wanted.key}", self.start, wanted, wanted.order)
 
     def start(self, wanted: Wanted, order: Order) -> None:
         """Start an attempt; its progress says why one cannot be started."""
@@ -10003,19 +10020,19 @@ class Agent(HostLoop):
         if not (question and self.is_due):
             return
         jobs: list[JobReport] = []
-        for one in question.jobs:
+        for wanted in question.jobs:
             try:
-                jobs.append(self.report(one, question.most_bytes))
+                jobs.append(self.report(wanted, question.most_bytes))
             except (OSError, NexusError) as error:      # what is wrong with one job's folder holds up no other
                 note = format_line(f"its folder on the node cannot be used: {error}", 300)
-                jobs.append(JobReport(one.key, Progress(notes=(note,))))
+                jobs.append(JobReport(wanted.key, Progress(notes=(note,))))
         trouble = self.observer.find_error() or ""
         gpus = tuple(replace(gpu, fault=gpu.fault or trouble or None) for gpu in self.observer.gpus
                      if not is_left_out(gpu, self.config.gpu))
         report, former = Report(question.number, self.clock.now(), tuple(jobs), self.folders, trouble, gpus), self.told
-        has_output = any(any(one.logs) for one in jobs)
+        has_output = any(any(job_report.logs) for job_report in jobs)
         told = replace(report, now=0.0, jobs=tuple(
-            replace(one, logs=(b"", b"")) if any(one.logs) else one for one in jobs))
+            replace(job_report, logs=(b"", b"")) if any(job_report.logs) else job_report for job_report in jobs))
         if told != former or has_output or self.clock.monotonic() - self.asked_at >= LOOK_WAIT_S:
             self.told, self.is_due = told, False
             self.send(replace(report, gpus=None) if former and former.gpus == gpus else report)
@@ -10153,7 +10170,7 @@ class SlurmBackend(Backend):
             self.seen = match_slurm_jobs(live, jobs)
             self.found = list(self.compare(live))
             wanted = {job.current.slurm_key for job in live if not job.current.stop_cause}
-            unwanted = [one for one in jobs if one.key and one.key not in wanted]
+            unwanted = [slurm_job for slurm_job in jobs if slurm_job.key and slurm_job.key not in wanted]
             self.cancel([*unwanted, *self.list_stopped(live)])
             if clock.monotonic() - self.partitions_at >= PARTITIONS_INTERVAL_S:
                 self.partitions, self.partitions_at = self.slurm.query_partitions(), clock.monotonic()
@@ -10211,7 +10228,7 @@ class SlurmBackend(Backend):
 
     def cancel(self, unwanted: Iterable[SlurmJob]) -> None:
         """Raises: unavailable."""
-        ids = sorted({one.id for one in unwanted if one.state not in (*SLURM_ENDS, "COMPLETING")})
+        ids = sorted({slurm_job.id for slurm_job in unwanted if slurm_job.state not in (*SLURM_ENDS, "COMPLETING")})
         if ids:
             self.hurry()
             words = self.slurm.cancel(ids)
@@ -10253,7 +10270,7 @@ class SlurmBackend(Backend):
                 if stop:
                     yield job, News({"stop_cause": stop[0], "stop_line": stop[1]})
         self.live = self.list_live()
-        if any(one.state != "COMPLETING" for one in self.list_stopped(self.live)):
+        if any(slurm_job.state != "COMPLETING" for slurm_job in self.list_stopped(self.live)):
             self.hurry()                                    # after squeue, the thread cancels them
         if found:                                           # what the disk has refused, squeue will show again
             self.found = ()
@@ -10292,7 +10309,7 @@ class SlurmBackend(Backend):
         return {"cluster": self.name or None, "trouble": error.message if error else None,
                 "handed_jobs": len(self.live) - running, "running_jobs": running,
                 "max_submitted": self.service.config.slurm.max_submitted,
-                "partitions": [pick(vars(one), one.NAMES) for one in self.partitions]}
+                "partitions": [pick(vars(partition), partition.NAMES) for partition in self.partitions]}
 
 
 # ==== 15. NODES ==== other machines: a line to the agent of each, what is wanted there, what it reports
@@ -10330,7 +10347,7 @@ def read_report(text: bytes, question: Question) -> tuple[Report, dict[str, str]
     number = decode("Count", fields.get("number"), "number")
     if number > question.number:
         raise ValueError(f"it replies to question {number}, and {question.number} were asked")
-    asked = dict.fromkeys(one.key for one in question.jobs)
+    asked = dict.fromkeys(wanted.key for wanted in question.jobs)
     told: dict[str, Json] = {}
     for row in decode("tuple[dict, ...]", fields.get("jobs"), "jobs", is_strict=True):
         key = decode("AttemptKey", row.get("key"), "key")
@@ -10355,7 +10372,7 @@ def read_report(text: bytes, question: Question) -> tuple[Report, dict[str, str]
             faults[key] = "nothing is said of it"
         except (TypeError, ValueError) as error:
             faults[key] = cut_words(str(error), 200)
-    if sum(len(piece) for one in jobs for piece in one.logs) > LOG_BYTES:
+    if sum(len(piece) for job_report in jobs for piece in job_report.logs) > LOG_BYTES:
         raise ValueError(f"it sends more than {LOG_BYTES} bytes of logs at once")
     return replace(report, jobs=tuple(jobs)), faults
 
@@ -10670,14 +10687,14 @@ class Node(MachineBackend):
     def take(self, question: Question, report: Report, faults: Mapping[str, str]) -> None:
         """Take in what is new.  `faults`: of read_report()."""
         jobs = {job.attempt_key: job for job in self.list_own()}
-        found = [(jobs[one.key], one) for one in report.jobs if one.key in jobs]
+        found = [(jobs[job_report.key], job_report) for job_report in report.jobs if job_report.key in jobs]
         error = append_output(self.disk, found)
         if error:
             self.clock.sleep(1.0)
             if error != self.log_error:
                 self.log.warning("Node %s: %s", self.name, error)
         self.log_error = error
-        now, former, told = self.clock.now(), self.faults, {one.key for _, one in found}
+        now, former, told = self.clock.now(), self.faults, {job_report.key for _, job_report in found}
         # Of what is not told, or told wrongly, that before it counts: nothing changes.
         latest = {key: fault for key, fault in former.items() if key in jobs and key not in told}
         for key, words in faults.items():
@@ -10690,7 +10707,7 @@ class Node(MachineBackend):
                              self.name, jobs[key].id, self.faults[key][0])
         with self.guard:
             reports = {key: former_report for key, former_report in self.reports.items() if key in jobs}
-            reports.update((one.key, replace(one, logs=(b"", b""))) for _, one in found)
+            reports.update((job_report.key, replace(job_report, logs=(b"", b""))) for _, job_report in found)
             self.reports = reports
             self.orders.update((key, None) for key in told if key in self.orders)           # it has these
             is_heard = self.latest is not None and report.number == self.latest.number
@@ -10895,7 +10912,7 @@ class NodePool(Part):
             if recorded:
                 node = node or Node(self.service, recorded.config, recorded.is_leaving)
                 node.is_leaving = recorded.is_leaving
-            self.nodes = {key: one for key, one in {**self.nodes, name: node}.items() if one}
+            self.nodes = {key: other for key, other in {**self.nodes, name: node}.items() if other}
 
     def begin_nodes(self) -> None:
         """Connect to all nodes.  One with running jobs stays as it was until they end, whatever config.toml says."""
@@ -11255,7 +11272,7 @@ class Starter(Part):
         host, is_begun = self.service.job_host, False
         try:
             self.make_room(job)
-            backend = next((one for one in self.service.backends if one.has(job)), self.service.local)
+            backend = next((backend for backend in self.service.backends if backend.has(job)), self.service.local)
             is_begun = backend.start(job, variables)
         except (OSError, NexusError) as error:
             host.fail(job, host.judge_start_error(error, job))
@@ -11489,7 +11506,7 @@ def sort_jobs(jobs: Sequence[Job], by: str) -> list[Job]:
 class Added(Value):
     """The result of a submission."""
     ids: tuple[str, ...]                        # one for each submitted job
-    known: tuple[str, ...] = ()                 # the ids that existed before
+    existing: tuple[str, ...] = ()              # the ids of jobs that were there before
     jobs: Sequence[Job] = ()                    # the new jobs
 
 
@@ -11876,7 +11893,8 @@ class Admission(Part):
                 check_can_retry(job.id, job.shown_status)
                 check_status(job, choice.status or FINAL, "nothing was done")
                 after, after_any = (
-                    tuple(dict.fromkeys(find_retried(state, one, latest) for one in parents if one in state.jobs))
+                    tuple(dict.fromkeys(find_retried(state, parent, latest)
+                                        for parent in parents if parent in state.jobs))
                     for parents in (job.after, job.after_any))
                 after = tuple(parent for parent in after if state.jobs[parent].status not in (FAILED, CANCELLED))
                 # check_priority(): only the owner may give a priority above normal.
@@ -11925,7 +11943,7 @@ class Admission(Part):
             if change.get("group") != job.group:
                 check_own_group(state, change.get("group"), caller)
             if "after" in change or "after_any" in change:
-                links = {name: change.get(name, [one for one in getattr(job, name) if one in state.jobs])
+                links = {name: change.get(name, [parent for parent in getattr(job, name) if parent in state.jobs])
                          for name in ("after", "after_any")}        # a former one may be forgotten by now
                 check_link_count(state, [replace(job, **links)])
                 facts.update(find_links(state, replace(job, **links), caller))
@@ -12088,7 +12106,7 @@ def check_links(state: State, job: Job) -> None:
     for parent in waiting:                      # it grows: their parents, and so on
         if parent == job.id:
             raise NexusError("conflict", f"job {job.id} would wait for itself", hint=f"nexus show {job.id}")
-        further = [one for one in state.jobs[parent].pending_dependencies if one not in found]
+        further = [parent_id for parent_id in state.jobs[parent].pending_dependencies if parent_id not in found]
         found.update(further)
         waiting += further
 
@@ -12826,7 +12844,7 @@ class Answers(Part):
     def find_estimated(self) -> tuple[Any, ...]:
         """Return what tells a plan from another: the state, what is closed, and the minute, as an end may be late."""
         planned = self.service.plan
-        cards = [(one.gpu.uuid, one.reason and one.reason.code) for one in planned.gpus]
+        cards = [(capacity.gpu.uuid, capacity.reason and capacity.reason.code) for capacity in planned.gpus]
         return self.store.state.seq, planned.reason, dict(planned.machines), cards, self.clock.now() // 60
 
     def estimate(self) -> Mapping[str, float]:
@@ -13122,7 +13140,7 @@ class Service(HostLoop):
                            Worker(self, "writing state.json", self.housekeeping.keep_state),
                            Worker(self, "trimming the history", self.housekeeping.trim_history),
                            self.hooks.worker, self.log_watch.worker,
-                           *(one.worker for one in (self.cluster, self.jobs_file) if one))
+                           *(part.worker for part in (self.cluster, self.jobs_file) if part))
         while not self.is_stopping:
             self.turn()
             if not self.disk.stat(lock).st_nlink:
@@ -13509,7 +13527,7 @@ class Gate:
         host_header = request.headers.get("host", "")
         name = request.host_name
         is_ip = re.fullmatch(r"[\d.]+|\[[0-9a-f:.]+\]", name) is not None
-        names = [known.lower() for known in (*LOCAL_HOSTS, *self.config.allowed_hosts, self.config.host)]
+        names = [host.lower() for host in (*LOCAL_HOSTS, *self.config.allowed_hosts, self.config.host)]
         own = self.service.node.lower().partition(".")[0]
         is_own = not is_loopback(self.config.host) and (is_ip or name.partition(".")[0] == own)
         if name not in names and not is_own:
@@ -13724,11 +13742,11 @@ class Api:
             shown = [name for name in ASKED if name not in ("umask", *Asked.FIELDS)]
             answer = {"dry_run": True, "jobs": [{name: field_json(job, name) for name in shown} for job in waiting]}
             new = {job.id for job in added.jobs}            # they exist only in the transaction that was tried
-            repeated = [job_id for job_id in added.known if job_id not in new]
+            repeated = [job_id for job_id in added.existing if job_id not in new]
             warning = lost and f"it would be cancelled at once: {lost.current.cause_line}"
         else:
             answer = {"id": added.ids[0]} if isinstance(body, dict) and "command" in body else {"ids": added.ids}
-            repeated = list(added.known)
+            repeated = list(added.existing)
         return {**answer, **({"known": repeated} if repeated else {}), **({"warning": warning} if warning else {})}
 
     def find_delay(self, jobs: Sequence[Job]) -> str:
@@ -14033,7 +14051,7 @@ route("GET /api/status/{id}", "user", "where a submitted script stands", "Submit
 
 
 def find_attempt(piece: LogEntry, attempts: Sequence[Attempt]) -> Attempt:
-    return next((one for one in attempts if one.number == piece.attempt), NO_ATTEMPT)
+    return next((attempt for attempt in attempts if attempt.number == piece.attempt), NO_ATTEMPT)
 
 
 def log_entry_json(piece: LogEntry, attempts: Sequence[Attempt]) -> bytes:
@@ -14326,7 +14344,7 @@ def take_offered(disk: Disk, layout: Layout, port: int) -> dict[str, socket.sock
                 return {}
             text, handles, *_ = socket.recv_fds(line, 4096, 8, socket.MSG_CMSG_CLOEXEC)
             found = zip(load_json(text.decode()), [socket.socket(fileno=handle) for handle in handles])
-            return {address: one for address, one in found if one.getsockname()[1] == port}
+            return {address: listener for address, listener in found if listener.getsockname()[1] == port}
     return {}
 
 
@@ -14361,7 +14379,7 @@ class Listener(ThreadingHTTPServer):
     def admit(self, request: socket.socket, connections: dict[socket.socket, bool]) -> bool:
         """Whether there is room for a connection.  The oldest that has sent no request gives way."""
         if len(connections) >= MAX_CONNECTIONS:
-            idle = next((one for one, has_asked in list(connections.items()) if not has_asked), None)
+            idle = next((connection for connection, has_asked in list(connections.items()) if not has_asked), None)
             if idle is None:
                 return False
             del connections[idle]                   # now: it must not be chosen a second time
@@ -16051,7 +16069,7 @@ def read_script(call: Call, path: str, first: str, rest: str) -> str:
     for name, value in vars(given).items():
         default, ours = parser.get_default(name), getattr(options, name)
         if isinstance(default, list):
-            setattr(options, name, [one for one in value if one[0] not in dict(ours)] + ours)
+            setattr(options, name, [pair for pair in value if pair[0] not in dict(ours)] + ours)
         elif ours == default:
             setattr(options, name, value)
     for pattern, note in SCRIPT_NOTES:
@@ -16106,12 +16124,12 @@ def submit(call: Call, jobs: Sequence[Json]) -> dict[str, Any]:
     answer = call.client.submit(body)
     for job_id in answer.get("known", ()):
         call.say(f"job {job_id} is the same and is there already: nothing was added for it")
-    typed_to = next((one["command"] for one in jobs if re.fullmatch(TYPED_TO, one["command"])), None)
+    typed_to = next((job["command"] for job in jobs if re.fullmatch(TYPED_TO, job["command"])), None)
     if typed_to and not is_interactive(call):
         call.say(f"{typed_to} waits for what is typed: at a terminal, nexus run --tty {quote(typed_to)} is an "
                  "interactive job; nexus attach ID reaches one that runs")
     for pattern, note in COMMAND_NOTES:
-        if match := next(filter(None, (re.search(pattern, one["command"]) for one in jobs)), None):
+        if match := next(filter(None, (re.search(pattern, job["command"]) for job in jobs)), None):
             call.say(match.expand(note))
     if call.is_remote and not options.cwd:
         call.say(f"it runs in the home directory at {call.client.host}, with the environment there; "
@@ -18472,8 +18490,8 @@ function typeOf(schema) {                       // the type in a word or two
 }
 
 function fieldsOf(schema) {                     // [name, schema] of each
-  const one = schema?.anyOf?.map((each) => shapes[typeOf(each)]).find(Boolean) ?? schema;
-  return Object.entries(one?.properties ?? {});
+  const shape = schema?.anyOf?.map((each) => shapes[typeOf(each)]).find(Boolean) ?? schema;
+  return Object.entries(shape?.properties ?? {});
 }
 
 const listFields = (title, fields) => fields.length > 0 && [el('h3', {}, title), el('dl', {},

@@ -894,7 +894,7 @@ def test_unique(world, reason, other, is_same):
     w = world()
     first = w.add()
     added = submit(w, {"unique": True, **other})
-    assert added.known == ((first,) if is_same else ()) and (added.ids == (first,)) == is_same
+    assert added.existing == ((first,) if is_same else ()) and (added.ids == (first,)) == is_same
     assert len(w.store.state.jobs) == (1 if is_same else 2)
 
 
@@ -904,7 +904,7 @@ def test_unique_knows_what_runs_or_has_completed(world, status, is_known):
     first = w.run(w.add(), 100)
     if status != "running":
         w.end(first, 0 if status == "completed" else 1)
-    assert w.job(first).status == status and submit(w, {"unique": True}).known == ((first,) if is_known else ())
+    assert w.job(first).status == status and submit(w, {"unique": True}).existing == ((first,) if is_known else ())
 
 
 # Models

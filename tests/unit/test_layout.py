@@ -245,6 +245,11 @@ def test_what_cannot_be_has_a_reason_an_error_or_a_fault():
     assert {(scope, name) for scope, name in list_names(TREE) if name in WHY_NOTS} == OTHER_WORDS
 
 
+def test_a_name_says_what_it_is():
+    """`one` of what, `known` by whom?  A job, a GPU's capacity, the candidates."""
+    assert {(scope, name) for scope, name in list_names(TREE) if name in ("one", "known")} == set()
+
+
 def list_hidden(node, names, inside=()):
     """(function, name) of each parameter, local, or inner function that hides a function or class of the module."""
     for child in ast.iter_child_nodes(node):
