@@ -2697,6 +2697,7 @@ class Result(Value):
     may_pass: bool = False                      # of `launch`: another attempt may succeed
     goes_on: bool = False                       # its command has ended, and others of its session go on
     is_cut: bool = False                        # the disk of its logs was full at its end
+    ended_itself: bool = False                  # no signal of a stop was sent to it
 
 
 class News(Value):
@@ -4196,8 +4197,9 @@ def find_reboot_backoff_s(job: Job) -> float:
 
 def find_cause(job: Job, result: Result, evidence: Evidence, signal: int | None) -> tuple[str | None, str | None]:
     """(why an attempt failed, in one word; the line that says so); (None, None) for a success."""
-    if job.current.stop_cause:
-        return job.current.stop_cause, job.current.stop_line
+    cause, has_succeeded = job.current.stop_cause, result.ended_itself and result.exit_code == 0
+    if cause and not (has_succeeded and cause != "killed"):
+        return cause, job.current.stop_line
     if result.cause:
         return result.cause, result.cause_line
     if result.exit_code == 0:
@@ -9159,6 +9161,7 @@ class HostedJob:
         # Its processes are ended when the job must stop, and again when its command has ended and left some.
         self.ending_since: float | None = None          # monotonic
         self.is_stopped = False                         # since then for a stop
+        self.may_be_signaled = bool(job.current.stop_cause)     # for a stop; by a former service, for all that this one can tell
         self.next_look_at = 0.0                         # monotonic
         self.first_pids: set[int] = set()               # the pids when the first signal was due
         self.signaled: set[int] = set()                 # the pids that got it
@@ -9345,6 +9348,7 @@ class HostedJob:
         if ended or going_on or not self.result:
             return self.terminate(ended, now, bool(going_on))
         self.is_over = True
+        self.result = replace(self.result, ended_itself=not self.may_be_signaled)
         if self.result.runtime_seconds is None:
             self.result = replace(self.result, runtime_seconds=self.find_runtime_s())
 
@@ -9387,6 +9391,7 @@ class HostedJob:
         if age_s < grace_s:
             number = signal.Signals[f"SIG{self.job.current.stop_signal or 'TERM'}"]
             signaled = choose_signaled(members, self.first_pids, self.signaled, processes.find_readers(members))
+        self.may_be_signaled |= self.is_stopped and bool(signaled)
         for process in signaled:
             processes.send(process, number)
             processes.send(process, signal.SIGCONT)     # a stopped process handles its signals only then

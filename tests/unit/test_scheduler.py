@@ -572,7 +572,7 @@ PREEMPTIONS = [  # reason, the preemptible jobs that run (GPUs, since how many s
                                "firm": ((1,), 900, {"gpus": 0.5, "preemptible": False})}, job("aaa"), "aa bb"),
     ("half of a GPU", {"aa": ((0,), 900, {"gpus": 0.5}), "bb": ((0,), 800, {"gpus": 0.5})}, job("aaa", gpus=0.5), "bb"),
     ("it would not help", {"aa": ((0,), 900)}, job("aaa", gpus=2), None),
-    ("who ends already is enough", {"aa": ((0,), 900, {"stop_cause": "preempted"}), "bb": ((1,), 900)}, job("aaa"), ""),
+    ("who ends already is enough", {"aa": ((0,), 900, {"stop_cause": nexus.PREEMPTED}), "bb": ((1,), 900)}, job("aaa"), ""),
     ("who waits is preemptible, too", {"aa": ((0,), 900)}, job("aaa", preemptible=True), None),
     ("it wants no GPU", {"aa": ((0,), 900)}, job("aaa", gpus=0), None),
     ("it may have only that one", {"aa": ((0,), 900), "bb": ((1,), 90)}, job("aaa", gpu_ids=(0,)), "aa"),
@@ -748,6 +748,9 @@ ENDS = [  # reason, fields of the job, exit code or Result, stderr, keys, status
      {"cause": "killed", "cause_line": "by ann", "signal": 15}),
     ("its time was up", {"stop_cause": "timeout", "stop_line": "stopped after 2h"}, 143, "", {}, "failed",
      {"cause": "timeout", "cause_line": "stopped after 2h"}),
+    ("it had succeeded before it was signaled", {"stop_cause": nexus.PREEMPTED}, nexus.Result(0, ended_itself=True), "", {}, "completed",
+     {"cause": None, "exit_code": 0}),
+    ("somebody wanted its end", {"stop_cause": "killed"}, nexus.Result(0, ended_itself=True), "", {}, "cancelled", {"cause": "killed"}),
     ("it is retried", {"retries": 1, "attempt": 1}, 3, "", {}, "pending",
      {"retry_at": NOW + 5, "finished_at": NOW, "runtime_seconds": 60.0, "exit_code": 3, "cause": "exit", "exclusive": False}),
     ("the wait doubles", {"retries": 3, "attempts": (failed_attempt(1),)}, 3, "", {}, "pending", {"retry_at": NOW + 10}),
@@ -783,6 +786,12 @@ def test_judge_end(reason, fields, result, stderr, keys, status, facts):
     assert (after.current == nexus.NO_ATTEMPT) == (status == "pending"), "a job that waits again has nothing of its last attempt"
     kept = json.loads(nexus.encode_json(after))
     assert nexus.decode_row("jobs", "aaa", kept) == after, "the journal can keep it"
+
+
+@pytest.mark.parametrize("result", [nexus.Result(0), nexus.Result(1, ended_itself=True)], ids=["it was signaled", "it had failed"])
+def test_what_was_preempted_waits_again(result):
+    one = running("abc", stop_cause=nexus.PREEMPTED, stop_line="job b needs its GPUs")
+    assert nexus.judge_end(one, result, nexus.Evidence(""), 60.0, config().jobs, NOW)[0] == "pending"
 
 
 KILLS = [  # reason, exit code, fields of the job, how many the kernel had ended before and has now, whether that is the cause
