@@ -72,11 +72,12 @@ class Field:
     convert: Callable[[Any], Any] | None = None                 # makes the kept value of a JSON value
     show: Callable[[Any], Any] | None = None                    # makes the JSON of a kept value
     asked = kept = False                        # a submission may set it; a retry takes it over
+    repeats = False                             # its option may be given several times: a list or an object of them all
     form = False                                # it is in the first part of the page's form
     chosen = False                              # what is not given is chosen: the sample file has it as a comment
     hidden = public = False                     # no reply has it; other users see it too
     listed = False                              # of a filter: lists have it, and commands that change jobs do not
-    option = told = ""                          # of a filter: its option's help; how messages say it: ` of group g`
+    option = told = ""                          # its option's help if not `help`; a filter in messages: ` of group g`
     cause = ""                                  # of a limit: what ends a job that has reached it
     place = ""                                  # where a parameter of a call is: "path", "query" or "header"
 
@@ -84,6 +85,11 @@ class Field:
         self.schema, self.help = schema, help   # what it may be, in JSON; what it means, to people
         self.flag, _, self.metavar = flag.partition(" ")
         vars(self).update(dict.fromkeys(marks.split(), True), **facts)
+
+    @property
+    def takes_pairs(self) -> bool:
+        """Whether its option is NAME=VALUE, each time for an entry of its object."""
+        return bool(self.repeats and self.schema["type"] == "object")
 
 
 def field(schema: Schema, help: str = "", marks: str = "", **facts: Any) -> Any:
@@ -483,6 +489,7 @@ TIME = {"type": "string", "format": "date-time"}
 FLAG: Schema = {"type": "boolean"}
 TEXT = matching(f"^{NO_NUL}*$", "a text without NUL")
 TEXTS = list_of(TEXT)
+PAIR = matching("^[^=]+=", "NAME=VALUE", writeOnly=True)        # of an option that makes an object
 JOB_ID = matching(f"^{ID_PATTERN}$", "3 or 4 letters of the base58 alphabet (no digits, no I, O, l)", examples=["abc"])
 LINE = matching(
     "^[^C]*[^\\sC][^C]*$".replace("C", CONTROL[1:-1]), "one line of at most 200 bytes", **{"x-max-bytes": 200})
@@ -526,6 +533,18 @@ def parse_field(row: Field, text: str, name: str) -> Any:
     """The value of a text from the command line or a file.  Raises: usage."""
     has_number = not row.text and row.schema.get("type") in ("integer", "number")
     return keep(row, check(row.text or row.schema, guess_number(text) if has_number else text, name), name)
+
+
+def parse_repeated(row: Field, text: str, name: str) -> list[Any]:
+    """What a text adds to the JSON of a row with `repeats`: values of its list, or a (key, value) of its object.
+
+    Raises: usage.
+    """
+    if row.takes_pairs:
+        key, _, value = check(PAIR, text, name).partition("=")
+        return [*check(row.schema, {key: value}, name).items()]
+    given = check(row.text, text, name) if row.text else text
+    return [*check(row.schema, row.parse(given) if row.parse else [given], name)]
 
 
 def fits_alone(schema: Schema, given: Any) -> bool:
@@ -1061,10 +1080,10 @@ class Job(Value):
         None, LINE, "jobs to be waited for, paused, killed or retried together", "asked kept form", flag="--group G")
     after: tuple[str, ...] = optional(
         (), list_of(LINE, most=MAX_PARENTS), "start when these have completed; cancelled when one has not",
-        "asked kept", flag="--after ID,...", **OTHERS)
+        "asked kept repeats", flag="--after ID,...", **OTHERS)
     after_any: tuple[str, ...] = optional(
-        (), list_of(LINE, most=MAX_PARENTS), "start when these have ended, however that was", "asked kept",
-        flag="--after-any ID,...", **OTHERS)
+        (), list_of(LINE, most=MAX_PARENTS), "start when these have ended, however that was",
+        "asked kept repeats", flag="--after-any ID,...", **OTHERS)
     pending_dependencies: tuple[str, ...] = ()                 # of `after` and `after_any`, those not ended yet
     after_process: tuple[int, int, str] | None = None   # (pid, start time, boot id) after whose end it starts
     key: str | None = None                      # of its submission, in case the client sends it again
@@ -1874,7 +1893,9 @@ MAX_OWN_VARIABLES = 65536       # bytes of one job's
 class Asked(Value):
     """A checked submission: the fields that its Job keeps, and the others."""
     job: Mapping[str, Any]                      # the given fields of Job
-    env: Mapping[str, str] = optional({}, VARIABLES, "variables on top of the environment", "asked", like="A_MODE=off")
+    env: Mapping[str, str] = optional(
+        {}, VARIABLES, "variables on top of the environment", "asked repeats", flag="--env NAME=VALUE",
+        like="A_MODE=off", option="a variable on top of the environment; repeatable")
     environment: Mapping[str, str] | None = optional(
         None, VARIABLES, "the whole environment instead; for the owner alone", "asked")
     node: str | None = optional(
@@ -5167,7 +5188,7 @@ def show_fact(fact: Any) -> str:
     if isinstance(fact, (list, tuple)):
         return ", ".join(map(str, fact))
     if isinstance(fact, dict):
-        return ", ".join(f"{name} {text}" for name, text in fact.items())
+        return ", ".join(f"{name}={text}" for name, text in fact.items())
     return "yes" if fact is True else str(fact)
 
 
@@ -5212,7 +5233,7 @@ def form_rows() -> list[dict[str, Any]]:
              "forms": [form for form, names in forms.items() if name in names],
              "label": labels.get(name, name)[0].upper() + labels.get(name, name)[1:],
              "type": "string" if row.text else row.schema["type"]}
-            for name, row in ASKED.items() if row.flag or name in ("command", "env")]
+            for name, row in ASKED.items() if row.flag or name == "command"]
 
 
 def show_rows() -> dict[str, dict[str, tuple[str, str]]]:
@@ -15450,24 +15471,32 @@ class Call:
         return Layout(find_home(DISK, self.environ), "", "")
 
 
-def argument(*flags: str, row: Field | None = None, **settings: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """The arguments of one add_argument() call.  `row` says what the text must be."""
-    return flags, {**settings, "type": functools.partial(parse_option, row, flags)} if row else settings
+def argument(*flags: str, row: Field | None = None, takes_none: bool = False,
+             **settings: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The arguments of one add_argument() call.  `row` says what the text must be; `takes_none`: it may be `none`."""
+    if row is None:
+        return flags, settings
+    if row.repeats:
+        settings = {**settings, "action": "extend", "default": [] if row.takes_pairs else None}
+    parse = parse_change if takes_none else parse_option
+    return flags, {**settings, "type": functools.partial(parse, row, flags)}
 
 
 def parse_option(row: Field, flags: Sequence[str], text: str) -> Any:
     """Raises: usage, with the option's names."""
     name = "/".join(flags)
     try:
-        return parse_field(row, text, name)
+        return parse_repeated(row, text, name) if row.repeats else parse_field(row, text, name)
     except NexusError as error:
         message = error.message if name in error.message else f"{name}: {error.message}"
         raise NexusError(error.kind, message, error.hint or (row.like and f"like {flags[0]} {row.like}")) from None
 
 
-def parse_change(row: Field, flag: str, text: str) -> Any:
-    """The value of an option of `edit` and `retry`; NONE for `none`.  Raises: usage, with the option's name."""
-    return NONE if text == "none" else parse_option(row, flag, text)
+def parse_change(row: Field, flags: Sequence[str], text: str) -> Any:
+    """The value of an option of `edit` and `retry`; NONE for `none`.  Raises: usage, with the option's names."""
+    if text == "none":
+        return [NONE] if row.repeats else NONE
+    return parse_option(row, flags, text)
 
 
 NONE = object()                 # of an option: it takes away what was set
@@ -15886,7 +15915,7 @@ def make_options(call: Call) -> dict[str, Any]:
     if is_interactive(call):
         environ = {name: text for name, text in environ.items() if name not in TERMINAL_VARIABLES}
         environ["TERM"] = WINDOW_TERM
-    body = {**read_fields(call, [name for name, row in ASKED.items() if row.flag]), "env": dict(options.env)}
+    body = read_fields(call, [name for name, row in ASKED.items() if row.flag])
     if not call.is_remote:
         # With --node, an absolute --cwd is of that machine.
         is_there = options.node and not options.snapshot and (options.cwd or "").startswith("/")
@@ -15912,8 +15941,18 @@ def read_fields(call: Call, names: Iterable[str]) -> dict[str, Any]:
     values = {name: getattr(call.options, name) for name in names}
     if isinstance(values["begin"], str):        # as UTC: the service may be in another time zone
         values["begin"] = format_time(parse_begin(values["begin"], time.time()))
-    return {name: None if value is NONE else show(value) if (show := ASKED[name].show) else value
-            for name, value in values.items() if value is not None and value is not False}
+    return {name: encode_option(ASKED[name], value) for name, value in values.items()
+            if value is not None and value is not False and value != []}
+
+
+def encode_option(row: Field, value: Any) -> Any:
+    """The JSON of an option's value; None for `none`."""
+    if value is NONE or (row.repeats and value[-1] is NONE):
+        return None
+    if row.repeats:
+        given = [one for one in value if one is not NONE]
+        return dict(given) if row.takes_pairs else given
+    return row.show(value) if row.show else value
 
 
 def find_cwd(folder: str | None) -> str:
@@ -16474,7 +16513,7 @@ def cmd_move(call: Call) -> None:
 
 
 def cmd_edit(call: Call) -> None:
-    change = {**read_fields(call, EDITS), **({"env": dict(call.options.env)} if call.options.env else {})}
+    change = read_fields(call, [name for name in EDIT_KEYS if name in ASKED])
     if not change:
         refuse("there is nothing to change", hint="name what, like --gpus 2; nexus help edit lists the options")
     job = call.client.edit(call.options.id, **change)
@@ -16482,12 +16521,12 @@ def cmd_edit(call: Call) -> None:
 
 
 def describe_changes(change: Json) -> str:
-    """`GPUs 2, after abc`; of variables, the names."""
+    """`GPUs 2, after abc`; of what is secret, the names."""
     told = []
     for name, value in change.items():
         line, show = SHOW_LINES["Asked for"].get(name, (f"{name}: {{}}", show_fact))
-        told.append(line.replace(":", "", 1).format("none" if value in (None, [], ()) else show(
-            list(value) if isinstance(value, dict) else value)))
+        told.append(line.replace(":", "", 1).format("none" if value in (None, [], (), {}) else show(
+            list(value) if is_secret(ASKED[name].schema) else value)))
     return ", ".join(told)
 
 
@@ -17017,7 +17056,7 @@ def list_completions(call: Call, before: Sequence[str], begun: str) -> list[str]
     if begun.startswith("-"):
         return [flag for flag in arguments if flag.startswith("--")]
     name = next((flag for flag in arguments if not flag.startswith("-")), "")
-    if arguments.get(before[-1], {"action": "none"}).get("action", "append") == "append":
+    if arguments.get(before[-1], {"action": "none"}).get("action", "extend") in ("append", "extend"):
         name = before[-1]                   # an option that takes a value
     fixed = {"--status": STATUSES, "--priority": PRIORITIES}.get(name) or arguments.get(name, {}).get("choices")
     if fixed:
@@ -17149,25 +17188,28 @@ SERVICE_OPTIONS = (
     argument("--config", metavar="FILE", help="another config.toml"),
     argument("--log-level", choices=("DEBUG", "INFO", "WARNING", "ERROR"), help="lowest level kept in service.log"),
 )
-ENV = argument("--env", metavar="NAME=VALUE", action="append", default=[], row=Field(
-    matching("^[^=]+=", "NAME=VALUE", examples=["WANDB_MODE=disabled"], writeOnly=True),
-    convert=lambda text: text.split("=", 1)),
-               help="a variable on top of the environment; repeatable")
+
+
+def job_options(takes_pairs: bool) -> list[Any]:
+    """The options of the rows of a job: those that are given as NAME=VALUE, or the others."""
+    return [argument(row.flag, dest=name, action="store_true", help=row.help) if row.schema is FLAG else
+            # --cwd may be relative here; its row in the API takes absolute paths alone
+            argument(row.flag, *OTHER_FLAGS.get(name, ()), dest=name, metavar=row.metavar or None,
+                     row=row if name != "cwd" else None,
+                     help=row.option or row.help + (f" (like {row.like})" if row.like else ""))
+            for name, row in ASKED.items() if row.flag and row.takes_pairs == takes_pairs]
+
+
 JOB_OPTIONS = (
     argument("command", nargs="*", metavar="COMMAND",
              help="a shell command, in quotes; several words are taken as they are"),
-    *(argument(row.flag, dest=name, action="store_true", help=row.help) if row.schema is FLAG else
-      # --cwd may be relative here; its row in the API takes absolute paths alone
-      argument(row.flag, *OTHER_FLAGS.get(name, ()), dest=name, metavar=row.metavar or None,
-               row=row if name != "cwd" else None,
-               help=row.help + (f" (like {row.like})" if row.like else ""))
-      for name, row in ASKED.items() if row.flag),
+    *job_options(False),
     argument("--snapshot", action="store_true", help="run the git work tree as it is now, whatever is edited later"),
     argument("--sweep", metavar="NAME=A,B", action="append", default=[], type=read_sweep,
              help="one job for each value, which replaces {NAME} in the command, name, group, env and cwd; seed=0..4 "
              "and lr=0.1..0.5..0.2 count, @FILE has a value a line; a script gets NEXUS_SWEEP_NAME; repeatable: all "
              "combinations"),
-    ENV,
+    *job_options(True),
     argument("--file", metavar="FILE", help="one command a line (\\ joins the next), # comments; - is standard input"),
     argument("--dry-run", action="store_true", help="check it, show the commands, add nothing"),
 )
@@ -17186,11 +17228,14 @@ def filter_options(*without: str) -> list[Any]:
 
 GROUP = filter_option("group")
 LISTED = [name for name, row in FILTERS.items() if row.listed]
+# Of `retry`, an option says what jobs are to be, if that may be changed, and not which they are.
+CHANGED = [name for name, row in FILTERS.items() if row.flag and row.flag in {row.flag for row in CHANGES.values()}]
 CHANGE_OPTIONS, LINK_OPTIONS = (tuple(
-    argument(row.flag or "--command", *OTHER_FLAGS.get(name, ()), dest=name, metavar=row.metavar or "CMD",
-             type=functools.partial(parse_change if name in CLEARED else parse_option, row, row.flag or "--command"),
-             help=row.help.partition(" (default")[0] + (f" (like {row.like})" if row.like else ""))
-    for name, row in EDITS.items() if (name in CHANGES) == is_change) for is_change in (True, False))
+    argument(row.flag or "--command", *OTHER_FLAGS.get(name, ()), dest=name, metavar=row.metavar or "CMD", row=row,
+             takes_none=name in CLEARED, help=row.option or row.help.partition(" (default")[0]
+             + (f" (like {row.like})" if row.like else ""))
+    for name, row in EDIT_KEYS.items() if name in ASKED and (name in CHANGES) == is_change)
+    for is_change in (True, False))
 LINES = Field(integer_in(0, 10**9), like="20")
 NUMBER_OPTION = argument("-n", "--number", row=LINES, metavar="N",
                          help="show N rows; 0: all (default: what fits on the terminal; all if it is none)")
@@ -17261,13 +17306,13 @@ COMMANDS = (
     Command("retry", "run finished jobs again, as new ones; prints their ids", cmd_retry, (
         ANY_IDS, argument("--failed", action="store_true", help="all jobs that failed and were not retried yet"),
         filter_option("group", "the failed jobs of this group"),
-        *filter_options("group", "status", *LISTED),
+        *filter_options("group", "status", *LISTED, *CHANGED),
         argument("--dry-run", action="store_true", help="show them, add nothing"), *CHANGE_OPTIONS),
             "With options like --gpus 2, the new jobs use these instead of the old values; none, as in --timeout none, "
             "takes one away.",
             examples=("retry abc", "retry abc --gpu-mem 20G --timeout 4h", "retry --failed --dry-run")),
     Command("edit", "change a pending job, or the limits and names of a running one", cmd_edit,
-            (ID, *CHANGE_OPTIONS, *LINK_OPTIONS, ENV),
+            (ID, *CHANGE_OPTIONS, *LINK_OPTIONS),
             f"Of a running job: {LIVE_FLAGS}.  none takes away what was set.",
             examples=("edit abc --gpus 2 --timeout 4h", "edit abc --after none",
                       'edit abc --command "python train.py --lr 0.01"')),

@@ -358,11 +358,19 @@ def test_clear(own_home):
     assert done.code == 2 and "with commas" in done.err and "nexus help clear" in done.err
 
 
-def test_a_job_after_a_list_of_ids_as_add_prints_it(own_home):
+def test_a_job_after_several_ids(own_home):
     own_home.main("pause")
     ids = own_home.main("add", "--sweep", "n=0..1", "echo {n}").out
     job_id = own_home.main("add", "--after", ids, "echo done").id
     assert own_home.job(job_id)["after"] == ids.split()
+    first, second = ids.split()
+    job_id = own_home.main("add", "--after", second, "--after", f"{first},{second}", "--after-any", first, "echo done").id
+    assert own_home.job(job_id)["after"] == [second, first] and own_home.job(job_id)["after_any"] == [first]
+    assert "after " + ", ".join(ids.split()) in own_home.main("edit", job_id, "--after", first, "--after", second).err
+    assert own_home.job(job_id)["after"] == ids.split()
+    assert own_home.main("edit", job_id, "--after", "none").code == 0 and own_home.job(job_id)["after"] == []
+    done = own_home.main("edit", job_id, "--gpus", "x")
+    assert "nexus: --gpus/-g must be a number" in done.err, "its name, as add says it"
 
 
 def test_dry_run(home):
@@ -1303,13 +1311,13 @@ def test_config_path_sample_and_show(own_home):
 
 
 def test_all_faults_of_a_config_are_listed_and_nothing_starts(own_home):
-    own_home.file("config.toml").write_text('[service]\nport = 0\nhots = "x"\n[jobs]\nlauncher = "tmux"\n[gpus]\nids = [0]\n')
+    own_home.file("config.toml").write_text('[service]\nport = 0\nhots = "x"\n[jobs]\nlauncher = "telepathy"\n[gpus]\nids = [0]\n')
     for words in (["config"], ["start"], ["add", "true"], ["status"], ["serve"]):
         done = own_home.main(*words)
         assert (done.code, done.out) == (2, ""), done
         for says in (str(own_home.file("config.toml")), "service.port must be", "1 to 65535",
                      "'hots' is not a key of [service]", "'host'",
-                     "tmux", "'gpus' is not a key of config.toml", "'gpu'", "nexus config sample"):
+                     "telepathy", "'gpus' is not a key of config.toml", "'gpu'", "nexus config sample"):
             assert says in done.err, (says, done.err)
     own_home.file("config.toml").write_text("[service\n")
     done = own_home.main("add", "true")

@@ -102,6 +102,59 @@ def test_a_row_is_all_that_a_field_of_a_job_takes(tmp_path):
         kill_all(str(changed.home))
 
 
+REPEATED = '''    tags: tuple[tuple[str, str], ...] = optional(
+        (), {"type": "object", "additionalProperties": TEXT}, "tags of its own", "asked kept repeats", flag="--tag K=V", show=dict,
+        convert=lambda tags: tuple(tags.items()))
+    words: tuple[str, ...] = optional((), list_of(LINE), "words of its own", "asked kept repeats", flag="--word W")
+'''
+TAG_FILTER = '''    tag: Sequence[str] = optional(
+        (), list_of(matching("=", "K=V")), "only those with all these tags", "repeats", flag="--tag K=V", option="those with this tag",
+        told="with")
+'''
+TAG_LINE = '''                and {*self.tag} <= {f"{key}={word}" for key, word in job.tags}
+'''
+
+
+def test_a_row_is_all_that_an_option_that_repeats_takes(tmp_path):
+    """It makes a list or an object, in commands, lines of scripts, and filters.  `edit` and `retry`: with its name in CHANGES."""
+    changed = Changed(tmp_path, {
+        LAST_ROW: REPEATED, '    def fits(self, job: Job) -> bool:\n': TAG_FILTER + "\n",
+        '                and self.name in (None, job.name or "")\n': TAG_LINE,
+        'CHANGES["begin"] = Asked.FIELDS["begin"]\n': 'CHANGES.update(tags=JOB_FIELDS["tags"], words=JOB_FIELDS["words"])\n'})
+    run, ask = changed.run, changed.ask
+    assert "--tag must be NAME=VALUE" in run("add", "--tag", "x", "true", code=2)
+
+    def told(job_id):
+        return {name: ask(f"/jobs/{job_id}")[name] for name in ("tags", "words")}
+
+    try:
+        run("pause")
+        job_id = run("add", "--tag", "a=1", "--tag", "b=x=2,3", "--tag", "a=2", "--word", "v,w", "--word", "u", "exit 3").strip()
+        assert told(job_id) == {"tags": {"a": "2", "b": "x=2,3"}, "words": ["v,w", "u"]}
+        shown = run("show", job_id)
+        assert "  tags: a=2, b=x=2,3\n" in shown and "  words: v,w, u\n" in shown
+        script, lines = tmp_path / "job.sh", tmp_path / "lines"
+        script.write_text("#!/bin/sh\n#NEXUS --tag a=1 --tag c=1\n#NEXUS --tag d=1 --word u\ntrue\n")
+        lines.write_text("true\nfalse\n")
+        of_script = run("add", "--tag", "a=2", "--word", "v", str(script)).strip()
+        assert told(of_script) == {"tags": {"a": "2", "c": "1", "d": "1"}, "words": ["v"]}, "what is typed wins"
+        of_lines = run("add", "--tag", "e=1", "--file", str(lines)).split()
+        assert [told(one)["tags"] for one in of_lines] == [{"e": "1"}] * 2
+        for words, query, chosen in ((["a=2"], "tag=a=2", [job_id, of_script]), (["a=2", "c=1"], "tag=a=2&tag=c=1", [of_script])):
+            options = [word for one in words for word in ("--tag", one)]
+            assert [job["id"] for job in json.loads(run("jobs", "--json", *options))] == chosen
+            assert [job["id"] for job in ask(f"/jobs?{query}")] == chosen
+        run("edit", job_id, "--tag", "a=3", "--tag", "f=1", "--word", "none")
+        assert told(job_id) == {"tags": {"a": "3", "f": "1"}, "words": []}
+        run("edit", of_script, "--tag", "none")
+        assert told(of_script) == {"tags": {}, "words": ["v"]}
+        run("cancel", job_id)
+        assert told(run("retry", job_id).strip())["tags"] == {"a": "3", "f": "1"}
+        assert told(run("retry", job_id, "--tag", "g=1").strip())["tags"] == {"g": "1"}
+    finally:
+        run("stop")
+
+
 PAIRS = '''    pairs: tuple[tuple[str, str], ...] = optional(
         (), {"type": "object", "additionalProperties": TEXT}, "pairs", "asked kept", flag="--pairs K=V,...", show=dict,
         text=matching("^[^=]+=", "pairs like a=1,b=2"),

@@ -522,7 +522,7 @@ def test_names_in_the_design():
             assert not owner or hasattr(getattr(nexus, owner), name) or f"self.{name}" in source, span
             assert owner or hasattr(nexus, name) or re.search(rf"^    (def {name}\(|{name}\b)", source, re.MULTILINE), span
     marks = re.findall(r"`(\w+)`: ", TEXTS["docs/design.md"])
-    assert {"asked", "kept", "public", "form", "hidden"} == {mark for mark in marks if hasattr(nexus.Field, mark)}
+    assert {"asked", "kept", "public", "form", "hidden", "repeats"} == {mark for mark in marks if hasattr(nexus.Field, mark)}
 
 
 def test_the_sample_is_the_one_that_nexus_prints():
