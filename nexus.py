@@ -9182,7 +9182,7 @@ class HostedJob:
         # Its processes are ended when the job must stop, and again when its command has ended and left some.
         self.ending_since: float | None = None          # monotonic
         self.is_stopped = False                         # since then for a stop
-        self.may_be_signaled = bool(job.current.stop_cause)     # for a stop; by a former service, for all that this one can tell
+        self.may_be_signaled = bool(job.current.stop_cause)     # by a stop: also of a former service
         self.next_look_at = 0.0                         # monotonic
         self.first_pids: set[int] = set()               # the pids when the first signal was due
         self.signaled: set[int] = set()                 # the pids that got it
@@ -15950,7 +15950,7 @@ def encode_option(row: Field, value: Any) -> Any:
     if value is NONE or (row.repeats and value[-1] is NONE):
         return None
     if row.repeats:
-        given = [one for one in value if one is not NONE]
+        given = [each for each in value if each is not NONE]
         return dict(given) if row.takes_pairs else given
     return row.show(value) if row.show else value
 
