@@ -8769,7 +8769,9 @@ class Recovery:
                         self.doubtful.add(key)
 
     def hold_doubtful(self) -> None:
-        """Hold the pending jobs that may have started, or may be over, so that none runs twice."""
+        """Hold the pending jobs that may have started, or may be over, so that none runs twice; and those whose wait,
+        for a job that is lost, would not end.
+        """
         waiting = [job for job in self.state.pending.values() if job.status == PENDING and not job.is_held]
         begun = [job for job in waiting if self.has_begun(job)]
         doubtful = [job for job in waiting if job.id in self.doubtful and job not in begun]
@@ -8778,6 +8780,14 @@ class Recovery:
                 self.note_damage(f"held, as they {reason} (nexus resume ID): {join_some([job.id for job in jobs])}")
             for job in jobs:
                 self.state.put(change_job(job, is_held=True))
+        orphans = [job for job in self.state.pending.values()
+                   if not self.state.jobs.keys() >= {*job.pending_dependencies}]
+        if orphans:
+            ids = join_some([job.id for job in orphans])
+            self.note_damage(f"held, as what they wait for is lost (nexus resume ID): {ids}")
+        for job in orphans:
+            there = tuple(job_id for job_id in job.pending_dependencies if job_id in self.state.jobs)
+            self.state.put(change_job(self.state.jobs[job.id], is_held=True, pending_dependencies=there))
 
     def has_begun(self, job: Job) -> bool:
         """Whether the runner of its next attempt has claimed that, so that the change which says so is lost."""

@@ -719,6 +719,17 @@ def test_a_job_that_may_have_started_is_held(box, tmp_path):
     assert any("held, as they may have changed" in said and "abc, abd" in said for said in other.said)
 
 
+def test_a_job_whose_wait_would_not_end_is_held(box, tmp_path):
+    """What it waits for was lost with a line."""
+    box.add("abc").add("abd").add("xyz", after_any=("abd", "abc"), pending_dependencies=("abd", "abc")).add("uvw")
+    copy = box.crash(tmp_path / "copy")
+    rewrite("journal.jsonl", lambda content: content.replace(b'"abd":{', b'"abd":['))(copy)
+    copy.open()
+    held = {one: job.pending_dependencies for one, job in copy.store.state.jobs.items() if job.is_held}
+    assert held == {"xyz": ("abc",)} and "abd" not in copy.store.state.jobs
+    assert any("held, as what they wait for is lost" in said and ": xyz" in said for said in copy.said)
+
+
 CLAIMS = [  # reason, seconds from the job's creation to the claim, attempts that are known, whether it is held
     ("of its first attempt", 5, 0, True), ("of a former job of this id", -5, 0, False), ("of an attempt that is known", 5, 1, False),
 ]
