@@ -8774,7 +8774,8 @@ class Recovery:
         """
         waiting = [job for job in self.state.pending.values() if job.status == PENDING and not job.is_held]
         begun = [job for job in waiting if self.has_begun(job)]
-        doubtful = [job for job in waiting if job.id in self.doubtful and job not in begun]
+        doubtful = [job for job in waiting if job not in begun
+                    and (job.id in self.doubtful or (self.damage and self.was_launched(job)))]
         for jobs, reason in ((begun, "have begun, though they wait here"), (doubtful, "may have changed since")):
             if jobs:
                 self.note_damage(f"held, as they {reason} (nexus resume ID): {join_some([job.id for job in jobs])}")
@@ -8794,6 +8795,12 @@ class Recovery:
         claim = os.path.join(self.layout.folder_of(job), f"attempt-{job.attempt + 1}")
         status = find_status(self.disk, claim)
         return status is not None and status.st_mtime > job.created_at  # an earlier one is a former job's of this id
+
+    def was_launched(self, job: Job) -> bool:
+        """Whether a job.sh was written since its last attempt: one that is slow may still claim the next."""
+        status = find_status(self.disk, os.path.join(self.layout.folder_of(job), "job.sh"))
+        since = max([job.created_at, *(attempt.finished_at or 0.0 for attempt in job.attempts)])
+        return status is not None and status.st_mtime > since
 
     def pause(self) -> None:
         """Pause the queue for what is damaged."""
