@@ -730,6 +730,24 @@ def test_a_job_whose_wait_would_not_end_is_held(box, tmp_path):
     assert any("held, as what they wait for is lost" in said and ": xyz" in said for said in copy.said)
 
 
+def test_a_job_that_was_launched_may_still_begin(box, tmp_path):
+    """Its start was lost with a line, and its job.sh has not claimed it yet.  Without damage, job.sh means nothing."""
+    box.add("abc", "abd")
+    box.update(set_status("abc", nexus.RUNNING))
+    box.update(set_status("abd", nexus.RUNNING))
+    box.update(set_status("abd", nexus.COMPLETED))
+    box.add("xyz")
+    for name, is_damaged in (("whole", False), ("damaged", True)):
+        copy = box.crash(tmp_path / name)
+        for job_id in ("abc", "xyz")[:1 + (not is_damaged)]:
+            os.makedirs(copy.path(f"logs/job_{job_id}"))
+            pathlib.Path(copy.path(f"logs/job_{job_id}/job.sh")).touch()
+        if is_damaged:
+            rewrite("journal.jsonl", lambda content: content.replace(b'"running"', b'"runninh"', 1))(copy)
+        held = [one for one, found in copy.open().store.state.jobs.items() if found.is_held]
+        assert held == ["abc"] * is_damaged
+
+
 CLAIMS = [  # reason, seconds from the job's creation to the claim, attempts that are known, whether it is held
     ("of its first attempt", 5, 0, True), ("of a former job of this id", -5, 0, False), ("of an attempt that is known", 5, 1, False),
 ]
