@@ -96,6 +96,15 @@ class Home:
         Task(process, "main", run).go_on()
         if hasattr(process, "store"):           # it has read the state
             self.lost_power = False
+            if self.is_damaged:
+                self.forget_lost(process.store.state)
+
+    def forget_lost(self, state: nexus.State) -> None:
+        """A job.sh whose launch is lost with a damaged line is nobody's: its cards are free, for all that is known."""
+        kept = {self.layout.folder_of(job) for job in state.live.values()}
+        for process, _ in self.world.runners:
+            folder = os.path.dirname(process.role.split()[1])
+            process.is_forgotten |= folder.startswith(self.path + "/") and folder not in kept
 
     def note_end(self) -> None:
         self.store = getattr(self.process, "store", None) or self.store

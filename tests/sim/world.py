@@ -96,6 +96,7 @@ class SimProcess:
         self.session = session or self.pid
         self.state, self.is_alive, self.exit_code = "S", True, 0
         self.handles: dict[int, OpenFile] = {}
+        self.is_forgotten = False               # a job.sh whose launch a damaged disk has lost
         self.slow_until = 0.0                   # it gets no time before that
         self.crash_in = 0                       # after so many effects it is killed; 0: it is not
         self.tasks: list[Task] = []
@@ -730,7 +731,8 @@ class World:
         run.machine_count = self.machine_count
         self.runs.append(run)
         for uuid in run.shares:
-            holders = [one for one in self.runs if uuid in one.shares and (one is run or one.left)]
+            holders = [one for one in self.runs if uuid in one.shares and (one is run or one.left)
+                       and not one.runner.is_forgotten]
             if sum(one.shares[uuid] for one in holders) > 100 or len({one.home for one in holders}) > 1:
                 names = ", ".join(f"{one.job.id} of {one.home} ({one.shares[uuid]} %)" for one in holders)
                 self.violations.append(f"{uuid} is given to {names}")
