@@ -9,9 +9,11 @@ import errno
 import json
 import os
 import random
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
+from cluster import Cluster
 from world import HOME_FOLDER, LEASE_FOLDER, SIGKILL, WORK_FOLDER, Crash, Host, Patches, SimProcess, SimStore, Task, Violation, World
 
 import nexus
@@ -38,6 +40,16 @@ class Setup:
         self.on_reboot = rnd.choice(["fail", "requeue"])
         self.history_limit = rnd.choice([1000, 1000, 3])
         self.max_running_per_user = rnd.choice([0, 0, 2])
+        self.has_two_heads = rnd.random() < 0.3         # the second home has the same nodes
+        if rnd.random() < 0.15:
+            self.launcher, self.nodes, self.homes = "slurm", 0, 1
+
+    @staticmethod
+    def read(facts: Mapping[str, Any]) -> Setup:
+        """The setup of a history that was kept."""
+        setup = Setup(facts["seed"])
+        vars(setup).update(facts)
+        return setup
 
 
 class Home:
@@ -51,7 +63,7 @@ class Home:
             "state": {"history_limit": setup.history_limit},
             "jobs": {"launcher": setup.launcher, "on_reboot": setup.on_reboot,
                      "max_running_per_user": setup.max_running_per_user},
-            **({"nodes": nodes} if nodes and path == FIRST_HOME else {})}, "config.toml")
+            **({"nodes": nodes} if nodes and (path == FIRST_HOME or setup.has_two_heads) else {})}, "config.toml")
         self.layout = nexus.make_layout(path, self.config)
         self.process: SimProcess | None = None
         self.store: SimStore | None = None          # of the last service
@@ -199,10 +211,12 @@ class Home:
             return
         for job in self.service.store.state.jobs.values():
             path = f"{job.log_dir}/stdout.log"
-            lines = nexus.read_part(self.disk, path, 0, 10000).replace(b"\0", b"").decode().splitlines()
-            own = f"run {job.id} "              # or a part of it, where the disk was full
-            if len(set(lines)) < len(lines) or not all(line.startswith(own) or own.startswith(line) for line in lines):
-                raise Violation(f"the log of job {job.id} has {lines}")
+            text = nexus.read_part(self.disk, path, 0, 10000).decode()
+            # A full disk may have cut a line, behind which the next attempt's begins.
+            told = re.findall("run ([A-Za-z]{3})(?: ([0-9]+))?", text)
+            numbers = [number for _, number in told if number]
+            if any(name != job.id for name, _ in told) or len(set(numbers)) < len(numbers):
+                raise Violation(f"the log of job {job.id} has {text!r}")
 
     def check_reasons(self) -> None:
         """Each waiting job has a reason."""
@@ -234,6 +248,8 @@ class Actions:
         self.world.hosts["a"] = host = Host(self.world, "a", setup.cards)
         for number in range(1, setup.nodes + 1):
             self.world.hosts[f"n{number}"] = Host(self.world, f"n{number}", 2)
+        if setup.launcher == "slurm":
+            self.world.cluster = Cluster(self.world, host)
         self.homes = [Home(self.world, host, path, setup) for path in (FIRST_HOME, SECOND_HOME)[:setup.homes]]
         self.has_faults = True
 
@@ -477,6 +493,10 @@ class Actions:
         else:
             host.smi_error = "" if host.smi_error else "nvidia-smi: Unable to determine the device handle"
 
+    def trouble_slurm(self, rnd: random.Random) -> None:
+        if self.world.cluster:
+            self.world.cluster.trouble(rnd)
+
     def trouble_starts(self, rnd: random.Random) -> None:
         host = rnd.choice(list(self.world.hosts.values()))
         host.launch_error = 0 if host.launch_error else rnd.choice([errno.EAGAIN, errno.ENOMEM])
@@ -514,7 +534,7 @@ WEIGHTS: Mapping[str, int] = {
     "add": 20, "cancel": 4, "retry": 4, "clear": 2, "edit": 4, "pause": 3, "edit_file": 1, "start": 4, "stop": 1,
     "kill_service": 2, "restart": 4, "slow_runner": 5, "kill_at_effect": 3, "kill_runner": 2, "kill_command": 1,
     "cut_power": 1, "fill_disk": 1, "protect_disk": 1, "flip_bit": 0, "trouble_cards": 2, "trouble_starts": 1,
-    "set_clock": 1, "trouble_line": 4}
+    "set_clock": 1, "trouble_line": 4, "trouble_slurm": 3}
 
 
 def make_steps(seed: int, count: int = STEPS) -> list[Step]:
@@ -533,13 +553,13 @@ class Outcome:
         self.words, self.at, self.traceback = words, at, traceback
 
 
-def run_history(seed: int, steps: Sequence[Step], tell: Callable[[str], None] | None = None) -> Outcome:
+def run_history(setup: Setup, steps: Sequence[Step], tell: Callable[[str], None] | None = None) -> Outcome:
     """Run these steps, stop the faults, and see that all comes to its end.
 
     `tell` is given each step, and what the services and agents log.
     """
     with Patches():
-        actions = Actions(Setup(seed))
+        actions = Actions(setup)
         world = actions.world
         if tell:
             world.tell_log(tell)
@@ -574,6 +594,8 @@ def run_history(seed: int, steps: Sequence[Step], tell: Callable[[str], None] | 
 def settle(actions: Actions) -> None:
     """The faults stop: each job ends, each lease is free, nothing of a job is left, health is well."""
     world, rnd = actions.world, random.Random(0)
+    if world.cluster:
+        world.cluster.is_down = world.cluster.is_late = False
     for host in world.hosts.values():
         host.files.is_full = host.files.is_read_only = False
         host.smi_error, host.launch_error, host.is_reachable = "", 0, True
@@ -665,13 +687,13 @@ def resume_all(home: Home) -> None:
             home.call("POST", "/jobs/cancel", {"ids": [job.id]})
 
 
-def shorten(seed: int, steps: Sequence[Step], words: str, seconds: float = 60.0) -> list[Step]:
+def shorten(setup: Setup, steps: Sequence[Step], words: str, seconds: float = 60.0) -> list[Step]:
     """The shortest history found that still fails in the same way: pieces are left out, smaller and smaller ones."""
     import time
     kind, until = find_kind(words), time.monotonic() + seconds
 
     def fails(some: Sequence[Step]) -> bool:
-        return find_kind(run_history(seed, some).words) == kind
+        return find_kind(run_history(setup, some).words) == kind
 
     kept, size = list(steps), max(1, len(steps) // 2)
     while size and time.monotonic() < until:
@@ -688,5 +710,4 @@ def shorten(seed: int, steps: Sequence[Step], words: str, seconds: float = 60.0)
 
 def find_kind(words: str) -> str:
     """A failure without its names and numbers."""
-    import re
     return re.sub(r"[A-Za-z]{3}\b(?= )|\d+|\[.*|\(.*|:.*", "", words)[:60]

@@ -89,7 +89,8 @@ def release_leases(process: SimProcess, settings: Settings) -> None:
     settings.leases = []
 
 
-def run_job(process: SimProcess, settings: Settings, job: nexus.Job, mark: str, home: str) -> Iterator[str]:
+def run_job(process: SimProcess, settings: Settings, job: nexus.Job, mark: str, home: str,
+            is_slurm: bool = False) -> Iterator[str]:
     """Each `yield` comes after a step, with its name.  Killed at one, it does nothing more."""
     from world import Command, Run, SimProcess
     host, folder, number, job_id = process.host, settings.folder, job.attempt, settings.job_id
@@ -205,7 +206,7 @@ def run_job(process: SimProcess, settings: Settings, job: nexus.Job, mark: str, 
     def find_company() -> bool:
         return any(one.session == process.session and one is not process for one in host.processes.values())
 
-    goes_on = find_company()
+    goes_on = not is_slurm and find_company()       # Slurm ends with a job what it left
     yield from finish(code, took_cs, goes_on=goes_on)
     if goes_on:
         while find_company():

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(__file__).parent
 FOUND = FOLDER / "found"
@@ -26,17 +27,21 @@ def main(argv: Sequence[str]) -> int:
         put_in(options.fault)
     import history
     if options.seed is not None or options.file:
-        seed, steps = read_history(Path(options.file)) if options.file else (options.seed, history.make_steps(options.seed))
-        outcome = history.run_history(seed, steps, print)
+        seed = options.seed or 0
+        setup, steps = history.Setup(seed), history.make_steps(seed)
+        if options.file:
+            setup, steps = read_history(Path(options.file))
+        outcome = history.run_history(setup, steps, print)
         print(outcome.traceback, outcome.words or "all holds")
         return bool(outcome.words)
     began, seed, failures = time.monotonic(), options.first, 0
     while time.monotonic() - began < 60 * options.minutes:
         steps = history.make_steps(seed)
-        outcome = history.run_history(seed, steps)
+        setup = history.Setup(seed)
+        outcome = history.run_history(setup, steps)
         if outcome.words:
             failures += 1
-            tell_failure(seed, steps[:outcome.at], outcome, options.keep)
+            tell_failure(setup, steps[:outcome.at], outcome, options.keep)
             if not options.keep:
                 return 1
         seed += 1
@@ -45,21 +50,23 @@ def main(argv: Sequence[str]) -> int:
     return bool(failures)
 
 
-def read_history(path: Path) -> tuple[int, list[tuple[str, int]]]:
+def read_history(path: Path) -> tuple[Any, list[tuple[str, int]]]:
+    """(the setup, the steps) of a history that was kept."""
+    import history
     body = json.loads(path.read_text())
-    return body["seed"], [(name, number) for name, number in body["steps"]]
+    return history.Setup.read(body["setup"]), [(name, number) for name, number in body["steps"]]
 
 
-def tell_failure(seed: int, steps: Sequence[tuple[str, int]], outcome: object, is_kept: bool) -> None:
+def tell_failure(setup: Any, steps: Sequence[tuple[str, int]], outcome: Any, is_kept: bool) -> None:
     """Print the seed and the shortest history that still fails, and keep that."""
     import history
-    words = outcome.words                       # type: ignore[attr-defined]
-    print(f"\nseed {seed} fails: {words}\n{outcome.traceback}", flush=True)     # type: ignore[attr-defined]
-    shortest = history.shorten(seed, steps, words)
+    words, seed = outcome.words, setup.seed
+    print(f"\nseed {seed} fails: {words}\n{outcome.traceback}", flush=True)
+    shortest = history.shorten(setup, steps, words)
     print("the shortest history found that still fails:")
-    again = history.run_history(seed, shortest, print)
+    again = history.run_history(setup, shortest, print)
     print(again.words, flush=True)
     path = (FOUND if is_kept else Path("/tmp")) / f"seed-{seed}.json"
-    path.write_text(json.dumps({"seed": seed, "failed": words[:300], "steps": shortest}, indent=None) + "\n")
+    path.write_text(json.dumps({"failed": words[:300], "setup": vars(setup), "steps": shortest}) + "\n")
     print(f"kept as {path}: tests/sim/run --file {path}", flush=True)
     sys.stdout.flush()

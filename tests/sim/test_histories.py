@@ -1,10 +1,10 @@
 """Histories with known seeds, and all that ever failed.  New ones are looked for by tests/sim/run."""
 
-import json
 import pathlib
 
 import history
 import pytest
+import search
 
 FOUND = sorted((pathlib.Path(__file__).parent / "found").glob("*.json"))
 SEEDS = [range(first, first + 25) for first in range(1, 301, 25)]
@@ -14,7 +14,7 @@ SEEDS = [range(first, first + 25) for first in range(1, 301, 25)]
 def test_what_nexus_promises_holds_in_each_history(seeds):
     failed = {}
     for seed in seeds:
-        outcome = history.run_history(seed, history.make_steps(seed))
+        outcome = history.run_history(history.Setup(seed), history.make_steps(seed))
         if outcome.words:
             failed[seed] = f"{outcome.words}\n{outcome.traceback}"
     assert not failed, "tests/sim/run --from SEED finds the shortest history that fails so"
@@ -22,13 +22,12 @@ def test_what_nexus_promises_holds_in_each_history(seeds):
 
 @pytest.mark.parametrize("path", FOUND, ids=[path.stem for path in FOUND])
 def test_what_once_failed_does_not_fail_again(path):
-    found = json.loads(path.read_text())
-    outcome = history.run_history(found["seed"], [(name, number) for name, number in found["steps"]])
-    assert not outcome.words, f"{found['failed']}\n{outcome.traceback}"
+    outcome = history.run_history(*search.read_history(path))
+    assert not outcome.words, outcome.traceback
 
 
 def test_a_history_is_the_same_each_time():
     told = [[], []]
     for lines in told:
-        history.run_history(7, history.make_steps(7), lines.append)
+        history.run_history(history.Setup(7), history.make_steps(7), lines.append)
     assert told[0] == told[1] and len(told[0]) > history.STEPS

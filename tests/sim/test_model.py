@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 
+import cluster
 import faults
 import pytest
 import world
@@ -21,7 +22,7 @@ STAND_INS = [  # the stand-in, the real class, what works as it is
         "argv", "attach", "call", "choose_folder", "environ", "find_leave_keys", "login_variables", "variables")),
     (world.SimEvents, nexus.RunnerEvents, ("wait",)), (world.SimGpus, nexus.GpuSource, ("not_shown",)),
     (world.SimLine, nexus.AgentLine, ("read_word",)), (world.SimServer, nexus.Server, ()),
-    (world.SimWorker, nexus.Worker, ("end", "run"))]
+    (cluster.SimSlurm, nexus.Slurm, ()), (world.SimWorker, nexus.Worker, ("end", "run"))]
 
 
 def list_methods(kind):

@@ -473,8 +473,11 @@ class SimMachine(nexus.Machine):
     def __init__(self, config: nexus.Config, layout: nexus.Layout, disk: nexus.Disk, service_id: str) -> None:
         self.process = current().running
         self.process.world.machine_count += 1
-        self.is_mock, self.gpu_source, self.processes, self.psutil = False, SimGpus(), SimProcesses(), None
-        self.leases = nexus.Leases(disk, nexus.find_lease_folder(disk, config.gpu), service_id)
+        is_slurm = config.jobs.launcher == "slurm"
+        self.is_mock, self.processes, self.psutil = False, SimProcesses(), None
+        self.gpu_source = nexus.MockGpus(0) if is_slurm else SimGpus()
+        folder = nexus.find_lease_folder(disk, config.gpu)
+        self.leases = None if is_slurm else nexus.Leases(disk, folder, service_id)
         kind = SimScreen if config.jobs.launcher == "screen" else nexus.Direct
         self.launcher, self.launcher_error = kind(disk, layout), None
         self.no_terminal = None if config.jobs.launcher == "screen" else 'launcher is "direct"'
@@ -571,7 +574,7 @@ class SimLine:
         self.is_cut, self.agent = False, None
         if not self.node.is_reachable:
             raise nexus.NexusError("unavailable", f"cannot reach {self.name}: No route to host", "")
-        self.node.lines.append(self)
+        self.node.lines = [*(line for line in self.node.lines if not line.is_cut), self]
         process = SimProcess(self.node, "nexus agent", role="service")
         self.process = process
         process.line = self                 # type: ignore[attr-defined]
@@ -676,6 +679,7 @@ class World:
         self.violations: list[str] = []
         self.tracebacks: list[str] = []
         self.hosts: dict[str, Host] = {}
+        self.cluster: Any = None                # cluster.Cluster, where jobs run under Slurm
         self.current: SimProcess | None = None
         self.agent_config = nexus.parse_config({"gpu": {"lease_dir": LEASE_FOLDER}, "jobs": {"launcher": "direct"}}, "")
         self.log = logging.Logger("nexus", logging.ERROR)
@@ -710,6 +714,8 @@ class World:
 
     def end_commands(self) -> None:
         """Those end whose time has come."""
+        if self.cluster:
+            self.cluster.advance()
         for host in self.hosts.values():
             for process in list(host.processes.values()):
                 if process.command and self.now >= process.command.ends_at and process.state != "T":
@@ -748,6 +754,7 @@ class Patches:
     """`with Patches():` nexus runs on the world that is current."""
 
     def __enter__(self) -> None:
+        import cluster
         clock = types.SimpleNamespace(**vars(time))
         clock.time, clock.monotonic = (lambda: current().running.host.wall()), lambda: current().now
         clock.sleep = lambda seconds: current().park(lambda: False, seconds)
@@ -756,6 +763,7 @@ class Patches:
             "time": clock, "Disk": lambda: current().running.disk, "Clock": lambda: current().running.clock,
             "Machine": SimMachine, "Processes": SimProcesses, "RunnerEvents": SimEvents, "Worker": SimWorker,
             "Store": SimStore, "Server": SimServer, "AgentLine": SimLine, "Agent": SimAgent,
+            "Slurm": cluster.SimSlurm,
             "start_writer": lambda stream, name: Outbox(), "set_signals": lambda service: None,
             "import_modules": lambda: None, "make_log": lambda layout, config: current().log,
             "read_boot_id": lambda: current().running.host.boot_id, "find_pid_namespace": lambda: nexus.HOST_PIDS,
