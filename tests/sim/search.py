@@ -18,7 +18,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--minutes", type=float, default=1.0, help="how long to look (default: 1)")
     parser.add_argument("--seed", type=int, help="only this history, with each of its steps")
     parser.add_argument("--file", help="only the history in this file, as they stand in tests/sim/found")
-    parser.add_argument("--from", type=int, default=1, dest="first", help="the first seed (default: 1)")
+    parser.add_argument("--from", type=int, default=int(time.time()), dest="first",
+                        help="the first seed (default: one that nobody has had)")
     parser.add_argument("--fault", help="put this fault in by hand first: see faults.py")
     parser.add_argument("--keep", action="store_true", help="go on after a failure; keep each in tests/sim/found")
     options = parser.parse_args(argv)
@@ -34,6 +35,7 @@ def main(argv: Sequence[str]) -> int:
         outcome = history.run_history(setup, steps, print)
         print(outcome.traceback, outcome.words or "all holds")
         return bool(outcome.words)
+    print(f"from seed {options.first} on", flush=True)
     began, seed, failures = time.monotonic(), options.first, 0
     while time.monotonic() - began < 60 * options.minutes:
         steps = history.make_steps(seed)

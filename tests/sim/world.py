@@ -237,7 +237,7 @@ class Host:
         self.files = FileSystem(self.wall)
         self.cards = [Card(name, number) for number in range(card_count)]
         self.last_pid = 100
-        self.smi_error = ""
+        self.smi_error, self.smi_s = "", 0.0        # what nvidia-smi says, and how long it takes
         self.fifos: dict[str, SimEvents] = {}
         self.processes: dict[int, SimProcess] = {}
         self.former: dict[int, SimProcess] = {}
@@ -452,6 +452,8 @@ class SimGpus(nexus.GpuSource):
 
     def query_gpus(self, earlier: Mapping[str, nexus.Gpu]) -> list[nexus.Gpu]:
         host = current().running.host
+        if host.smi_s:
+            current().park(lambda: False, host.smi_s)
         if host.smi_error:
             raise nexus.NexusError("unavailable", host.smi_error, "see dmesg")
         return host.list_gpus()
