@@ -490,7 +490,7 @@ class Actions:
             else:
                 card.foreign = SimProcess(host, "python", user="bob")
         elif way == 3:
-            host.smi_s = 0.0 if host.smi_s else rnd.choice([3.0, 20.0, 90.0])
+            host.smi_s = 0.0 if host.smi_s else rnd.choice([1.0, 3.0, 12.0])
         else:
             host.smi_error = "" if host.smi_error else "nvidia-smi: Unable to determine the device handle"
 
