@@ -1,6 +1,6 @@
 """A model of job.sh: what it does, in steps, any of which may be the last or be slow.
 
-test_runner.py compares it with the real one, stopped after each of these steps.
+test_stand_ins.py compares it with the real one, stopped after each of these steps.
 """
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import signal
 import time
 import traceback
 import types
@@ -774,14 +775,16 @@ class Patches:
             "MIN_JOURNAL_BYTES": 4000,          # so that state.json is written often
             "find_process_user": lambda pid: "bob", "count_oom_kills": lambda: 0}
         self.former = {name: getattr(nexus, name) for name in replaced}
-        self.former_os = os.getpid, os.kill
+        self.former_os, self.path = (os.getpid, os.kill, os.umask, signal.signal), os.environ["PATH"]
         for name, stand_in in replaced.items():
             setattr(nexus, name, stand_in)
         os.getpid = lambda: current().running.pid
+        os.umask, signal.signal = (lambda mask: 0o022), lambda number, handler: None    # type: ignore
         os.kill = lambda pid, number: current().running.host.processes[pid].hear(number) if (
             pid in current().running.host.processes) else None
 
     def __exit__(self, *_: object) -> None:
         for name, real in self.former.items():
             setattr(nexus, name, real)
-        os.getpid, os.kill = self.former_os
+        os.getpid, os.kill, os.umask, signal.signal = self.former_os
+        os.environ["PATH"] = self.path
