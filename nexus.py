@@ -8212,7 +8212,8 @@ def read_result(disk: Disk, folder: str, attempt: int) -> Result | None:
     with contextlib.suppress(ValueError, TypeError, OSError):
         path = os.path.join(folder, f"result-{attempt}.json")
         result = decode_value(Result, load_json(read_job_file(disk, path) or ""))
-        result = replace(result, finished_at=check_time(disk.stat(path).st_mtime))     # job.sh writes it last
+        # job.sh writes it last; what stops a job knows whether it has.
+        result = replace(result, finished_at=check_time(disk.stat(path).st_mtime), ended_itself=False)
         if result.runtime_seconds is not None and result.cause in (None, "launch", "bounce"):
             if result.goes_on:                                             # these are the command's, not the job's
                 return replace(result, finished_at=None, runtime_seconds=None)
