@@ -533,6 +533,7 @@ class SimStore(nexus.Store):
 
     def recover(self) -> None:
         super().recover()
+        self.states.popleft()               # the empty one with which it began
         former = self.process.home.store                        # type: ignore[attr-defined]
         self.synced_seq = former.synced_seq if former else 0    # what it has read may still be in the cache alone
         self.process.store = self           # type: ignore[attr-defined]
