@@ -5683,6 +5683,10 @@ class Layout:
         self.journal_file = os.path.join(self.journal_dir, "journal.jsonl")
         self.code_folder = os.path.join(self.journal_dir, "submitted-code")
 
+    def copy_of(self, digest: object, kind: str) -> str:
+        """The copy of a file that a service was started with: its nexus.py, or its configuration."""
+        return os.path.join(self.cache_dir, f"nexus-{digest}{kind}")
+
     def code_file(self, name: str) -> str:
         return os.path.join(self.code_folder, f"{name}.py")
 
@@ -10472,10 +10476,22 @@ def hash_code(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:8]
 
 
+def read_own_code(disk: Disk, layout: Layout, digest: str) -> bytes:
+    """The nexus.py that this service was started with, or the copy of it that was kept.  Raises: unavailable."""
+    path = os.path.abspath(__file__)
+    for each in (path, layout.copy_of(digest, ".py")):
+        with contextlib.suppress(NexusError):
+            content = read_bytes(disk, each)
+            if hash_code(content) == digest:
+                return content
+    raise NexusError("unavailable", f"{path} has changed since the service began",
+                     hint="nexus restart: then the nodes get the new one")
+
+
 class AgentLine:
     """A connection to a node's agent."""
 
-    def __init__(self, disk: Disk, ssh: Ssh, head: str, digest: str) -> None:
+    def __init__(self, disk: Disk, layout: Layout, ssh: Ssh, head: str, digest: str) -> None:
         """Connect, and bring nexus.py there if it is missing.  Raises: unavailable, with ssh's words."""
         import subprocess
         self.ssh, self.name, self.received, self.errors = ssh, ssh.node.name, bytearray(), open_scratch()
@@ -10492,10 +10508,7 @@ class AgentLine:
             self.outbox.put(AGENT_SCRIPT.encode())
             word = self.read_word()
             if word == "needs":
-                content = read_bytes(disk, os.path.abspath(__file__))
-                if hash_code(content) != digest:
-                    raise NexusError("unavailable", f"{os.path.abspath(__file__)} has changed since the service began",
-                                     hint="nexus restart: then the nodes get the new one")
+                content = read_own_code(disk, layout, digest)
                 self.outbox.put(b"%d\n%s" % (len(content), content))
                 word = self.read_word()
             first = load_json(self.read_line(SSH_TIMEOUT_S, MAX_LOGIN_BYTES))
@@ -10686,7 +10699,7 @@ class Node(MachineBackend):
 
     def connect(self) -> AgentLine:
         """Raises: unavailable; conflict, when the machine has another name here."""
-        line = AgentLine(self.disk, self.ssh, self.store.service_id, self.service.hash)
+        line = AgentLine(self.disk, self.layout, self.ssh, self.store.service_id, self.service.hash)
         twin = next((node.name for node in self.service.pool.nodes.values()
                      if node is not self and node.hello and node.hello.machine == line.hello.machine), None)
         if twin or line.hello.machine == f"{self.machine.boot_id} {read_machine()}":
@@ -14707,7 +14720,7 @@ def announce(service: Service, server: Server, token: str, scheme: str, config_f
 def copy_start(disk: Disk, layout: Layout, config_file: str) -> list[tuple[str, str]]:
     """[(a path for a copy, its text)] of what this service was started with: its nexus.py, its configuration."""
     code, settings = read_text(disk, os.path.abspath(__file__)) or "", read_text(disk, config_file) or ""
-    return [(os.path.join(layout.cache_dir, f"nexus-{hash_code(text.encode())}{kind}"), text)
+    return [(layout.copy_of(hash_code(text.encode()), kind), text)
             for text, kind in ((code, ".py"), (settings, ".toml"))]
 
 
@@ -15403,7 +15416,7 @@ def find_former(layout: Layout, running: Mapping[str, Any]) -> FormerService | N
     given = words[words.index("serve") + 1:] if "serve" in words else []
     is_service = words[1:3] == ["-I", "-c"] and words[7:8] == ["serve"] and os.access(words[0], os.X_OK)
     programs = [*words[6:7], os.path.abspath(__file__),
-                os.path.join(layout.cache_dir, f"nexus-{running.get('hash')}.py")]
+                layout.copy_of(running.get("hash"), ".py")]
     try:
         same = [each for each in programs
                 if os.path.isfile(each) and hash_code(read_bytes(DISK, each)) == running.get("hash")]

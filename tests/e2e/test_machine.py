@@ -104,9 +104,10 @@ def hanging(tmp_path, monkeypatch):
         os.kill(int(pid), signal.SIGKILL)
 
 
+LAYOUT = nexus.make_layout("/nowhere", config())
 HANGS = [  # reason, what is asked, words
     ("git", lambda ssh: nexus.take_snapshot("/", os.environ), "git in / did not answer within 0.5 s and cannot be ended"),
-    ("an agent", lambda ssh: nexus.AgentLine(nexus.DISK, ssh, "0-12345678", "12345678"), "cannot reach n1: no answer within 0.5 s"),
+    ("an agent", lambda ssh: nexus.AgentLine(nexus.DISK, LAYOUT, ssh, "0-12345678", "12345678"), "cannot reach n1: no answer within 0.5 s"),
     ("a snapshot on its way to a node", lambda ssh: nexus.push_snapshot(ssh, "/", "a" * 40, "x", os.environ),
      "ssh to n1 did not answer within 0.5 s"),
 ]
@@ -889,7 +890,7 @@ def test_what_ssh_says_is_passed_on_with_what_to_do(said, words, hint):
 def test_ssh_that_is_not_there(tmp_path):
     made = nexus.Ssh(nexus.NodeConfig("n1", "10.0.0.5"), {"PATH": str(tmp_path)})
     with pytest.raises(nexus.NexusError) as caught:
-        nexus.AgentLine(nexus.DISK, made, "0-12345678", "12345678")
+        nexus.AgentLine(nexus.DISK, LAYOUT, made, "0-12345678", "12345678")
     assert caught.value.kind == "unavailable" and "openssh-client" in caught.value.hint
 
 
@@ -900,8 +901,23 @@ def test_a_node_to_which_no_agent_can_be_brought(tmp_path, script, words):
     (tmp_path / "ssh").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "ssh").chmod(0o755)
     made = nexus.Ssh(nexus.NodeConfig("n1", "10.0.0.5"), {"PATH": f"{tmp_path}:{os.environ['PATH']}"})
-    error = in_time(lambda: nexus.AgentLine(nexus.DISK, made, "0-12345678", "12345678"))
+    error = in_time(lambda: nexus.AgentLine(nexus.DISK, LAYOUT, made, "0-12345678", "12345678"))
     assert isinstance(error, nexus.NexusError) and error.kind == "unavailable" and words in error.message, repr(error)
+
+
+def test_a_node_gets_the_code_with_which_the_service_was_started(tmp_path, monkeypatch):
+    """Also once another nexus.py was copied over that."""
+    monkeypatch.setattr(nexus, "SSH_TIMEOUT_S", 0.5)
+    (tmp_path / "ssh").write_text(f"#!/bin/sh\necho nexus-agent: needs; exec cat > {tmp_path}/received\n")
+    (tmp_path / "ssh").chmod(0o755)
+    layout, code = nexus.make_layout(str(tmp_path), config()), b"# the former one\n"
+    digest = nexus.hash_code(code)
+    (tmp_path / "cache").mkdir()
+    pathlib.Path(layout.copy_of(digest, ".py")).write_bytes(code)
+    made = nexus.Ssh(nexus.NodeConfig("n1", "10.0.0.5"), {"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    with pytest.raises(nexus.NexusError):               # nobody runs it there
+        nexus.AgentLine(nexus.DISK, layout, made, "0-12345678", digest)
+    assert (tmp_path / "received").read_bytes().endswith(b"\n%d\n%s" % (len(code), code))
 
 
 # Programs that go on by themselves
