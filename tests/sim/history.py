@@ -10,9 +10,11 @@ import json
 import os
 import random
 import re
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
+import versions
 from cluster import Cluster
 from world import HOME_FOLDER, LEASE_FOLDER, SIGKILL, WORK_FOLDER, Crash, Host, Patches, SimProcess, SimStore, Task, Violation, World
 
@@ -24,6 +26,7 @@ CHECK_INTERVAL = 20                 # State is read back from the disk after so 
 USERS = ("bob", "eve")              # who have tokens
 OWNER_TOKEN = "f" * 48
 SETTLING_S = 4 * 3600.0             # once the faults stop, all must have ended in this time
+STATE_NAMES = ("state.json", "state.json.prev", "journal.jsonl", "journal.jsonl.prev")
 FIRST_HOME, SECOND_HOME = f"{HOME_FOLDER}/.nexus", f"{HOME_FOLDER}/.nexus-b"
 
 
@@ -43,6 +46,7 @@ class Setup:
         self.has_two_heads = rnd.random() < 0.3         # the second home has the same nodes
         if rnd.random() < 0.15:
             self.launcher, self.nodes, self.homes = "slurm", 0, 1
+        self.version = rnd.choice(["this", "this", "this", "older"])        # of the first nexus.py: see versions.py
 
     @staticmethod
     def read(facts: Mapping[str, Any]) -> Setup:
@@ -93,16 +97,20 @@ class Home:
         """What the supervisor does, or a person."""
         if self.process and self.process.is_alive:
             return
-        self.compare(is_start=True)
+        self.note_end()
         process = self.process = SimProcess(self.host, "nexus serve", role="service")
+        process.version = versions.find_version(self.host)
         process.home = self                 # type: ignore[attr-defined]
         environ = {"HOME": HOME_FOLDER, "PATH": "/usr/bin:/bin"}
+        before = self.read_files()
 
         def run() -> None:
             try:
                 nexus.serve(self.layout, self.config, environ, "", self.layout.config_file)
             except nexus.NexusError as error:
                 self.faults.append(error.message)
+                if error.kind == "conflict" and self.read_files() != before:
+                    self.world.violations.append(f"a service that was refused has changed the state: {error}")
 
         process.on_end.append(self.note_end)
         Task(process, "main", run).go_on()
@@ -110,6 +118,11 @@ class Home:
             self.lost_power = False
             if self.is_damaged:
                 self.forget_lost(process.store.state)
+
+    def read_files(self) -> list[bytes]:
+        """The files of the state, as they are."""
+        found = self.host.files.find(self.layout.journal_dir).names
+        return [bytes(found[name].content) if name in found else b"" for name in STATE_NAMES]
 
     def forget_lost(self, state: nexus.State) -> None:
         """A job.sh whose launch is lost with a damaged line is nobody's: its cards are free, for all that is known."""
@@ -124,6 +137,18 @@ class Home:
     def kill(self) -> None:
         if self.process and self.process.is_alive:
             self.process.end(128 + SIGKILL)
+
+    def stop(self) -> None:
+        """`nexus stop`: it ends by itself, unless something is in its way."""
+        process = self.process
+        if not self.is_up or not process:
+            return
+        self.service.stop()
+        give_up_at = self.world.now + nexus.START_TIMEOUT_S
+        while process.is_alive and self.world.now < give_up_at:
+            for task in [task for task in process.tasks if task.is_due()]:
+                task.go_on()
+            self.world.now += 0.05
 
     def call(self, method: str, path: str, body: Any = None, user: str = "") -> tuple[int, Any]:
         """(the status, 0 for none; the reply) of a request."""
@@ -155,16 +180,21 @@ class Home:
 
     # What must hold
 
-    def compare(self, is_start: bool = False) -> None:
-        """State read back from the disk is a State that the service had, and none before what it has acknowledged."""
-        store = (getattr(self.process, "store", None) if self.process else None) or self.store
-        if store is None or not store.states or (self.is_damaged and len(self.flipped) != 1):
-            return
+    def compare(self) -> None:
+        """State read back from the disk is that of the service that runs, or was the last."""
+        self.note_end()
         try:
             with self.disk.process.being_run():
-                found = nexus.find_recovery(self.disk, self.layout)
+                found = versions.find_recovery(self.disk, self.layout)
         except (OSError, nexus.NexusError) as error:
             raise Violation(f"the state cannot be read: {error}") from error
+        self.check_recovery(found)
+
+    def check_recovery(self, found: nexus.Recovery) -> None:
+        """State read back is a State that the service had, and none before what it has acknowledged."""
+        store = self.store
+        if store is None or not store.states or (self.is_damaged and len(self.flipped) != 1):
+            return
         state, latest = found.state, store.state
         if self.is_damaged:
             lost = latest.jobs.keys() - state.jobs.keys()
@@ -244,7 +274,7 @@ class Actions:
 
     def __init__(self, setup: Setup) -> None:
         self.setup, self.world = setup, World(setup.seed)
-        self.world.hosts["a"] = host = Host(self.world, "a", setup.cards)
+        self.world.hosts["a"] = host = Host(self.world, "a", setup.cards, setup.version)
         for number in range(1, setup.nodes + 1):
             self.world.hosts[f"n{number}"] = Host(self.world, f"n{number}", 2)
         if setup.launcher == "slurm":
@@ -404,6 +434,26 @@ class Actions:
         if home.is_up:
             home.service.stop()
 
+    def upgrade(self, rnd: random.Random) -> None:
+        """Another nexus.py is copied over the one that is there, and mostly the service is restarted with it.
+
+        If that cannot start, the former one does.
+        """
+        home = self.choose_home(rnd)
+        former, version = versions.find_version(home.host), rnd.choice([*versions.VERSIONS])
+        try:
+            with home.disk.process.being_run():
+                versions.copy_code(home.disk.process, version)
+                if rnd.random() < 0.3:
+                    return
+                home.stop()
+                home.start()
+                if not home.is_up:
+                    versions.copy_code(home.disk.process, former)
+        except nexus.NexusError:            # there is no room for it
+            return
+        home.start()
+
     # Faults
 
     def kill_service(self, rnd: random.Random) -> None:
@@ -463,7 +513,7 @@ class Actions:
     def flip_bit(self, rnd: random.Random) -> None:
         home = self.choose_home(rnd)
         folder = home.layout.journal_dir
-        name = rnd.choice(["state.json", "state.json.prev", "journal.jsonl", "journal.jsonl.prev"])
+        name = rnd.choice(STATE_NAMES)
         try:
             file = home.host.files.find(f"{folder}/{name}")
         except OSError:
@@ -532,7 +582,7 @@ class Actions:
 
 WEIGHTS: Mapping[str, int] = {
     "go_on": 60, "step_runner": 50, "go_round": 30, "deliver": 10, "pass_time": 12,
-    "add": 20, "cancel": 4, "retry": 4, "clear": 2, "edit": 4, "pause": 3, "edit_file": 1, "start": 4, "stop": 1,
+    "add": 20, "cancel": 4, "retry": 4, "clear": 2, "edit": 4, "pause": 3, "edit_file": 1, "start": 4, "stop": 1, "upgrade": 2,
     "kill_service": 2, "restart": 4, "slow_runner": 5, "kill_at_effect": 3, "kill_runner": 2, "kill_command": 1,
     "cut_power": 1, "fill_disk": 1, "protect_disk": 1, "flip_bit": 0, "trouble_cards": 2, "trouble_starts": 1,
     "set_clock": 1, "trouble_line": 4, "trouble_slurm": 3}
@@ -586,6 +636,9 @@ def run_history(setup: Setup, steps: Sequence[Step], tell: Callable[[str], None]
                 settle(actions)
         except Violation as violation:
             world.violations.append(str(violation))
+        except Exception as error:          # of the simulator itself
+            world.violations.append(f"{type(error).__name__}: {error}")
+            world.tracebacks.append(traceback.format_exc())
         finally:
             world.close()
         words = world.violations[0] if world.violations else ""
@@ -608,12 +661,16 @@ def settle(actions: Actions) -> None:
         if home.process:
             home.process.crash_in = 0
         home.start()
+        if not home.is_up:                  # its nexus.py is too old
+            versions.copy_code(home.disk.process, "this")
+            home.start()
     world.is_hasty = True
     for run in world.runs:
         for process in run.left:
             if process.command:
                 process.command.ends_at = min(process.command.ends_at, world.now + 1.0)
     give_up_at, resumed_at, pause_s = world.now + SETTLING_S, 0.0, 0.0
+    longest_pause_s = 5.0 if actions.setup.nodes else 9.0       # a node that hears nothing for longer ends its agent
     while world.now < give_up_at:
         before = len(world.runs), len(world.runners)
         actions.go_round(rnd)
@@ -626,7 +683,7 @@ def settle(actions: Actions) -> None:
                 resume_all(home)
         if not world.runners and all(is_settled(home) for home in actions.homes):
             break
-        pause_s = 0.0 if world.runners or before != (len(world.runs), len(world.runners)) else min(5.0, pause_s + 0.5)
+        pause_s = 0.0 if world.runners or before != (len(world.runs), len(world.runners)) else min(longest_pause_s, pause_s + 0.5)
         world.now += pause_s
     for home in actions.homes:
         if not home.is_up:
@@ -638,7 +695,7 @@ def settle(actions: Actions) -> None:
         if waiting:
             raise Violation(f"not ended after {SETTLING_S / 3600:g} hours: {'; '.join(waiting)[:1500]}")
     for number in range(400):               # what is slow, or tried again, gets its time
-        world.now += 1.5
+        world.now += 1.5 if number < 200 else 15.0      # the next reading after a slow one comes much later
         actions.go_round(rnd)
         if number > 10 and not any(find_ill(home) for home in actions.homes):
             break

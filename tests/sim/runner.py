@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -22,10 +23,9 @@ class Settings:
     """The assignments at the top of a job.sh."""
 
     def __init__(self, text: str) -> None:
-        import shlex
         words = dict(re.findall(r"(?m)^([a-z_]+)=(.*)$", text.partition("command_of_the_job()")[0]))
-        single = {name: "".join(shlex.split(word)) for name, word in words.items() if not word.startswith(("(", '"$'))}
-        several = {name: shlex.split(word[1:-1]) for name, word in words.items() if word.startswith("(")}
+        single = {name: "".join(split_words(word)) for name, word in words.items() if not word.startswith(("(", '"$'))}
+        several = {name: split_words(word[1:-1]) for name, word in words.items() if word.startswith("(")}
         self.folder, self.job_id, self.events, self.cwd = (single[name] for name in ("dir", "id", "events", "cwd"))
         self.recorder, self.service_id = int(single["recorder"]), single.get("service_id", "")
         self.leases = list(map(int, several["leases"]))
@@ -33,7 +33,16 @@ class Settings:
 
     @staticmethod
     def read(disk: nexus.Disk, script: str) -> Settings:
-        return Settings(nexus.read_whole(disk, script).decode())
+        """Raises: OSError, also for one of which a power cut has left a part."""
+        text = nexus.read_whole(disk, script).decode()
+        if not text.endswith(nexus.JOB_SCRIPT):
+            raise OSError(errno.ENOEXEC, os.strerror(errno.ENOEXEC), script)
+        return Settings(text)
+
+
+def split_words(text: str) -> list[str]:
+    """The words of a shell; few of them are quoted."""
+    return shlex.split(text) if "'" in text else text.split()
 
 
 def write_file(process: SimProcess, path: str, text: str, flags: int = os.O_WRONLY | os.O_CREAT | os.O_TRUNC) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable
 
 import greenlet
+import versions
 from disk import FileSystem, OpenFile, SimDisk
 from runner import Settings, run_job
 
@@ -96,6 +97,7 @@ class SimProcess:
         self.pid, self.started = host.next_pid(), host.uptime_cs()
         self.session = session or self.pid
         self.state, self.is_alive, self.exit_code = "S", True, 0
+        self.version = "this"                   # of its nexus.py: see versions.py
         self.handles: dict[int, OpenFile] = {}
         self.is_forgotten = False               # a job.sh whose launch a damaged disk has lost
         self.slow_until = 0.0                   # it gets no time before that
@@ -233,7 +235,7 @@ class Card:
 class Host:
     """A machine."""
 
-    def __init__(self, world: World, name: str, card_count: int) -> None:
+    def __init__(self, world: World, name: str, card_count: int, version: str = "this") -> None:
         self.world, self.name, self.boots, self.booted_at, self.wall_offset = world, name, 0, world.now - 1000.0, 0.0
         self.files = FileSystem(self.wall)
         self.cards = [Card(name, number) for number in range(card_count)]
@@ -250,8 +252,9 @@ class Host:
                        f"{HOME_FOLDER}/.nexus/agent"):
             init.disk.makedirs(folder)
         init.disk.chmod("/run/lock", 0o1777)
-        code = init.disk.open(_make_parents(init.disk, os.path.abspath(nexus.__file__)), os.O_WRONLY | os.O_CREAT)
-        init.disk.pwrite(code, b"# nexus.py\n", 0)
+        init.disk.makedirs(os.path.dirname(versions.CODE))
+        with init.being_run():
+            versions.copy_code(init, version)
         for _, file in self.files.walk():
             file.sync()
 
@@ -297,11 +300,6 @@ class Host:
                                   fault="the driver does not show it" if card.is_gone else None,
                                   processes=tuple(processes)))
         return gpus
-
-
-def _make_parents(disk: SimDisk, path: str) -> str:
-    disk.makedirs(os.path.dirname(path))
-    return path
 
 
 class SimClock(nexus.Clock):
@@ -554,6 +552,22 @@ class SimStore(nexus.Store):
         return answer
 
 
+def find_recovery(disk: nexus.Disk, layout: nexus.Layout) -> nexus.Recovery:
+    """As a service reads the state when it begins: that is what the one before had."""
+    process = current().running
+    try:
+        found = versions.find_recovery(disk, layout)
+    except nexus.NexusError as error:
+        if error.kind != "conflict":            # an older nexus does not read a newer one's file
+            current().violations.append(f"the state cannot be read: {error}")
+        raise
+    try:
+        process.home.check_recovery(found)      # type: ignore[attr-defined]
+    except Violation as violation:
+        current().violations.append(str(violation))
+    return found
+
+
 class SimServer:
     """The sockets of a service: requests are handed to its Api."""
     port, socket_path = 7000, "/home/ann/.nexus/api.sock"
@@ -570,7 +584,7 @@ class SimServer:
 class SimLine:
     """A line to an agent."""
 
-    def __init__(self, disk: nexus.Disk, ssh: nexus.Ssh, head: str, digest: str) -> None:
+    def __init__(self, disk: nexus.Disk, layout: nexus.Layout, ssh: nexus.Ssh, head: str, digest: str) -> None:
         self.head, self.world = current().running, current()
         self.node, self.name = self.world.hosts[ssh.node.host], ssh.node.name
         self.to_agent: deque[bytes] = deque(maxlen=1)
@@ -578,6 +592,7 @@ class SimLine:
         self.is_cut, self.agent = False, None
         if not self.node.is_reachable:
             raise nexus.NexusError("unavailable", f"cannot reach {self.name}: No route to host", "")
+        self.bring_code(disk, layout, digest)
         self.node.lines = [*(line for line in self.node.lines if not line.is_cut), self]
         process = SimProcess(self.node, "nexus agent", role="service")
         self.process = process
@@ -594,6 +609,18 @@ class SimLine:
         Task(process, "main", run)
         first = self.read_line(nexus.SSH_TIMEOUT_S)
         self.hello = nexus.decode_value(nexus.Hello, nexus.load_json(first), "its first line", True)
+
+    def bring_code(self, disk: nexus.Disk, layout: nexus.Layout, digest: str) -> None:
+        """Have this service's nexus.py on the node.  Raises: unavailable."""
+        shell, path = SimProcess(self.node, "sh"), f"{HOME_FOLDER}/.nexus/agent/nexus-{digest}.py"
+        try:
+            if nexus.find_status(shell.disk, path) and nexus.hash_code(nexus.read_bytes(shell.disk, path)) == digest:
+                return
+            content = nexus.read_own_code(disk, layout, digest)
+            with shell.being_run():
+                nexus.write_atomic(shell.disk, path, [content.decode()], is_synced=False)
+        finally:
+            shell.end(0)
 
     def cut(self) -> None:
         self.is_cut = True
@@ -763,11 +790,13 @@ class Patches:
         clock.time, clock.monotonic = (lambda: current().running.host.wall()), lambda: current().now
         clock.sleep = lambda seconds: current().park(lambda: False, seconds)
         clock.thread_time = lambda: 0.0
+        files = versions.Files(lambda: current().running)
         replaced: dict[str, Any] = {
             "time": clock, "Disk": lambda: current().running.disk, "Clock": lambda: current().running.clock,
             "Machine": SimMachine, "Processes": SimProcesses, "RunnerEvents": SimEvents, "Worker": SimWorker,
             "Store": SimStore, "Server": SimServer, "AgentLine": SimLine, "Agent": SimAgent,
-            "Slurm": cluster.SimSlurm,
+            "Slurm": cluster.SimSlurm, "find_recovery": find_recovery, "read_state": files.read_state,
+            "encode_state": files.encode_state, "encode_transaction": files.encode_transaction,
             "start_writer": lambda stream, name: Outbox(), "set_signals": lambda service: None,
             "import_modules": lambda: None, "make_log": lambda layout, config: current().log,
             "read_boot_id": lambda: current().running.host.boot_id, "find_pid_namespace": lambda: nexus.HOST_PIDS,
