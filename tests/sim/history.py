@@ -694,8 +694,8 @@ def settle(actions: Actions) -> None:
                     for job in home.service.store.state.pending.values()]
         if waiting:
             raise Violation(f"not ended after {SETTLING_S / 3600:g} hours: {'; '.join(waiting)[:1500]}")
-    for number in range(400):               # what is slow, or tried again, gets its time
-        world.now += 1.5 if number < 200 else 15.0      # the next reading after a slow one comes much later
+    for number in range(500):               # what is slow, or tried again, gets its time
+        world.now += 1.5 if number < 200 else 9.0       # the next reading after a slow one comes much later
         actions.go_round(rnd)
         if number > 10 and not any(find_ill(home) for home in actions.homes):
             break
