@@ -8591,11 +8591,14 @@ class Store:
             # A copy of ~/.nexus for another machine is another service for the nodes, which would end the other's jobs.
             state.service_id = f"{os.geteuid()}-{self.clock.new_token()[:8]}"
         state.host, self.service_id = self.machine_id, state.service_id
-        for change in forget_unused(state):             # here: a journal of version 2 gets no further line
-            state.put(change)
+        if not is_current:                              # a journal of version 2 gets no further line
+            for change in forget_unused(state):
+                state.put(change)
         self.state, self.saved_facts = state, found.saved_facts
         self.checkpoint_seq, self.journal.size = found.checkpoint_seq if is_current else -1, found.journal_size
         if is_current:
+            with contextlib.suppress(NexusError):       # there is no room: then they stay
+                self.update(forget_unused, is_synced=False)
             return
         self.unsettled = found
         try:
