@@ -27,7 +27,7 @@ FENCED = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = [(path, kind, text) for path in PATHS for kind, text in FENCED.findall(TEXTS[path])]
 PROSE = {path: FENCED.sub("", text) for path, text in TEXTS.items()}
 SPANS = [(path, span) for path, text in PROSE.items() for span in re.findall(r"`([^`\n]+)`", text)]
-KINDS = {"bash", "python", "toml", "csv", "json", "text"}
+KINDS = {"bash", "python", "toml", "csv", "json", "text", "yaml"}
 
 
 def list_blocks(kind):
@@ -214,6 +214,7 @@ BY_OTHERS = {                                   # blocks with tests of their own
     "nexus node add gpuuser": "test_nodes_are_added_as_it_says",
     "#!/bin/bash\n#NEXUS --gpus 2 --name in-docker": "test_a_container_ends_with_its_job",
     "nexus restart\nnexus add --gpus 2 --timeout 2h": "test_slurm.py",
+    "cat > nexus-status <<'END'": "test_the_three_commands_of_snakemake",
 }
 TRAINING = re.compile(r'"python \w+\.py\b')
 
@@ -483,6 +484,37 @@ def draw_slurm():
     slurm = {"handed_jobs": 1, "running_jobs": 1, "cluster": "mycluster", "trouble": None, "partitions": [
         {"name": "gpu", "state": "up", "is_default": True, "time_limit": "2-00:00:00", "gpus": 16, "gpus_used": 11}]}
     return nexus.format_snapshot(make_status(queued_jobs=1, running_jobs=[job], slurm=slurm), nexus.Paint(""))
+
+
+def test_the_three_commands_of_snakemake(tmp_path):
+    """Submit, status and cancel as its plugin calls them: the first with a script behind it, the last without a shell."""
+    block = next(text for _, kind, text in BLOCKS if kind == "bash" and text.startswith("cat > nexus-status"))
+    profile, = (text for _, kind, text in BLOCKS if kind == "yaml")
+    submit, status, cancel = (re.search(f"cluster-generic-{name}-cmd: (.*)", profile)[1] for name in ("submit", "status", "cancel"))
+    with live.Box() as box:
+        make_program(box.bin / "nexus", f'exec {sys.executable} {live.NEXUS} "$@"')
+        subprocess.run(["sh", "-e", "-c", block], cwd=box.bin, check=True)
+        scripts = {"good": f"until [ -e {tmp_path}/go ]; do sleep 0.05; done", "bad": "exit 3", "long": "sleep 600", "waits": "true"}
+
+        def call(command, **options):
+            return subprocess.run(command, env=box.environ, cwd=tmp_path, capture_output=True, text=True, timeout=60, **options)
+
+        ids = {}
+        for name, script in scripts.items():
+            make_program(tmp_path / f"{name}.sh", script)
+            line = submit.replace("{resources.gpus}", "0" if name == "bad" else "1").replace("{rule}", "train")
+            ids[name] = call(f'{line} "{tmp_path}/{name}.sh"', shell=True).stdout.strip()
+
+        def tell(name):
+            return call(f"{status} '{ids[name]}'", shell=True).stdout
+
+        box.wait(ids["bad"], "failed")
+        assert [tell(name) for name in ids] == ["running\n", "failed\n", "running\n", "running\n"]
+        assert not call([cancel, ids["long"], ids["waits"]]).returncode
+        (tmp_path / "go").touch()
+        box.wait(ids["good"], "completed")
+        assert [tell(name) for name in ids] == ["success\n", "failed\n", "failed\n", "failed\n"]
+        assert call(f"{status} zzz", shell=True).returncode == 3, "nothing is told of what there is not"
 
 
 def test_the_picture_of_the_readme():
