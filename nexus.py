@@ -76,7 +76,6 @@ class Field:
     form = False                                # it is in the first part of the page's form
     chosen = False                              # what is not given is chosen: the sample file has it as a comment
     hidden = public = False                     # no reply has it; other users see it too
-    listed = False                              # of a filter: lists have it, and commands that change jobs do not
     option = told = ""                          # its option's help if not `help`; a filter in messages: ` of group g`
     cause = ""                                  # of a limit: what ends a job that has reached it
     place = ""                                  # where a parameter of a call is: "path", "query" or "header"
@@ -1858,19 +1857,41 @@ class PendingQueue:
         return position
 
 
-def move_job(state: State, job: Job, is_first: bool) -> Put:
-    """The change that puts a pending job before all others, whatever their priority, or behind them.
+def move_jobs(state: State, moved: Sequence[Job], is_first: bool) -> Changes:
+    """The changes that put pending jobs, in this order, before all others, whatever their priority, or behind them.
 
-    It gets the priority of the others there.  Between users the GPUs in use decide who of the last ones is first.
+    They get the priority of the others there.  Between users the GPUs in use decide who of the last ones is first.
     """
-    others = [other.queue_key for other in state.pending.values() if other.id != job.id] or [job.queue_key]
+    ids = {job.id for job in moved}
+    others = [job.queue_key for job in state.pending.values() if job.id not in ids] or [moved[0].queue_key]
     if is_first:
         rank, priority, _ = min(others)
-        key = rank - 1, min(priority, job.priority), float(job.number)
+        keys = [(rank - len(moved) + number, min(priority, job.priority), float(job.number))
+                for number, job in enumerate(moved)]
     else:
-        rank, priority, place = max(others)
-        key = rank, priority, (place + state.next_number) / 2       # between the last of today and whoever comes next
-    return change_job(job, queue_key=key, priority=int(key[1]))
+        rank, priority, _ = max(others)
+        keys = [(rank, priority, state.next_number + number) for number in range(len(moved))]
+        yield Put("facts", "next_number", state.next_number + len(moved))       # whoever comes next is behind them
+    for job, key in zip(moved, keys):
+        yield change_job(job, queue_key=key, priority=int(key[1]))
+
+
+def move_before(state: State, moved: Sequence[Job], other: Job) -> Changes:
+    """The changes that put pending jobs, in this order, right before another one, with its priority.
+
+    Between jobs of several users the GPUs in use decide all the same.
+    """
+    ids, (*band, end) = {job.id for job in moved}, other.queue_key
+    earlier = sorted((job.queue_key[-1], job.id) for job in state.pending.values()
+                     if job.id not in ids and [*job.queue_key[:-1]] == band and job.queue_key < other.queue_key)
+    begin = earlier[-1][0] if earlier else end - len(moved) - 1
+    places = [begin + (end - begin) * number / (len(moved) + 1) for number in range(1, len(moved) + 1)]
+    if not all(low < high for low, high in zip([begin, *places], [*places, end])):
+        # No number is left between these two: those before it get others too
+        moved = [*(state.jobs[job_id] for _, job_id in earlier), *moved]
+        places = [end - number for number in range(len(moved), 0, -1)]
+    for job, place in zip(moved, places):
+        yield change_job(job, queue_key=(*band, place), priority=int(band[1]))
 
 
 def next_place(state: State, priority: int) -> dict[str, Any]:
@@ -1944,30 +1965,35 @@ class Choice(Value):
                       f"some of {', '.join(STATUSES)}, with commas between"),
         parse=lambda text: text.lower().split(","))
     user: str | None = optional(
-        None, STRING, "jobs of this user alone", "public listed", flag="--user", option="the jobs of this user",
-        told="of")
+        None, STRING, "jobs of this user alone", "public", flag="--user", option="the jobs of this user", told="of")
     group: str | None = optional(
         None, STRING, "only this group's; empty: of no group", flag="--group G", option="the jobs of this group",
         told="of group")
     name: str | None = optional(
-        None, STRING, "only those of this name", "listed", flag="--name", option="the jobs of this name",
-        told="named")
+        None, STRING, "only those whose name fits this pattern of a shell, like lr=0.1*; empty: without a name",
+        flag="--name PATTERN", option="the jobs whose name fits this pattern, like 'lr=0.1*'", told="named")
+    since: str | None = optional(
+        None, DURATION_TEXT, "only those that ended in the last 24h (7d), or else were added in it", "public",
+        flag="--since TIME", like="24h", option="the jobs that ended, or else were added, in the last 24h or 7d",
+        told="of the last")
     text: str | None = optional(
         None, STRING,
-        "only jobs with this text in their id, name, command, user, group, directory, machine, or cause", "listed",
+        "only jobs with this text in their id, name, command, user, group, directory, machine, or cause",
+        flag="--text", option="the jobs with this text in their name, command, group, directory, machine or cause",
         told="with the text")
 
-    def fits(self, job: Job) -> bool:
+    def fits(self, job: Job, now: float) -> bool:
         """Whether a job matches; the caller has checked ids and status."""
         return (self.user in (None, job.user)
                 and self.group in (None, job.group or "")
-                and self.name in (None, job.name or "")
+                and (self.name is None or fits_pattern(job.name or "", self.name))
+                and (self.since is None or find_latest(job) >= now - parse_duration(self.since))
                 and (not self.text or self.text.lower() in join_texts(job).lower()))
 
-    def select(self, jobs: Iterable[Job], may_see: Callable[[str], bool]) -> list[Job]:
+    def select(self, jobs: Iterable[Job], may_see: Callable[[str], bool], now: float) -> list[Job]:
         """The jobs that match.  A choice by what is not public would reveal it of jobs of others."""
         is_public = all(self.FIELDS[name].public for name in self.given)
-        return [job for job in jobs if (is_public or may_see(job.user)) and self.fits(job)]
+        return [job for job in jobs if (is_public or may_see(job.user)) and self.fits(job, now)]
 
     @property
     def given(self) -> list[str]:
@@ -1976,6 +2002,21 @@ class Choice(Value):
 
 
 FILTERS = {name: row for name, row in Choice.FIELDS.items() if name != "ids"}
+
+
+def fits_pattern(name: str, pattern: str) -> bool:
+    """Whether a name fits a pattern of a shell, or is the same text: `lr=[1]` is also a name."""
+    import fnmatch
+    return name == pattern or fnmatch.fnmatchcase(name, pattern)
+
+
+def is_pattern(text: str) -> bool:
+    return re.search(r"[*?]|\[.+]", text) is not None
+
+
+def find_latest(job: Job) -> float:
+    """When a job ended, or else was added."""
+    return job.status_history[-1][1] if job.status in FINAL else job.created_at
 
 
 def join_texts(job: Job) -> str:
@@ -1994,11 +2035,11 @@ def describe_filters(filters: Mapping[str, Any], mark: Callable[[str], str] = qu
 
 
 CHOICE_KEYS = {                                 # of bodies: what is chosen is changed
-    "ids": Choice.FIELDS["ids"],
-    "group": Field(STRING, "jobs of this group", default=None),
+    **Choice.FIELDS,
     "status": Field(list_of(STATUS, 1), "jobs of these statuses; beside `ids`, what those must be", default=None,
                     text=STATUS, parse=lambda text: (text,)),
-    **{name: row for name, row in FILTERS.items() if name not in ("group", "status") and not row.listed}}
+    # An empty text would be in all jobs
+    "text": Field(matching("[\\s\\S]", "a text that is not empty"), FILTERS["text"].help, default=None)}
 CHOICE = object_of(CHOICE_KEYS, "which jobs", minProperties=1,
                    examples=[{"ids": ["abc", "abd"]}, {"group": "sweep", "status": "failed"}])
 CANCEL_KEYS = {**CHOICE_KEYS, "signal": Field(
@@ -2007,20 +2048,26 @@ CANCEL_KEYS = {**CHOICE_KEYS, "signal": Field(
 CANCEL = object_of(CANCEL_KEYS, "which jobs", minProperties=1, examples=CHOICE["examples"])
 # What `edit` may change of a pending job, and `retry` of a finished one; LIVE_CHANGES: of a running one
 CHANGES = {name: JOB_FIELDS[name] for name in (
-    "command", "name", "gpus", "gpu_ids", "gpu_mem_mib", "gpu_type", "priority", "timeout_seconds", "expected_time",
-    "warn", "retries")}
+    "command", "name", "group", "gpus", "gpu_ids", "gpu_mem_mib", "gpu_type", "priority", "timeout_seconds",
+    "expected_time", "warn", "retries")}
 CHANGES["begin"] = Asked.FIELDS["begin"]
-EDITS = {**CHANGES, **{name: JOB_FIELDS[name] for name in ("group", "after", "after_any")}}
+EDITS = {**CHANGES, **{name: JOB_FIELDS[name] for name in ("after", "after_any")}}
 CLEARED = EDITS.keys() - {"command"}            # of these, null takes away what was set
 LIVE_CHANGES = ("name", "group", "priority", "timeout_seconds", "expected_time", "warn", "retries")
 LIVE_FLAGS = ", ".join(str(JOB_FIELDS[name].flag).split()[0] for name in LIVE_CHANGES)
 EDIT_KEYS = {
     **EDITS, "is_held": JOB_FIELDS["is_held"], "env": Asked.FIELDS["env"],
     "position": Field({**integer_in(-1, 0), "title": "0 (before all others) or -1 (behind them)"},
-                      "0: before all others; -1: behind them", default=None)}
+                      "0: before all others; -1: behind them", default=None),
+    "before": Field(STRING, "the pending job, by its id or name, right before which it is to be", default=None)}
 EDIT = object_of(EDIT_KEYS, "a change of a job", nulls=CLEARED, required=(), minProperties=1,
                  examples=[{"gpus": 2}, {"timeout_seconds": None}, {"position": 0}])
 CHANGE = object_of(CHANGES, "a change of a job", nulls=CLEARED, required=())
+EDIT_CHOICE_KEYS = {**CHOICE_KEYS, "change": Field(
+    EDIT, "what is to be otherwise", convert=functools.partial(read_object, EDIT_KEYS, EDIT))}
+EDIT_CHOICE = object_of(EDIT_CHOICE_KEYS, "which jobs, and what is to be otherwise", minProperties=2,
+                        examples=[{"ids": ["abc", "abd"], "change": {"position": 0}},
+                                  {"group": "sweep", "change": {"timeout_seconds": 3600}}])
 RETRY_KEYS = {
     **CHOICE_KEYS, "change": Field(
         CHANGE, "what is to be otherwise", default=None, convert=functools.partial(read_object, CHANGES, CHANGE))}
@@ -5369,6 +5416,7 @@ FORM = {
                         "description": f"lines like expected_time: 10; its keys are {', '.join(FORM_KEYS)}"}}}
 BODIES = {                                      # {name: schema} of request bodies
     "Submission": SUBMISSION, "Edit": EDIT, "Choice": CHOICE, "CancelChoice": CANCEL, "RetryChoice": RETRY,
+    "EditChoice": EDIT_CHOICE,
     "NodeAdded": NODE, "Form": FORM,
     "Submissions": {"title": "a job, or a list of jobs",
                     "anyOf": [object_ref("Submission"), list_of(object_ref("Submission"), 1, MAX_JOBS)],
@@ -11893,7 +11941,7 @@ class Admission(Part):
         now = self.clock.now()
 
         def find(state: State) -> list[Job]:
-            jobs = choose_jobs(state, choice, caller, (PENDING, RUNNING))
+            jobs = choose_jobs(state, choice, caller, (PENDING, RUNNING), now)
             left = [job for job in jobs if job.status not in FINAL]
             if choice.ids and choice.status:
                 for job in jobs if len(jobs) == 1 else left:
@@ -11939,7 +11987,7 @@ class Admission(Part):
         now = self.clock.now()
 
         def find(state: State) -> list[Job]:
-            jobs = choose_jobs(state, choice, caller, FINAL)
+            jobs = choose_jobs(state, choice, caller, FINAL, now)
             if choice.ids:
                 return jobs
             if choice.status:
@@ -11976,55 +12024,95 @@ class Admission(Part):
             self.service.wake()
         return new_ids
 
-    def edit(self, told: str, caller: Caller, position: int | None = None, **change: Any) -> Job:
-        """Change a job that has not ended, by the keys of EDITS.  Raises: usage, not_found, forbidden, conflict."""
-        asked = {*change, *([] if position is None else ["position"])}
+    def edit(self, choice: Choice, caller: Caller, change: Mapping[str, Any]) -> list[Job]:
+        """Change jobs that have not ended, all or none, by the keys of EDIT_KEYS; return them.
+
+        Raises: usage, not_found, forbidden, conflict: of several jobs, with those that cannot be changed so.
+        """
+        now, asked = self.clock.now(), {*change}
         statuses = (PENDING, RUNNING) if asked <= {*LIVE_CHANGES} else (PENDING,)
-        job_id, env = find_own_job(self.store.state, told, caller, statuses).id, change.pop("env", None)
+        fields = {name: fact for name, fact in change.items() if name not in ("env", "position", "before")}
+        env, position, before = (change.get(name) for name in ("env", "position", "before"))
+
+        def find(state: State) -> list[Job]:
+            jobs = choose_jobs(state, choice, caller, statuses, now)
+            return jobs if choice.ids else [job for job in jobs if job.status not in FINAL]
+
         self.check_env(env, caller)
-        change = self.service.drafts.make_change([self.store.state.jobs[job_id]], change, caller)
-        if position is not None and not caller.is_owner:
+        fields = self.check_change(find(self.store.state), fields, caller)
+        if not asked.isdisjoint(("position", "before")) and not caller.is_owner:
             raise NexusError("forbidden", f"only {self.service.user} may move a job ahead of other users' jobs",
                              hint="a priority may be given")
+        if asked.issuperset(("position", "before")):
+            refuse("position and before do not go together", hint="leave one of the two out")
 
         def edit(state: State) -> Changes:
-            job = find_own_job(state, job_id, caller)
-            if "is_held" in asked and job.status == RUNNING:
-                raise NexusError("conflict", f"job {job.id} runs, and running jobs cannot be suspended", hint=(
-                    f"nexus cancel {job.id} ends it, and nexus retry {job.id} runs it again later; nexus pause keeps "
-                    "others from starting"))
-            check_status(job, statuses, "only a pending one can be changed so",
-                         {RUNNING: f"a running one takes {LIVE_FLAGS}"})
-            if job.current.slurm_key is not None and not asked <= {"name", "group", "retries"}:
-                there = job.current.slurm_id or "one that is just being submitted"
-                raise NexusError("conflict", f"Slurm has job {job.id} as {there}, and orders it among its own",
-                                 "there: scontrol update, or top; [slurm] max_submitted says how many it gets at once")
-            facts = dict(change)
-            if change.get("group") != job.group:
-                check_own_group(state, change.get("group"), caller)
-            if "after" in change or "after_any" in change:
-                links = {name: change.get(name, [parent for parent in getattr(job, name) if parent in state.jobs])
-                         for name in ("after", "after_any")}        # a former one may be forgotten by now
-                check_link_count(state, [replace(job, **links)])
-                facts.update(find_links(state, replace(job, **links), caller))
-                check_links(state, replace(job, **facts))
-            if env is not None:
-                base = state.environments.get(job.environment, {})
-                facts["environment"], variables = self.service.drafts.make_environment(base, env)
-                facts["variables"] = tuple(pair for pair in job.variables if pair[0] not in env)
-                yield Put("environments", facts["environment"], variables)
-            if facts:
-                check_gpus(replace(job, **facts))           # another request may have changed the job
-                place = {"queue_key": (0, change["priority"], job.number)} if "priority" in change else {}
-                yield change_job(job, **facts, **place)
-            if position is not None:
-                yield move_job(state, state.jobs[job.id], position == 0)
+            jobs, refused = find(state), dict[str, NexusError]()
+            if not asked.isdisjoint(("after", "after_any")):
+                check_link_count(state, [replace(job, **list_links(state, job, fields)) for job in jobs])
+            for job in jobs:
+                try:
+                    check_can_edit(job, asked, statuses)
+                    yield from self.edit_job(state, job, fields, env, caller)
+                except NexusError as error:
+                    refused[job.id] = error
+            raise_refused(refused, len(jobs))
+            moved = [state.jobs[job.id] for job in jobs]
+            if position is not None and moved:
+                yield from move_jobs(state, moved, position == 0)
+            elif before is not None:
+                yield from self.move_before(state, moved, before, caller)
+            return [job.id for job in jobs]
 
-        changes = {**change, **({} if position is None else {"position": position}),
-                   **({} if env is None else {"env": sorted(env)})}
-        self.service.change(edit, "Job %s changed by %s: %s", job_id, caller.name,
-                            format_line(encode_json(changes), 300))
-        return self.store.state.jobs[job_id]
+        ids: list[str] = self.store.update(edit)
+        if ids:
+            told = {**change, **fields, **({} if env is None else {"env": sorted(env)})}
+            self.log.info("Job %s changed by %s: %s", join_some(ids), caller.name, format_line(encode_json(told), 300))
+            self.service.wake()
+        return [self.store.state.jobs[job_id] for job_id in ids]
+
+    def check_change(self, jobs: Sequence[Job], change: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
+        """As make_change(), whose error of several jobs says which they are."""
+        try:
+            return self.service.drafts.make_change(jobs, change, caller)
+        except NexusError:
+            refused, alike = dict[str, NexusError](), dict[object, list[Job]]()
+            for job in jobs if "command" not in change else ():
+                alike.setdefault(request_class(job), []).append(job)
+            for some in alike.values() if len(jobs) > 1 else ():
+                try:
+                    self.service.drafts.make_change(some[:1], change, caller)
+                except NexusError as error:
+                    refused.update((job.id, error) for job in some)
+            raise_refused(refused, len(jobs))
+            raise
+
+    def edit_job(self, state: State, job: Job, change: Mapping[str, Any], env: Mapping[str, str] | None,
+                 caller: Caller) -> Changes:
+        """Change a job by fields of it, and by variables of its environment.  Raises: forbidden, conflict, usage."""
+        facts = dict(change)
+        if "group" in change and change["group"] != job.group:
+            check_own_group(state, change["group"], caller)
+        if "after" in change or "after_any" in change:
+            links = list_links(state, job, change)
+            facts.update(find_links(state, replace(job, **links), caller))
+            check_links(state, replace(job, **facts))
+        if env is not None:
+            base = state.environments.get(job.environment, {})
+            facts["environment"], variables = self.service.drafts.make_environment(base, env)
+            facts["variables"] = tuple(pair for pair in job.variables if pair[0] not in env)
+            yield Put("environments", facts["environment"], variables)
+        if facts:
+            check_gpus(replace(job, **facts))           # another request may have changed the job
+            place = {"queue_key": (0, change["priority"], job.number)} if "priority" in change else {}
+            yield change_job(job, **facts, **place)
+
+    def move_before(self, state: State, moved: Sequence[Job], told: str, caller: Caller) -> Changes:
+        """Raises: not_found, conflict."""
+        other = check_status(find_own_job(state, told, caller, (PENDING,)), (PENDING,), "nothing was moved")
+        if other.id in [job.id for job in moved]:
+            raise NexusError("conflict", f"job {other.id} cannot be before itself", "name one that is not moved")
+        yield from move_before(state, moved, other)
 
     def set_paused(self, is_paused: bool, who: str, name: str | None = None) -> None:
         """Pause or resume the queue, or one group.  Raises: not_found."""
@@ -12041,6 +12129,34 @@ class Admission(Part):
         what = f"Group {name}" if name else "Queue"
         self.service.change(change, "%s %s by %s", what, "paused" if is_paused else "resumed", who)
         self.store.checkpoint_wanted.set()                  # other programs read and edit state.json
+
+
+def check_can_edit(job: Job, asked: Collection[str], statuses: Sequence[str]) -> None:
+    """Check a job whose fields `asked` are to be changed, which those in `statuses` take.  Raises: conflict."""
+    if "is_held" in asked and job.status == RUNNING:
+        raise NexusError("conflict", f"job {job.id} runs, and running jobs cannot be suspended", hint=(
+            f"nexus cancel {job.id} ends it, and nexus retry {job.id} runs it again later; nexus pause keeps "
+            "others from starting"))
+    check_status(job, statuses, "only a pending one can be changed so", {RUNNING: f"a running one takes {LIVE_FLAGS}"})
+    if job.current.slurm_key is not None and not {*asked} <= {"name", "group", "retries"}:
+        there = job.current.slurm_id or "one that is just being submitted"
+        raise NexusError("conflict", f"Slurm has job {job.id} as {there}, and orders it among its own",
+                         "there: scontrol update, or top; [slurm] max_submitted says how many it gets at once")
+
+
+def raise_refused(refused: Mapping[str, NexusError], count: int) -> None:
+    """Raises: the error of the job that cannot be changed; of some of `count` jobs, one that names each."""
+    if not refused:
+        return
+    first = next(iter(refused.values()))
+    if count == 1:
+        raise first
+    told = dict[str, list[str]]()               # {what is wrong: the jobs}
+    for job_id, error in refused.items():
+        told.setdefault(error.message.removeprefix(f"job {job_id} "), []).append(job_id)
+    reasons = join_some([f"{join_some(ids)}: {message}" for message, ids in told.items()], 5, "; ")
+    raise NexusError(first.kind, f"{len(refused)} of {count} jobs cannot be changed so, and none was: {reasons}",
+                     first.hint)
 
 
 def content_of(job: Job) -> tuple[object, ...]:
@@ -12082,7 +12198,7 @@ def check_own_group(state: State, group: str | None, caller: Caller) -> None:
             raise NexusError("forbidden", f"the group {group} is {user}'s", "take another name")
 
 
-def choose_jobs(state: State, choice: Choice, caller: Caller, statuses: Sequence[str]) -> list[Job]:
+def choose_jobs(state: State, choice: Choice, caller: Caller, statuses: Sequence[str], now: float) -> list[Job]:
     """The jobs of a choice, for a change of jobs in these statuses.  Raises: not_found; forbidden; conflict."""
     if choice.ids:
         try:
@@ -12092,14 +12208,17 @@ def choose_jobs(state: State, choice: Choice, caller: Caller, statuses: Sequence
             raise NexusError(error.kind, error.message + rest, error.hint) from None
         named = list({job.id: job for job in found}.values())
         for job in named:
-            if not choice.fits(job):
+            if not choice.fits(job, now):
                 filters = {name: getattr(choice, name) for name in choice.given if name in FILTERS}
-                others = {name: fact for name, fact in filters.items() if not Choice(**{name: fact}).fits(job)}
+                others = {name: fact for name, fact in filters.items() if not Choice(**{name: fact}).fits(job, now)}
                 raise NexusError("conflict", f"job {job.id} is not{describe_filters(others, repr)}", "nothing was done")
         return named
+    if not choice.given:
+        refuse("nothing says which jobs", hint='send "ids", "group" or "status"')
     if choice.group:
         check_group(state, choice.group, caller)
-    return [job for job in list_jobs(state, choice.status or STATUSES) if caller.may_see(job.user) and choice.fits(job)]
+    own = [job for job in list_jobs(state, choice.status or STATUSES) if caller.may_see(job.user)]
+    return choice.select(own, caller.may_see, now)
 
 
 def find_own_job(state: State, told: str, caller: Caller, statuses: Container[str] = ()) -> Job:
@@ -12114,6 +12233,8 @@ def find_own_job(state: State, told: str, caller: Caller, statuses: Container[st
             seen = [each for each in state.jobs.values() if caller.may_see(each.user)]
             if any(each.group == told for each in seen):
                 hint = f"it is a group, see nexus jobs --group {quote(told)}"
+            elif is_pattern(told):
+                hint = f"a pattern of names is given with --name: nexus jobs --name {quote(told)}"
             else:
                 names = [*state.jobs, *(each.name or "" for each in seen)]
                 hint = suggest(told, names) or "nexus jobs lists them"
@@ -12137,6 +12258,12 @@ def find_links(state: State, job: Job, caller: Caller) -> dict[str, tuple[str, .
     pending += [parent.id for parent in others if parent.status not in FINAL]
     return {"after": tuple(parent.id for parent in parents), "after_any": tuple(parent.id for parent in others),
             "pending_dependencies": tuple(dict.fromkeys(pending))}
+
+
+def list_links(state: State, job: Job, change: Mapping[str, Any]) -> dict[str, Sequence[str]]:
+    """Those after which a job is to start with a change; a former one may be forgotten by now."""
+    return {name: change.get(name, [parent for parent in getattr(job, name) if parent in state.jobs])
+            for name in ("after", "after_any")}
 
 
 def check_link_count(state: State, jobs: Sequence[Job]) -> None:
@@ -12386,7 +12513,7 @@ class Housekeeping(Part):
         if not set(choice.status or FINAL) <= set(FINAL):
             refuse(f"only finished jobs can be cleared: {', '.join(FINAL)}", "nexus cancel ends jobs that wait or run")
 
-        jobs = choose_jobs(self.store.state, choice, caller, FINAL)
+        jobs = choose_jobs(self.store.state, choice, caller, FINAL, self.clock.now())
         for job in jobs if choice.ids else ():
             check_status(job, choice.status or FINAL, "nothing was cleared")
         gone = [job for job in jobs if job.status in FINAL]
@@ -12919,11 +13046,11 @@ class Answers(Part):
             jobs, list(state.groups.values()), know_run_times(jobs, list_finished(state)),
             self.service.gpu_watch.see_gpus(state), self.config, self.clock.now(), self.service.pool.view_nodes())
 
-def choose_pending(queue: PendingQueue, caller: Caller, choice: Choice) -> tuple[Iterable[Job], int]:
+def choose_pending(queue: PendingQueue, caller: Caller, choice: Choice, now: float) -> tuple[Iterable[Job], int]:
     """(the pending jobs that match, in the queue's order; how many).  There are indexes by user and by group."""
     state = queue.state
     if not {*choice.given} <= {"status", "user", "group"}:
-        jobs = choice.select(queue.walk(state.queued), caller.may_see)
+        jobs = choice.select(queue.walk(state.queued), caller.may_see, now)
         return jobs, len(jobs)
     if choice.group is None:
         places = state.queued
@@ -12993,7 +13120,7 @@ class Overview(Part):
         views, state = self.service.answers, self.store.state
         status, is_chosen = views.status_for(caller), bool(choice.given)
         visible = list_visible_groups(state, caller) if not is_chosen or choice.group else {}
-        lists = Lists(state, caller, choice, {} if is_chosen else visible)
+        lists = Lists(state, caller, choice, {} if is_chosen else visible, self.clock.now())
         waiting, ended = (list(itertools.islice(jobs, limit)) for jobs in (lists.waiting, lists.ended))
         failures = list(itertools.islice(lists.list_failures(), MAX_FAILURES))
         listed = [*waiting, *ended]
@@ -13027,21 +13154,22 @@ class Lists:
     A group stands in them as its first job that the list has; one that is not over, in the waiting list alone.
     """
 
-    def __init__(self, state: State, caller: Caller, choice: Choice, groups: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, state: State, caller: Caller, choice: Choice, groups: Mapping[str, Sequence[str]],
+                 now: float) -> None:
         """`groups`: those that stand for their jobs, as list_visible_groups() has them."""
         self.state, self.caller = state, caller
         self.queue = PendingQueue(state)
         self.user_of = {group: find_group_user(self.queue, group, users) for group, users in groups.items()}
         statuses = choice.status or STATUSES
-        self.running = choice.select(state.running.values() if RUNNING in statuses else (), caller.may_see)
+        self.running = choice.select(state.running.values() if RUNNING in statuses else (), caller.may_see, now)
         self.waiting: Iterable[Job] = ()
         self.ended: Iterable[Job] = ()
         self.waiting_count = self.ended_count = 0
         if choice.given:
             if PENDING in statuses:
-                self.waiting, self.waiting_count = choose_pending(self.queue, caller, choice)
+                self.waiting, self.waiting_count = choose_pending(self.queue, caller, choice, now)
             self.ended = choice.select(
-                [job for job in reversed(list_finished(state)) if job.status in statuses], caller.may_see)
+                [job for job in reversed(list_finished(state)) if job.status in statuses], caller.may_see, now)
             self.ended_count = len(self.ended)
         else:
             self.fold_waiting()
@@ -13746,7 +13874,7 @@ class Api:
         return {"name": "nexus", **self.service.answers.info(), "calls": calls}
 
     @route("GET /status", "user", "GPUs, running jobs, and how many wait; with `after`: what has changed since then",
-           "Status", without=("name",))
+           "Status")
     def get_status(self, caller: Caller, choice: Choice, after: int | None = None,
                    limit: int = 50) -> Response | dict[str, Any]:
         self.service.gpu_watch.first_probe.wait(SMI_WAIT_S + 5)
@@ -13822,7 +13950,15 @@ class Api:
 
     @route("PATCH /queue/{id}", "user", "change a job that has not ended, or its position", "Job", body="Edit")
     def patch_queue(self, caller: Caller, id: str, body: Any) -> dict[str, Any]:
-        return self.describe(self.service.admission.edit(id, caller, **read_object(EDIT_KEYS, EDIT, body)))
+        job, = self.service.admission.edit(Choice((id,)), caller, read_object(EDIT_KEYS, EDIT, body))
+        return self.describe(job)
+
+    @route("PATCH /queue", "user", "change jobs that have not ended, or their places, all or none; together they keep "
+           "their order", "Ids", body="EditChoice")
+    def patch_jobs(self, caller: Caller, body: Any) -> dict[str, Any]:
+        choice = read_object(EDIT_CHOICE_KEYS, EDIT_CHOICE, body)
+        change = choice.pop("change")
+        return {"ids": [job.id for job in self.service.admission.edit(Choice(**choice), caller, change)]}
 
     @route("GET /jobs", "user", "all jobs kept: finished, running, pending", "Job[]")
     def get_jobs(self, caller: Caller, choice: Choice, sort: str = "", limit: int | None = None,
@@ -13834,12 +13970,12 @@ class Api:
                     rename: Callable[[dict[str, Any]], dict[str, Any]] = lambda job: job) -> Response:
         """The first jobs of a list, with Total-Count, the length of all of it."""
         import itertools
-        state = self.service.store.state
+        state, now = self.service.store.state, self.service.clock.now()
         if {*choice.status} == {PENDING} and not sort:
-            waiting, total = choose_pending(PendingQueue(state), caller, choice)
+            waiting, total = choose_pending(PendingQueue(state), caller, choice, now)
             jobs = list(itertools.islice(waiting, limit))
         else:
-            jobs = choice.select(list_jobs(state, choice.status or STATUSES), caller.may_see)
+            jobs = choice.select(list_jobs(state, choice.status or STATUSES), caller.may_see, now)
             jobs, total = (sort_jobs(jobs, sort) if sort else jobs)[:limit], len(jobs)
         pieces, headers = self.service.answers.encode_jobs(caller, jobs, fields, rename), {"Total-Count": str(total)}
         if len(jobs) <= JOBS_A_PIECE:
@@ -15125,6 +15261,10 @@ class Client:
         """Change a job that has not ended by the keys of PATCH /queue/{id}, like `gpus=2`; return the job."""
         return dict(self.ask("PATCH", f"/queue/{quote_path(job_id)}", change))
 
+    def edit_all(self, job_ids: str | Iterable[str], **change: Any) -> list[str]:
+        """Change jobs that have not ended, all or none, as edit() does one; return their ids."""
+        return list(self.ask("PATCH", "/queue", {"ids": list_texts(job_ids, "job_ids"), "change": change})["ids"])
+
     def clear(self, **choice: Any) -> list[str]:
         """Forget finished jobs and their logs: `ids`, or those of a `group` or `status`; return their ids."""
         return list(self.ask("POST", "/jobs/clear", choice)["ids"])
@@ -15564,7 +15704,9 @@ FOREIGN = {f"{command} {word}": hint for key, hint in {
     "add -e": "--env NAME=VALUE", "jobs -u --me": "--user NAME", "jobs -j --jobs": "nexus show ID",
     "jobs -t --state --states running pending failed": "--status running,failed", "jobs -o -O --format": "--json",
     "add --pty -it": "--tty: nexus run --tty bash", "kill -9": "--signal KILL",
-    "cancel all --all -u --me": ALL_END, "stop --all": ALL_END, "logs --tail": "-n 5",
+    "cancel all --all --me": ALL_END, "stop --all": ALL_END,
+    "cancel -u": "nexus cancel --user {}", "cancel -n --jobname": "nexus cancel --name {}",
+    "cancel -t --state": "nexus cancel --status {}", "cancel -s": "nexus kill --signal {} ID", "logs --tail": "-n 5",
     "status -l": "nexus jobs", "status -t": "nexus logs -f ID", "status -c": "nexus logs ID",
     "status -k": "nexus kill ID", "status -w": "nexus wait ID", "status -r": "nexus remove ID",
     "status -C": "nexus clear --all", "status -K": "nexus stop", "status -u": "nexus move ID --first",
@@ -15612,6 +15754,11 @@ def find_command(words: Sequence[str], commands: Sequence[Command]) -> Command:
     raise NexusError("usage", f"'{format_line(name, 40)}' is not a command", hint)
 
 
+# {command: its options of which one is given}
+SINGLE_OPTIONS = {"status": ("--watch", "--detailed", "--json"),
+                  "move": ("--first", "--last", "--before", "--priority")}
+
+
 def make_parser(command: Command) -> argparse.ArgumentParser:
     import argparse
     takes_command = command.name in ("add", "run")
@@ -15637,10 +15784,10 @@ def make_parser(command: Command) -> argparse.ArgumentParser:
                     # A formatter is made for each argument; without a width it imports shutil, for 5 ms
                     formatter_class=functools.partial(argparse.HelpFormatter, width=80))
     parser.set_defaults(json=False, chosen=command, subcommand=command.name)
-    is_one_of = command.name in ("status", "move")
-    exclusive = parser.add_mutually_exclusive_group(required=command.name == "move") if is_one_of else parser
+    single = SINGLE_OPTIONS.get(command.name, ())
+    exclusive = parser.add_mutually_exclusive_group(required=command.name == "move") if single else parser
     for flags, settings in command.arguments:
-        (exclusive if flags[0].startswith("--") else parser).add_argument(*flags, **settings)
+        (exclusive if flags[0] in single else parser).add_argument(*flags, **settings)
     if command.verbs:
         verbs = parser.add_subparsers(required=not command.run, metavar="|".join(verb.name for verb in command.verbs))
         for verb in command.verbs:
@@ -15649,6 +15796,15 @@ def make_parser(command: Command) -> argparse.ArgumentParser:
             for flags, settings in verb.arguments:
                 verb_parser.add_argument(*flags, **settings)
     return parser
+
+
+def translate_word(name: str, flag: str, words: Sequence[str]) -> str:
+    """What to type for a word of another queue, as `-u ann`, `-uann` or `--state=pending`; "" if it is not known."""
+    for key, value in ((flag, words[0].partition("=")[2]), (flag[:2] if flag[1:2] != "-" else "", flag[2:])):
+        hint = FOREIGN.get(f"{name} {key}") or FOREIGN.get(f"{SAME.get(name)} {key}")
+        if key and hint:
+            return hint.format(quote(value or "".join(words[1:2]) or "NAME"))
+    return ""
 
 
 def parse_words(command: Command, words: Sequence[str], out: TextIO) -> argparse.Namespace:
@@ -15660,7 +15816,7 @@ def parse_words(command: Command, words: Sequence[str], out: TextIO) -> argparse
         if takes_command and (word[:1] != "-" or word in ("-", "--")):
             break                                   # the command begins
         flag, action = word.partition("=")[0], actions.get(word)        # None: as --gpus=2, or -g2
-        hint = FOREIGN.get(f"{name} {flag}") or FOREIGN.get(f"{SAME.get(name)} {flag}")
+        hint = translate_word(name, flag, words[begin:])
         if not hint and takes_command:
             hint = explain_sbatch(words[begin:])
         if hint and flag not in actions:
@@ -16353,13 +16509,10 @@ def describe_seen_end(job: Json) -> str:
 
 
 def cmd_wait(call: Call) -> int:
-    ids = call.options.ids
-    is_chosen = bool(read_choice(call))
-    if not is_chosen and not ids:
-        refuse("wait takes jobs, or --group", hint="nexus wait ID, or nexus wait --group NAME")
-    if is_chosen:
-        of_group = [job for job in ask_for_jobs(call) if job["status"] != COMPLETED and not job["retried_as"]]
-        ids = [*ids, *(job["id"] for job in of_group)]
+    def is_meant(job: Json) -> bool:
+        return job["status"] != COMPLETED and not job["retried_as"]
+
+    ids = choose_ids(call, call.options.ids, STATUSES, is_meant, "no such job is left to wait for", takes_both=True)
     ended, total = set[str](), len(set(ids))
 
     def say_end(job: Json) -> None:
@@ -16372,22 +16525,146 @@ def cmd_wait(call: Call) -> int:
     return next(filter(None, map(exit_code_of, jobs)), 0)
 
 
-def ask_for_jobs(call: Call) -> list[dict[str, Any]]:
-    """The jobs that the options choose, or all.  Raises: not_found."""
+# Which jobs
+
+def choose_ids(call: Call, named: Sequence[str], statuses: Sequence[str],
+               is_meant: Callable[[Json], bool] = lambda job: True, when_empty: str = "",
+               takes_both: bool = False, takes_all: bool = False) -> list[str]:
+    """The jobs that a command is for: the `named` ones, as they are named, or the ids of those that filters choose.
+
+    The latter are in `statuses`, and `is_meant` is true of them.  They are said: what joins them later is left alone.
+    []: no job is so, or --dry-run ends the command here.
+    Raises: usage, when nothing chooses and not `takes_all`, or both do and not `takes_both`; not_found.
+    """
+    check_choice(call, named, takes_both, takes_all)
+    is_dry: bool = call.options.dry_run
+    jobs: Sequence[Json] = ()
+    if takes_all or read_choice(call):
+        jobs = [job for job in find_chosen(call, statuses, CHOSEN_FIELDS) if is_meant(job)]
+        if not jobs:
+            call.say(when_empty or f"no such job is {name_statuses(statuses)}")
+        else:
+            call.say(f"{format_count(len(jobs), 'job')}: {join_some([*map(describe_chosen, jobs)], SAID_JOBS)}")
+    ids = [*named, *(job["id"] for job in jobs)]
+    if is_dry and ids:
+        named_jobs = [call.client.job(job_id) for job_id in named]
+        for job in named_jobs:
+            check_named(call, job, statuses)
+        call.print(*(f"{job['id']}: {name_or_command(job)}" for job in (*named_jobs, *jobs)))
+        call.say(f"{format_count(len(ids), 'job')}; this was a dry run: nothing was done")
+    return [] if is_dry else ids
+
+
+SAID_JOBS = 5                   # of those chosen, by their ids and names
+CHOOSING_FLAGS = {"retry": "--failed", "clear": "--all"}               # {command: its own option that chooses}
+
+
+def check_choice(call: Call, named: Sequence[str], takes_both: bool = False, takes_all: bool = False) -> None:
+    """Raises: usage, when nothing chooses, or both ids and filters do, or a filter is empty."""
+    command, choice = call.options.subcommand, read_choice(call)
+    for name, fact in choice.items():
+        if not fact:                            # perhaps a variable that is not set
+            refuse(f"{FILTERS[name].flag} needs a value", hint="nexus jobs lists all")
+    own = CHOOSING_FLAGS.get(command, "")
+    if not (named or choice or takes_all):
+        refuse(f"{command} takes jobs: their ids or names, or what chooses them", hint=(
+            f"nexus {command} ID, or nexus {command} {own or '--status pending'}, --group NAME or --name PATTERN; "
+            f"nexus help {command} lists all"))
+    if named and (choice or takes_all) and not takes_both:
+        flags = ", ".join([FILTERS[name].flag for name in choice] or [own])
+        refuse(f"{command} takes ids, or what chooses jobs ({flags}), not both", hint=f"nexus help {command}")
+
+
+def find_chosen(call: Call, statuses: Sequence[str], fields: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """The jobs in these statuses that the options choose, of those that the caller may change.
+
+    Raises: usage, for --status with none of `statuses`; not_found, when there is no such job in any status.
+    """
     choice = read_choice(call)
-    jobs = call.client.jobs(**choice)
-    if choice and not jobs:
+    wanted = [status for status in choice.pop("status", statuses) if status in statuses]
+    if not wanted:
+        refuse(f"{call.options.subcommand} is for jobs that are {name_statuses(statuses)}", hint="nexus jobs lists all")
+    jobs = call.client.jobs(**choice, status=wanted, fields=",".join(fields) or None)
+    if not jobs and choice and not call.client.jobs(**choice, fields="id", limit=1):
         groups = {job["group"] for job in call.client.jobs() if job["group"]} if "group" in choice else ()
         raise NexusError("not_found", f"there is no job{describe_filters(choice, repr)}",
                          hint=suggest(choice.get("group", ""), groups) or "nexus jobs lists all")
-    return jobs
+    return [job for job in jobs if job["command"] is not None]          # None: another user's, seen with a token
+
+
+def name_statuses(statuses: Sequence[str]) -> str:
+    return "finished" if {*statuses} == {*FINAL} else " or ".join(statuses)
+
+
+CHOSEN_FIELDS = ("id", "name", "command", "user", "status", "cause", "retried_as", "is_held")
+
+
+def describe_chosen(job: Json) -> str:
+    return f"{job['id']} {format_line(job['name'] or job['command'], 40)}"
+
+
+def check_named(call: Call, job: Json, statuses: Sequence[str]) -> None:
+    """For a dry run.  Raises: conflict, when the command is not for a job in this status."""
+    if call.options.subcommand == "retry":
+        check_can_retry(job["id"], job["status"])
+    elif job["status"] not in statuses:
+        raise NexusError("conflict", f"job {job['id']} is {job['status']}; {call.options.subcommand} is for jobs that "
+                         f"are {name_statuses(statuses)}", hint=f"nexus show {job['id']}")
+
+
+def find_one(call: Call, statuses: Sequence[str]) -> dict[str, Any]:
+    """The only job that the options name or choose.  Raises: usage, not_found; conflict, when there are several."""
+    jobs = find_all(call, statuses)
+    if len(jobs) > 1:
+        raise NexusError("conflict", f"{call.options.subcommand} takes one job, and these are {len(jobs)}: "
+                         f"{join_some([*map(describe_chosen, jobs)])}", hint="name one by its id")
+    if not jobs:
+        raise NexusError("not_found", f"no such job is {name_statuses(statuses)}", hint="nexus jobs lists all")
+    return jobs[0]
+
+
+def find_all(call: Call, statuses: Sequence[str] = STATUSES) -> list[dict[str, Any]]:
+    """The jobs that the options name by ids or GPUs, or choose.  Raises: usage, not_found."""
+    check_choice(call, call.options.ids)
+    if not call.options.ids:
+        return find_chosen(call, statuses)
+    return [call.client.job(job_id) for target in call.options.ids for job_id in find_targets(call, target)]
+
+
+# Of `edit` and `retry`: {filter: the field of a job that has the same option}
+TWOFOLD = {name: field for name, row in FILTERS.items() for field, changed in EDITS.items()
+           if row.flag and row.flag == changed.flag}
+
+
+def settle_twofold(call: Call) -> None:
+    """Decide what --name and --group of `edit` and `retry` mean: with ids a new value, or else which jobs.
+
+    Raises: usage.
+    """
+    options = vars(call.options)
+    for name, changed in TWOFOLD.items():
+        flag, texts = FILTERS[name].flag, options[f"by_{name}"] or ()
+        row, parse = (EDITS[changed], parse_change) if options["ids"] else (FILTERS[name], parse_option)
+        if not texts:
+            continue
+        if options["ids"] and options[changed]:
+            refuse(f"{flag} and {set_flag(flag)} mean the same beside ids", hint="leave one of the two out")
+        values = [parse(row, [flag], text) for text in texts]
+        options[f"by_{name}"] = None
+        options[changed if options["ids"] else f"by_{name}"] = [
+            each for value in values for each in value] if row.repeats else values[-1]
+
+
+def set_flag(flag: str) -> str:
+    """`--set-name` for `--name`."""
+    return flag.replace("--", "--set-")
 
 
 def list_part(call: Call, path: str, **query: Any) -> tuple[list[dict[str, Any]], int]:
     """(the jobs that the options choose, how many there are).  -n is the limit; default: the terminal's height."""
     options = call.options
     most = options.number
-    if most is None and call.paint.height and not options.json and not getattr(options, "since", None):
+    if most is None and call.paint.height and not options.json and not options.by_since:
         most = max(10, call.paint.height - 6)
     return call.client.ask_list(path + encode_query({**query, "limit": most or None, **read_choice(call)}))
 
@@ -16399,8 +16676,7 @@ def read_choice(call: Call) -> dict[str, Any]:
 
 def describe_choice(call: Call) -> str:
     """Which jobs the options choose, beside their status, for a message: ` of group g`, or "" for all."""
-    since = getattr(call.options, "since", None)
-    return describe_filters(read_choice(call)) + (f" of the last {quote(format_line(since, 60))}" if since else "")
+    return describe_filters(read_choice(call))
 
 
 def cmd_queue(call: Call) -> None:
@@ -16422,14 +16698,18 @@ def cmd_jobs(call: Call) -> None:
 
 def show_latest(call: Call, statuses: Sequence[str], order: str, when_empty: str) -> None:
     """Show the newest jobs, the newest last, next to the prompt."""
-    since, chosen = call.options.since, read_choice(call)
+    chosen, named = read_choice(call), getattr(call.options, "ids", ())
+    if named:
+        check_choice(call, named)
+        jobs = [call.client.job(job_id) for job_id in named]
+        for job in jobs:
+            check_named(call, job, statuses)
+        return call.show(jobs, format_jobs)
     if "status" in chosen:
         statuses = chosen["status"]
         when_empty = f"no job{describe_choice(call)} is {' or '.join(statuses)}"
     jobs, total = list_part(call, "/jobs", status=statuses, sort=f"-{order}")
-    begin = time.time() - parse_duration(since) if since else 0.0
-    shown = [job for job in jobs[::-1] if parse_time(job["finished_at"] or job["created_at"]) >= begin]
-    call.show(shown, format_jobs, when_empty)
+    call.show(jobs[::-1], format_jobs, when_empty)
     if len(jobs) < total:
         call.say(f"the last {len(jobs)} of {total}; nexus {call.options.subcommand} -n 0 shows all")
 
@@ -16440,24 +16720,23 @@ ENDED_STATUSES = {"kill": [RUNNING], "remove": [PENDING], "cancel": [PENDING, RU
 def cmd_end(call: Call) -> None:
     """kill, cancel and remove: end jobs, all or none; return when they have ended."""
     options, command = vars(call.options), call.options.subcommand
-    targets, takes_all = options["ids"], options.get("all", False)
-    choice = read_choice(call)
-    if choice.get("group") == "":               # perhaps a variable that is not set
-        refuse("--group needs a name", hint="nexus jobs lists the groups")
-    if bool(targets) == bool(choice):
-        refuse(f"{command} takes jobs, or --group or --status", hint=f"nexus {command} ID; {ALL_END}")
+    named, takes_all = options["ids"], options.get("all", False)
+    check_choice(call, named)
     if command == "kill":
-        targets = [job_id for target in targets for job_id in find_targets(call, target, takes_all)]
-    if targets:
-        choice = {"ids": targets, "status": ENDED_STATUSES[command]}
-    if options.get("signal") is not None:
-        choice["signal"] = options["signal"]
-    answer = call.client.ask("POST", "/jobs/cancel", choice)
+        named = [job_id for target in named for job_id in find_targets(call, target, takes_all)]
+    # What is chosen for `kill` may wait: a group is ended as a whole
+    statuses = ENDED_STATUSES["cancel" if command == "kill" and not named else command]
+    ids = choose_ids(call, named, statuses)
+    if not ids:
+        return
+    signal = options.get("signal")
+    answer = call.client.ask("POST", "/jobs/cancel", {
+        "ids": ids, "status": statuses, **({"signal": signal} if signal else {})})
     jobs = answer["jobs"]
     if not jobs:
         return call.say("no such job is pending or running")
-    if len(jobs) < len(set(targets)):
-        call.say(f"{len(set(targets)) - len(jobs)} of these jobs had ended before")
+    if len(jobs) < len(set(ids)):
+        call.say(f"{len(set(ids)) - len(jobs)} of these jobs had ended before")
     unheard = set[str]()
 
     def say_late(job: Json) -> None:
@@ -16469,8 +16748,8 @@ def cmd_end(call: Call) -> None:
     for job in jobs:
         say_late(job)
     ended = [job for job in jobs if job["status"] in FINAL]
-    if len(ended) > 1 and not targets:
-        call.say(f"{len(ended)} pending jobs{describe_filters(choice, str)} cancelled")
+    if len(ended) > 1 and not named:
+        call.say(f"{len(ended)} pending jobs{describe_filters(read_choice(call), str)} cancelled")
     else:
         for job in ended:
             call.say(describe_end(job))
@@ -16496,16 +16775,27 @@ def say_dragged(call: Call, ended: Sequence[str], dependents: Sequence[str]) -> 
                  f"again: nexus retry {' '.join(gone) if len(gone) <= 10 else 'ID...'}")
 
 
-def find_job(call: Call) -> dict[str, Any]:
-    """The job that the id or GPU in the options names."""
-    return call.client.job(find_targets(call, call.options.id)[0])
-
-
 def cmd_show(call: Call) -> None:
-    job, lines = find_job(call), list[str]()
-    is_on_gpus = job["status"] == RUNNING and job["gpus"] and not call.options.json
+    show_each(call, find_all(call), lambda job: make_job_text(call, job))
+
+
+def cmd_why(call: Call) -> None:
+    reasons = [call.client.why(job["id"]) for job in find_all(call)]
+    show_each(call, reasons, lambda reason: format_why(reason, call.paint))
+
+
+def show_each(call: Call, items: Sequence[Json], make_text: Callable[[Json], str]) -> None:
+    """Show each; as JSON a list, or the item that was named alone."""
+    is_one = len(items) == len(call.options.ids) == 1
+    call.show(items[0] if is_one else items, lambda data, paint: "\n".join(map(make_text, items)),
+              "there is no such job")
+
+
+def make_job_text(call: Call, job: Json) -> str:
+    lines = list[str]()
+    is_on_gpus = job["status"] == RUNNING and job["gpus"]
     gpus = call.client.status()["gpu_status"] if is_on_gpus else []
-    if job["started_at"] and not call.options.json:
+    if job["started_at"]:
         query = encode_query({"tail": LAST_LINES, "offset": -LAST_BYTES})
         _, pieces = call.client.open_stream(f"/jobs/{quote_path(job['id'])}/logs{query}", NDJSON)
         texts = dict[int, str]()                    # {attempt: what it printed}
@@ -16513,7 +16803,7 @@ def cmd_show(call: Call) -> None:
             texts[piece["attempt"]] = texts.get(piece["attempt"], "") + piece["text"]
         text = "\n".join(texts.values()).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
         lines = find_last_lines(text, LAST_LINES) or list(filter(None, [job["last_line"]]))
-    call.show(job, functools.partial(format_job, last_lines=lines, gpus=gpus))
+    return format_job(job, call.paint, last_lines=lines, gpus=gpus)
 
 
 LAST_LINES = 5                  # that `show` prints
@@ -16537,21 +16827,31 @@ def find_targets(call: Call, target: str, takes_all: bool = False) -> list[str]:
 
 
 def cmd_move(call: Call) -> None:
+    """Change the places of pending jobs, all or none; those that move together keep their order."""
     options = call.options
+    change: dict[str, Any] = {"position": 0 if options.first else -1}
     if options.priority is not None:
-        job = call.client.edit(options.id, priority=options.priority)
-    else:
-        job = call.client.edit(options.id, position=0 if options.first else -1)
-    before = job["position"]
-    call.say(f"job {options.id} " + (f"now has {format_count(before, 'job')} before it" if before else "is now first"))
+        change = {"priority": options.priority}
+    elif options.before is not None:
+        change = {"before": options.before}
+    ids = choose_ids(call, options.ids, [PENDING])
+    if ids:
+        ids = call.client.edit_all(ids, **change)
+        before = call.client.job(ids[0])["position"]
+        what = f"job {ids[0]}" if len(ids) == 1 else f"{len(ids)} jobs are moved; the first of them, {ids[0]},"
+        call.say(f"{what} " + (f"now has {format_count(before, 'job')} before it" if before else "is now first"))
 
 
 def cmd_edit(call: Call) -> None:
+    settle_twofold(call)
     change = read_fields(call, [name for name in EDIT_KEYS if name in ASKED])
     if not change:
         refuse("there is nothing to change", hint="name what, like --gpus 2; nexus help edit lists the options")
-    job = call.client.edit(call.options.id, **change)
-    call.say(f"job {job['id']} is changed: {describe_changes(change)}")
+    ids = choose_ids(call, call.options.ids, [PENDING, RUNNING])
+    if ids:
+        ids = call.client.edit_all(ids, **change)
+        what = f"job {ids[0]} is" if len(ids) == 1 else f"{len(ids)} jobs are"
+        call.say(f"{what} changed: {describe_changes(change)}")
 
 
 def describe_changes(change: Json) -> str:
@@ -16565,25 +16865,19 @@ def describe_changes(change: Json) -> str:
 
 
 def cmd_retry(call: Call) -> None:
+    settle_twofold(call)
     options, ids = call.options, call.options.ids
-    takes_failed = options.failed or bool(read_choice(call))
-    if bool(ids) == takes_failed:
-        refuse("retry takes jobs, or --failed, or --group",
-               hint="nexus retry ID, nexus retry --failed, or nexus retry --group NAME")
-    if takes_failed:
-        ids = [job["id"] for job in ask_for_jobs(call)
-               if is_left_to_retry(job["status"], job["cause"], job["retried_as"])]
-        if not ids:
-            return call.say("no failed job is left to run again")
-    change = read_fields(call, CHANGES)
-    if not options.dry_run:
-        body = {"ids": ids, **({"change": change} if change else {})}
-        return show_added(call, call.client.ask("POST", "/jobs/retry", body))
-    jobs = [call.client.job(job_id) for job_id in ids]
-    for job in jobs:
-        check_can_retry(job["id"], job["status"])
-    call.print(*(f"{job['id']}: {job['command']}" for job in jobs))
-    call.say(f"{format_count(len(jobs), 'job')} would be run again; this was a dry run")
+
+    def is_meant(job: Json) -> bool:
+        if options.by_status and not options.failed:
+            return not job["retried_as"]
+        return is_left_to_retry(job["status"], job["cause"], job["retried_as"])
+
+    what = "such" if options.by_status else "failed"
+    ids = choose_ids(call, ids, FINAL, is_meant, f"no {what} job is left to run again", takes_all=options.failed)
+    if ids:
+        change = read_fields(call, CHANGES)
+        show_added(call, call.client.ask("POST", "/jobs/retry", {"ids": ids, **({"change": change} if change else {})}))
 
 
 def cmd_metrics(call: Call) -> None:
@@ -16593,10 +16887,14 @@ def cmd_metrics(call: Call) -> None:
 def cmd_logs(call: Call) -> None:
     """Print the logs of jobs, one after the other (default: the job that started last), or of the service."""
     options = call.options
+    if options.ids or read_choice(call):
+        check_choice(call, options.ids)
     if options.ids == ["service"]:
         return show_service_log(call)
     jobs = [call.client.job(find_targets(call, target)[0]) for target in options.ids]
-    if not jobs:
+    if read_choice(call):
+        jobs = [find_one(call, STATUSES)]
+    elif not jobs:
         begun = [status for status in STATUSES if status != PENDING]
         jobs = call.client.jobs(sort="-started_at", limit=1, status=begun)
     if not jobs:
@@ -16639,7 +16937,7 @@ def read_service_log(call: Call) -> Iterator[bytes]:
 
 def cmd_attach(call: Call) -> int:
     """Attach to a job's screen session, here or on its node; then say whether the job has ended, and how."""
-    job = find_job(call)
+    job = find_one(call, [RUNNING])
     if job["status"] != RUNNING:
         raise NexusError("conflict", f"job {job['id']} is {job['status']}: there is nothing to attach to",
                          hint="why it waits: nexus queue" if job["status"] == PENDING else f"nexus logs {job['id']}")
@@ -16715,39 +17013,52 @@ def cmd_screens(call: Call) -> None:
 
 def cmd_clear(call: Call) -> None:
     options, choice = call.options, read_choice(call)
-    if not (options.ids or options.all or choice):
-        refuse("name the jobs to forget: their logs are deleted too",
-               hint="nexus clear ID, --status failed, --group NAME, or --all")
-    choice = {**choice, "ids": options.ids} if options.ids else {"status": list(FINAL), **choice}
-    if not options.ids and sys.stdin.isatty() and call.err.isatty():
-        jobs = call.client.jobs(**choice, fields="id")
+    if options.all and not (options.dry_run or options.ids or choice) and sys.stdin.isatty() and call.err.isatty():
+        jobs = call.client.jobs(status=list(FINAL), fields="id")
         call.say(f"forget {format_count(len(jobs), 'finished job')}, with all logs? (y: yes)")
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             return call.say("nothing was forgotten")
-    ids = call.client.clear(**choice)
-    call.say(f"{format_count(len(ids), 'finished job')} forgotten, with {'its' if len(ids) == 1 else 'their'} logs")
+    ids = choose_ids(call, options.ids, FINAL, takes_all=options.all)
+    if ids:
+        ids = call.client.clear(ids=ids)
+        call.say(f"{format_count(len(ids), 'finished job')} forgotten, with {'its' if len(ids) == 1 else 'their'} logs")
 
 
 def cmd_pause(call: Call) -> None:
     """Pause or resume the queue, a group, GPUs, or pending jobs."""
-    verb, targets, group = call.options.subcommand, call.options.targets, read_choice(call).get("group")
+    verb, targets, choice = call.options.subcommand, call.options.targets, read_choice(call)
     goes_on = "; running jobs go on" if verb == "pause" else ""
-    if targets and group is not None:
-        refuse(f"{verb} takes GPUs and jobs, or --group, not both", hint=f"nexus help {verb}")
-    for target in targets:
-        if re.fullmatch(GPU_PLACE, target):
-            call.client.pause(target, verb=verb)
-            call.say(f"GPU {target} is {verb}d{goes_on}")
-        else:
-            job = call.client.edit(target, is_held=verb == "pause")
-            call.say(f"job {job['id']} {'is held: nexus resume ' + job['id'] if job['is_held'] else 'may start'}")
-    if not targets:
+    if targets or choice:
+        check_choice(call, targets)
+    places = [target for target in targets if re.fullmatch(GPU_PLACE, target)]
+    if choice.keys() <= {"group"} and len(places) == len(targets) and call.options.dry_run:
+        refuse(f"--dry-run shows jobs, and this is for {'GPUs' if targets else 'a group' if choice else 'the queue'}",
+               hint=f"nexus help {verb}")
+    for place in places:
+        call.client.pause(place, verb=verb)
+        call.say(f"GPU {place} is {verb}d{goes_on}")
+    if choice.keys() - {"group"} or len(places) < len(targets):
+        hold_jobs(call, [target for target in targets if target not in places], verb == "pause")
+    elif not targets:
+        group = choice.get("group")
         call.client.pause(None, group, verb)
         what = f"group {group}" if group is not None else "the queue"
         call.say(f"{what} is {verb}d{goes_on}")
         paused = [gpu["place"] for gpu in call.client.status()["gpu_status"] if gpu["is_paused"]]
         if paused and verb == "resume":
             call.say(f"still paused: GPU {format_indices(paused)}; nexus resume {' '.join(paused)}")
+
+
+def hold_jobs(call: Call, named: Sequence[str], is_held: bool) -> None:
+    """Hold pending jobs, or release them, all or none."""
+    ids = choose_ids(call, named, [PENDING], lambda job: job["is_held"] != is_held,
+                     "" if is_held else "no such job is held")
+    ids = call.client.edit_all(ids, is_held=is_held) if ids else []
+    if len(ids) > 1 and not named:
+        call.say(f"{len(ids)} jobs {'are held' if is_held else 'may start'}")
+    else:
+        for job_id in ids:
+            call.say(f"job {job_id} {'is held: nexus resume ' + job_id if is_held else 'may start'}")
 
 
 def find_config(call: Call) -> str:
@@ -17097,9 +17408,9 @@ def list_completions(call: Call, before: Sequence[str], begun: str) -> list[str]
         return list(fixed)
     with contextlib.suppress(NexusError, OSError):
         client = Client.find(call.environ, is_starting=False)
-        if name == "--group":
+        if name in ("--group", "--set-group"):
             return [group["name"] for group in client.ask("GET", "/groups")]
-        if name in ("--after", "--after-any", "id", "ids", "targets"):
+        if name in ("--after", "--after-any", "--before", "ids", "targets"):
             return [job["id"] for job in client.jobs(limit=1000, fields="id")]
     return []
 
@@ -17260,24 +17571,41 @@ def filter_options(*without: str) -> list[Any]:
     return [filter_option(name) for name, row in FILTERS.items() if row.flag and name not in without]
 
 
-GROUP = filter_option("group")
-LISTED = [name for name, row in FILTERS.items() if row.listed]
-# Of `retry`, an option says what jobs are to be, if that may be changed, and not which they are.
-CHANGED = [name for name, row in FILTERS.items() if row.flag and row.flag in {row.flag for row in CHANGES.values()}]
+def change_option(name: str, row: Field) -> Any:
+    """The option of `edit` and `retry` for a field of a job."""
+    flag, help = row.flag or "--command", row.option or row.help.partition(" (default")[0]
+    if name in TWOFOLD.values():
+        return argument(set_flag(flag), dest=name, metavar=row.metavar or None, row=row, takes_none=name in CLEARED,
+                        help=f"{help}; beside ids, {flag} says it, too")
+    return argument(flag, *OTHER_FLAGS.get(name, ()), dest=name, metavar=row.metavar or "CMD", row=row,
+                    takes_none=name in CLEARED, help=help + (f" (like {row.like})" if row.like else ""))
+
+
+def twofold_option(name: str) -> Any:
+    """The option that chooses jobs, or is a new value of those that ids name; settle_twofold() reads its texts."""
+    row = FILTERS[name]
+    return argument(row.flag, *OTHER_FLAGS.get(TWOFOLD[name], ()), dest=f"by_{name}",
+                    metavar=row.metavar or name.upper(), action="append",
+                    help=f"{row.option}; beside ids, {set_flag(row.flag)}")
+
+
 CHANGE_OPTIONS, LINK_OPTIONS = (tuple(
-    argument(row.flag or "--command", *OTHER_FLAGS.get(name, ()), dest=name, metavar=row.metavar or "CMD", row=row,
-             takes_none=name in CLEARED, help=row.option or row.help.partition(" (default")[0]
-             + (f" (like {row.like})" if row.like else ""))
-    for name, row in EDIT_KEYS.items() if name in ASKED and (name in CHANGES) == is_change)
+    change_option(name, row) for name, row in EDIT_KEYS.items() if name in ASKED and (name in CHANGES) == is_change)
     for is_change in (True, False))
 LINES = Field(integer_in(0, 10**9), like="20")
 NUMBER_OPTION = argument("-n", "--number", row=LINES, metavar="N",
                          help="show N rows; 0: all (default: what fits on the terminal; all if it is none)")
 SINCE = argument("--since", metavar="TIME", row=Field(DURATION_TEXT, like="24h"), help="at most so old, like 24h or 7d")
-IDS = argument("ids", nargs="+", metavar="ID", help="ids or names")
-ANY_IDS = argument("ids", nargs="*", metavar="ID", help="ids or names")
-ID = argument("id", metavar="ID", help="its id or name")
-TARGETS = argument("targets", nargs="*", metavar="GPU|ID", help="GPUs by index, pending jobs; none: the queue")
+IDS = argument("ids", nargs="*", metavar="ID", help="ids or names")
+DRY_RUN = argument("--dry-run", action="store_true", help="show the jobs, do nothing")
+# What a command that is for jobs takes, to be read or to be changed; and one whose --name is also a new value
+READ = (IDS, *filter_options())
+CHOSEN = (*READ, DRY_RUN)
+CHANGED = (IDS, *(twofold_option(name) if name in TWOFOLD else filter_option(name)
+                  for name, row in FILTERS.items() if row.flag), DRY_RUN)
+HELD = (argument("targets", nargs="*", metavar="GPU|ID", help="GPUs by index, pending jobs; none: the queue"),
+        filter_option("group", "the group, with what joins it later; beside other filters, its pending jobs"),
+        *filter_options("group"), DRY_RUN)
 
 COMMANDS = (
     Command("status", "what runs where, and what waits (nexus alone does the same)", cmd_status, (
@@ -17307,21 +17635,21 @@ COMMANDS = (
     Command("queue", "pending jobs in the order they would start, and why they wait", cmd_queue, (
         NUMBER_OPTION, *filter_options("status"), JSON_OPTION)),
     Command("history", "finished jobs", cmd_history, (
-        NUMBER_OPTION, SINCE, *filter_options(), JSON_OPTION),
+        NUMBER_OPTION, *READ, JSON_OPTION),
             examples=("history --since 24h", "history --status failed")),
-    Command("jobs", "all jobs kept", cmd_jobs, (NUMBER_OPTION, SINCE, *filter_options(), JSON_OPTION),
-            examples=("jobs --status running,pending", "jobs --name baseline --json")),
-    Command("show", "all that is known of a job", cmd_show, (ID, JSON_OPTION)),
-    Command("why", "why a job waits, GPU by GPU",
-            lambda call: call.show(call.client.why(call.options.id), format_why), (ID, JSON_OPTION)),
+    Command("jobs", "all jobs kept", cmd_jobs, (NUMBER_OPTION, *filter_options(), JSON_OPTION),
+            examples=("jobs --status running,pending", "jobs --name 'lr=0.1*' --json")),
+    Command("show", "all that is known of jobs", cmd_show, (*READ, JSON_OPTION)),
+    Command("why", "why jobs wait, GPU by GPU", cmd_why, (*READ, JSON_OPTION)),
     Command("wait", "wait for jobs to finish; exit with the first exit code that is not 0", cmd_wait, (
-        ANY_IDS, GROUP, *filter_options("group", "status", *LISTED),
+        *CHOSEN,
         argument("--any", action="store_true", help="return when the first of them has finished, with its exit code")),
             examples=("wait --group exp1", "wait --any abc abd")),
     Command("logs", "what a job printed, or the service's log", cmd_logs, (
         argument("ids", nargs="*", metavar="ID|GPU|service", help="jobs (default: the last started), or the service"),
         argument("-f", "--follow", action="store_true", help="follow the output until the job ends"),
         argument("-n", "--number", row=LINES, metavar="N", help="the last N lines; a progress bar as it was last"),
+        *filter_options(),
         argument("--stream", choices=STREAMS, default="both", help="stdout goes to stdout, stderr to stderr"),
         argument("--timestamps", action="store_true", help="begin each line with the time at which it came")),
             examples=("logs", "logs -f abc", "logs abc abd", "logs service -n 50")),
@@ -17329,42 +17657,41 @@ COMMANDS = (
         argument("ids", nargs="*", metavar="ID|GPU"),
         argument("--all", action="store_true", help="with a GPU: all jobs that share it"),
         filter_option("group", "all of this group, pending ones too"),
-        *filter_options("group", *LISTED),
+        *filter_options("group"), DRY_RUN,
         argument("--signal", metavar="NAME", row=CANCEL_KEYS["signal"],
                  help="the first signal, like INT (default: TERM); KILL follows in "
                  f"{JobsConfig.kill_grace_seconds:g} s, or what kill_grace_seconds says")),
             examples=("kill abc", "kill 0", "kill --signal INT abc", "kill --group exp1")),
-    Command("cancel", "stop jobs, pending or running", cmd_end, (ANY_IDS, GROUP, *filter_options("group", *LISTED)),
-            examples=("cancel abc abd", "cancel --group exp1", "cancel --status pending")),
-    Command("remove", "take pending jobs out of the queue", cmd_end, (IDS,)),
+    Command("cancel", "stop jobs, pending or running", cmd_end, CHOSEN,
+            examples=("cancel abc abd", "cancel --name 'lr=0.1*' --dry-run", "cancel --status pending")),
+    Command("remove", "take pending jobs out of the queue", cmd_end, CHOSEN),
     Command("retry", "run finished jobs again, as new ones; prints their ids", cmd_retry, (
-        ANY_IDS, argument("--failed", action="store_true", help="all jobs that failed and were not retried yet"),
-        filter_option("group", "the failed jobs of this group"),
-        *filter_options("group", "status", *LISTED, *CHANGED),
-        argument("--dry-run", action="store_true", help="show them, add nothing"), *CHANGE_OPTIONS),
+        *CHANGED, argument("--failed", action="store_true", help="all jobs that failed and were not retried yet"),
+        *CHANGE_OPTIONS),
+            "What filters choose is run again if it failed, or has the --status given, and was not run again yet.  "
             "With options like --gpus 2, the new jobs use these instead of the old values; none, as in --timeout none, "
             "takes one away.",
             examples=("retry abc", "retry abc --gpu-mem 20G --timeout 4h", "retry --failed --dry-run")),
-    Command("edit", "change a pending job, or the limits and names of a running one", cmd_edit,
-            (ID, *CHANGE_OPTIONS, *LINK_OPTIONS),
+    Command("edit", "change pending jobs, or the limits and names of running ones, all or none", cmd_edit,
+            (*CHANGED, *CHANGE_OPTIONS, *LINK_OPTIONS),
             f"Of a running job: {LIVE_FLAGS}.  none takes away what was set.",
-            examples=("edit abc --gpus 2 --timeout 4h", "edit abc --after none",
+            examples=("edit abc --gpus 2 --timeout 4h", "edit abc --after none", "edit --group exp1 --timeout 4h",
                       'edit abc --command "python train.py --lr 0.01"')),
     Command("clear", "forget finished jobs, with their logs", cmd_clear, (
-        ANY_IDS, GROUP, *filter_options("group", *LISTED),
-        argument("--all", action="store_true", help="all finished jobs")),
+        *CHOSEN, argument("--all", action="store_true", help="all finished jobs")),
             "Pending and running jobs stay.", examples=("clear abc", "clear --status failed,cancelled")),
-    Command("move", "change a pending job's place", cmd_move, (
-        ID, argument("--first", action="store_true", help="before all others, whatever their priority"),
+    Command("move", "change the places of pending jobs; together they keep their order", cmd_move, (
+        *CHOSEN, argument("--first", action="store_true", help="before all others, whatever their priority"),
         argument("--last", action="store_true", help="behind all that wait now"),
+        argument("--before", metavar="JOB", help="right before this pending job"),
         argument("--priority", metavar="P", row=JOB_FIELDS["priority"])),
-            examples=("move abc --first", "move abc --priority low")),
+            examples=("move abc --first", "move abc --priority low", "move --group exp1 --before abd")),
     Command("attach", "attach to a running job's screen session (Ctrl-A D leaves)", cmd_attach, (
-        argument("id", metavar="ID|GPU"),), local="attach works"),
+        argument("ids", nargs="*", metavar="ID|GPU"), *filter_options()), local="attach works"),
     Command("screens", "the screen sessions of nexus", cmd_screens, local="screens are listed"),
     Command("pause", "start nothing new, on all GPUs or some, or of a group; hold pending jobs", cmd_pause,
-            (TARGETS, GROUP), examples=("pause", "pause 0 1", "pause --group exp1", "pause abc")),
-    Command("resume", "start jobs again", cmd_pause, (TARGETS, GROUP)),
+            HELD, examples=("pause", "pause 0 1", "pause --group exp1", "pause abc", "pause --name 'lr=0.1*'")),
+    Command("resume", "start jobs again", cmd_pause, HELD),
     Command("start", "start the service (any command that needs it does)", cmd_start, SERVICE_OPTIONS,
             local="a service is started"),
     Command("stop", "end the service; running jobs go on", cmd_stop),

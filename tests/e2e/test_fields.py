@@ -118,8 +118,8 @@ TAG_LINE = '''                and {*self.tag} <= {f"{key}={word}" for key, word 
 def test_a_row_is_all_that_an_option_that_repeats_takes(tmp_path):
     """It makes a list or an object, in commands, lines of scripts, and filters.  `edit` and `retry`: with its name in CHANGES."""
     changed = Changed(tmp_path, {
-        LAST_ROW: REPEATED, '    def fits(self, job: Job) -> bool:\n': TAG_FILTER + "\n",
-        '                and self.name in (None, job.name or "")\n': TAG_LINE,
+        LAST_ROW: REPEATED, '    def fits(self, job: Job, now: float) -> bool:\n': TAG_FILTER + "\n",
+        '                and self.group in (None, job.group or "")\n': TAG_LINE,
         'CHANGES["begin"] = Asked.FIELDS["begin"]\n': 'CHANGES.update(tags=JOB_FIELDS["tags"], words=JOB_FIELDS["words"])\n'})
     run, ask = changed.run, changed.ask
     assert "--tag must be NAME=VALUE" in run("add", "--tag", "x", "true", code=2)
@@ -173,8 +173,8 @@ def test_a_row_and_a_line_are_all_that_a_filter_takes(tmp_path):
 
     It is of a field that is kept otherwise than JSON has it, and its texts have commas.
     """
-    changed = Changed(tmp_path, {LAST_ROW: PAIRS, '    def fits(self, job: Job) -> bool:\n': FILTER + "\n",
-                                 '                and self.name in (None, job.name or "")\n': LINE})
+    changed = Changed(tmp_path, {LAST_ROW: PAIRS, '    def fits(self, job: Job, now: float) -> bool:\n': FILTER + "\n",
+                                 '                and self.group in (None, job.group or "")\n': LINE})
     run, ask = changed.run, changed.ask
     try:
         run("pause")
@@ -188,7 +188,8 @@ def test_a_row_and_a_line_are_all_that_a_filter_takes(tmp_path):
                 assert (answer["waiting"] if path == "/status" else [job["id"] for job in answer]) == chosen, (path, query)
         for words in (["queue"], ["jobs"]):
             assert [job["id"] for job in json.loads(run(*words, "--json", "--pair", "b=2"))] == [both]
-        for command in ("jobs", "history", "queue", "cancel", "kill", "wait", "retry", "clear"):
+        for command in ("jobs", "history", "queue", "cancel", "kill", "remove", "wait", "pause", "resume", "edit", "move", "retry",
+                        "logs", "clear", "show", "why"):
             assert "--pair K=V" in run("help", command), command
         assert "no job with 'c=3'" in run("wait", "--pair", "c=3", code=3)
         assert ask("/jobs/cancel", {"pair": ["a=1,2"]})["ids"] == [comma]

@@ -79,12 +79,19 @@ def test_version():
 WRONG = [  # words, what it says
     (["stats"], "did you mean 'status'?"), (["quue"], "did you mean 'queue'?"), (["xyzzy"], "nexus help lists them"),
     (["help", "ad"], "did you mean 'add'?"), (["status", "--wacth"], "--wacth"), (["--wacth"], "--wacth"), (["show"], "ID"),
-    (["show", "a", "b"], "b"), (["kill"], "--group"), (["jobs", "--status", "done"], "done"), (["logs", "abc", "--stream", "x"], "stderr"),
+    (["kill"], "--group"), (["jobs", "--status", "done"], "done"), (["logs", "abc", "--stream", "x"], "stderr"),
     (["move", "abc"], "--first"), (["config", "delete"], "sample"), (["start", "--log-level", "LOUD"], "WARNING"), (["status", "x"], "x"),
     (["\x1b[31mred"], "[31mred"), ([""], "''"), (["caf\udce9"], "not a command"),
     (["wait"], "--group"), (["retry"], "--failed"), (["kill", "abc", "--group", "g"], "--group"),
     (["pause", "0", "--group", "g"], "not both"),
-    (["why"], "ID"), (["why", "a", "b"], "b"), (["metrics", "x"], "x"), (["queue", "--group"], "--group"),
+    (["why"], "ID"), (["retry", "--failed", "a"], "not both"), (["clear", "a", "--all"], "not both"),
+    *(([command, *words, "--name", ""], "--name needs a value") for command, *words in (
+        ["cancel"], ["kill"], ["remove"], ["wait"], ["pause"], ["resume"], ["edit", "--gpus", "1"], ["move", "--last"], ["retry"],
+        ["clear"])),
+    *(([command, *words], "ids or names") for command, *words in (
+        ["cancel"], ["remove"], ["edit", "--gpus", "1"], ["move", "--last"], ["clear"], ["show"], ["attach"])),
+    (["edit", "a", "--name", "x", "--set-name", "y"], "mean the same"), (["pause", "--dry-run"], "the queue"),
+    (["metrics", "x"], "x"), (["queue", "--group"], "--group"),
     (["kill", "--gruop", "g"], "did you mean '--group'?"), (["edit", "a", "--retry", "b"], "hint: did you mean '--retries'?"),
     (["add", "--gpu=1", "x"], "did you mean '--gpus'?"),
     (["add", "--cpus", "4", "x"], "hint: nexus help add"), (["add", "--mem", "4G", "x"], "hint: leave it out"),

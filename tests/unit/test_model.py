@@ -215,19 +215,44 @@ MOVES = [  # reason, jobs as user, number and priority, (which is moved, to the 
     ("before everybody's", "a1.1 a2.1 b3.1 b4.1", [("a2", True)], "a2 b3 a1 b4", 1),
     ("the last of many users' is the last of its own", "a1.1 a2.1 b3.1 b4.1", [("b3", False)], "a1 b4 a2 b3", 1),
     ("alone", "a1.2", [("a1", True), ("a1", False)], "a1", 2),
+    ("several keep their order", "a1.1 a2.0 a3.2 a4.1", [("a4 a3", True)], "a4 a3 a2 a1", 0),
+    ("as they are named, to the end", "a1.1 a2.1 a3.1", [("a2 a1", False)], "a3 a2 a1", 1),
+    ("before another", "a1.1 a2.1 a3.1 a4.1", [("a4 a1", "a3")], "a2 a4 a1 a3", 1),
+    ("before the first", "a1.1 a2.1 a3.1", [("a3 a2", "a1")], "a3 a2 a1", 1),
+    ("before one of another priority", "a1.0 a2.1 a3.2", [("a1", "a3")], "a2 a1 a3", 2),
+    ("before one that was moved", "a1.1 a2.1 a3.1", [("a3", True), ("a1", False), ("a2", "a3")], "a2 a3 a1", 1),
 ]
 
 
 @pytest.mark.parametrize("reason, jobs, moves, expected, priority", MOVES, ids=[case[0] for case in MOVES])
-def test_move_job(reason, jobs, moves, expected, priority):
+def test_move_jobs(reason, jobs, moves, expected, priority):
     made = state(*[job(name[:2], int(name[1]), user=name[0], priority=int(name[3])) for name in jobs.split()])
-    for name, is_first in moves:
-        put(made, nexus.move_job(made, made.jobs[name], is_first))
+    for names, where in moves:
+        moved = [made.jobs[name] for name in names.split()]
+        is_place = isinstance(where, bool)
+        changes = nexus.move_jobs(made, moved, where) if is_place else nexus.move_before(made, moved, made.jobs[where])
+        put(made, *list(changes))
     assert " ".join(listed(made)) == expected, reason
-    assert made.jobs[moves[-1][0]].priority == priority
+    assert made.jobs[moves[-1][0].split()[0]].priority == priority
     put(made, *nexus.add_job(job("new", user="a", **nexus.next_place(made, 2))))
     assert listed(made)[-1] == "new", "a new job comes last, whatever was moved"
     check_indexes(made)
+
+
+def test_there_is_always_room_before_a_job():
+    """However often jobs move, where halves of numbers come to an end."""
+    made = state(*(job(name, number) for number, name in enumerate(["aaa", "bbb", "ccc", "ddd"], 1)))
+    for turn in range(200):
+        moved = ["aaa", "bbb"] if turn % 2 else ["bbb", "aaa"]
+        put(made, *list(nexus.move_before(made, [made.jobs[name] for name in moved], made.jobs["ddd"])))
+        assert listed(made) == ["ccc", *moved, "ddd"], turn
+        put(made, *list(nexus.move_before(made, [made.jobs["ccc"]], made.jobs[moved[1]])))
+        assert listed(made) == [moved[0], "ccc", moved[1], "ddd"], turn
+    for _ in range(200):
+        put(made, *list(nexus.move_jobs(made, [made.jobs["ccc"], made.jobs["aaa"]], False)))
+        assert listed(made) == ["bbb", "ddd", "ccc", "aaa"] or listed(made)[2:] == ["ccc", "aaa"]
+    check_indexes(made)
+
 
 
 SHARING = [  # reason, running jobs (user, GPUs), waiting ones (user, GPUs, priority) in the order of their coming, the users as they start
@@ -354,7 +379,8 @@ def test_of_whom_the_history_is_shortened(reason, ended, limit, gone):
 FILTERED = {  # filter: what is chosen by, a job that it fits, one that it does not
     "user": ("ann", {"user": "ann"}, {"user": "bob"}),
     "group": ("g", {"group": "g"}, {"group": "gg"}),
-    "name": ("lr", {"name": "lr"}, {"name": "lr=1"}),
+    "name": ("lr*", {"name": "lr=1"}, {"name": "a lr"}),
+    "since": ("1h", {"created_at": NOW - 60}, {"created_at": NOW - 7200}),
     "text": ("Train", {"command": "python train.py"}, {"command": "true"}),
 }
 
@@ -363,11 +389,28 @@ def test_each_filter_chooses():
     assert FILTERED.keys() == nexus.FILTERS.keys() - {"status"}, "a new filter has a case here; the status is an index"
     for name, (wanted, fitting, other) in FILTERED.items():
         choice, made = nexus.Choice(**{name: wanted}), [job("abc", **fitting), job("abd", **other)]
-        assert choice.given == [name] and choice.select(made, lambda user: True) == made[:1], name
-        seen = choice.select(made, lambda user: False)
+        assert choice.given == [name] and choice.select(made, lambda user: True, NOW) == made[:1], name
+        seen = choice.select(made, lambda user: False, NOW)
         assert seen == (made[:1] if nexus.FILTERS[name].public else []), f"{name}: nothing is told of what others may not see"
     assert nexus.Choice().given == [] and nexus.Choice(group="").given == ["group"], "which is: of no group"
     assert nexus.describe_filters({"status": ["failed"], "group": "g", "name": "y z"}) == " of group g named 'y z'"
+
+
+NAMED = [  # a pattern of a shell, a name that it fits, one that it does not
+    ("lr", "lr", "lr=1"), ("lr=*", "lr=", "LR=1"), ("*", None, "-"), ("s?[0-2]", "s=1", "s=3"), ("s[!1]", "s2", "s1"),
+    ("lr=[1,2]", "lr=[1,2]", "lr=3"), ("", None, "x"), ("a*b*a*b*" * 10 + "c", "ab" * 20 + "c", "ab" * 40)]
+
+
+@pytest.mark.parametrize("pattern, fitting, other", NAMED)
+def test_which_names_a_pattern_means(pattern, fitting, other):
+    choice = nexus.Choice(name=pattern)
+    assert choice.fits(job("abc", name=fitting), NOW) and (pattern == "*" or not choice.fits(job("abd", name=other), NOW))
+
+
+def test_since_counts_from_the_end_of_a_job():
+    ended, old = (finished(id, created_at=NOW - 9000, status_history=(("completed", at),)) for id, at in
+                  (("abc", NOW - 60), ("abd", NOW - 7200)))
+    assert nexus.Choice(since="1h").select([ended, old], lambda user: True, NOW) == [ended]
 
 
 MEANT = [  # what is named, the places of this machine, which is called head, those that are meant
