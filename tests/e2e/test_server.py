@@ -239,7 +239,7 @@ def test_what_is_refused_says_why_and_changes_nothing(shared_bench, case):
 
 
 @pytest.mark.parametrize("path, allowed", [
-    ("/status", {"GET"}), ("/queue", {"GET", "POST"}), ("/queue/abc", {"PATCH", "DELETE"}), ("/jobs/abc", {"GET", "DELETE"}),
+    ("/status", {"GET"}), ("/queue", {"GET", "POST", "PATCH"}), ("/queue/abc", {"PATCH", "DELETE"}), ("/jobs/abc", {"GET", "DELETE"}),
     ("/jobs/abc/why", {"GET"}), ("/service/stop", {"POST"}), ("/gpus/0/pause", {"POST"})])
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "get", "TRACE"])
 def test_other_methods_are_405_with_allow(shared_bench, method, path, allowed):
