@@ -3082,11 +3082,16 @@ def list_lines(text: str) -> Iterable[str]:
     Jobs may end together, and the service waits for this: so it takes as long as the text is long, whatever it says.
     """
     import itertools
-    text = re.sub(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\))", "", text)
+    text = drop_escapes(text)
     lines = list(itertools.takewhile(lambda line: not is_runner_line(line), text.split("\n")))
     is_rest = re.search(RUNNER_REST, "\n".join(lines))
     said = (line.rstrip("\r") for line in reversed(lines) if line and not line.isspace())
     return [] if is_rest else itertools.islice(said, MAX_LINES)
+
+
+def drop_escapes(text: str) -> str:
+    """A text without colours and other escape sequences."""
+    return re.sub(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\))", "", text)
 
 
 def is_runner_line(line: str) -> bool:
@@ -3107,6 +3112,134 @@ def take_last(lines: Iterable[str], count: int) -> list[str]:
     import itertools
     shown = (format_line(line.strip(), 300).strip() for line in lines)
     return list(itertools.islice(filter(None, shown), count))[::-1]
+
+# How far a job is, from what it prints.  A bar is tqdm's, rich's or Keras's, and a counter has its word before it: no
+# other number counts, as most of them tell something else (`GPU mem 41%`, `rank 3/8`).
+TQDM_BAR = re.compile(r"\d%\|[^|]*\|\s*([\d.]+)([kMGTP]?)/([\d.]+)([kMGTP]?)\w*\s*\[[\d:]+<([\d:]+|\?)")
+RICH_BAR = re.compile(r"[━╸╺]{4}\s+(\d{1,3})%\s+(\d[\d:]+)\s*$")
+COUNTED_BAR = re.compile(
+    r"(?:^|\s)(\d+)/(\d+)\s*\[[=>.]{4}|(?:^|\s)(\d+)/(\d+)\s+[━╸╺]{4}|[━╸╺]{4}\s+(\d+)/(\d+)\s")
+COUNTER = re.compile(
+    r"(?i)(?<![\w/.-])(epoch|step|iteration|iter|batch)(?:es|s)?\b[\s:=#\[(]{0,4}(\d+)\s*(?:/|of\s)\s*(\d+)(?![\w/.])")
+EPOCH_ALONE = re.compile(r"(?i)(?<![\w/.-])epoch[\s:=#]{0,3}\d+(?!\s*(?:/|of\s|\d))")  # Lightning's, of unknown many
+ULTRALYTICS = re.compile(r"^\s*(\d+)/(\d+)\s+[\d.]+G\s.*(?:%\||[━╸╺]{4})")        # its epochs, before a bar
+MAIN_SILENCE_S = 600.0          # a bar that stands still for so long, while another goes on, was left
+MAX_TOTALS = 20
+UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+
+
+class OutputProgress(Value):
+    """How far a job is, by its bars and counters."""
+    fraction: float | None = None               # 0 to 1; None: unknown, or it has just fallen
+    left_s: float | None = None                 # seconds left, at that time
+    at: float = 0.0                             # when that was read
+    epoch: tuple[int, int] | None = None        # of the outer counter: the present one, of how many
+    is_told_after: bool = False                 # an epoch is told when it has ended
+    total: float | None = None                  # of the bar or counter which counts, in an epoch or alone
+    counts: tuple[tuple[float, float], ...] = ()    # (total, what was last counted) of each bar or counter
+    stale: float | None = None                  # the count that the former epoch ended with: it may come once more
+    is_inner: bool = False                      # what counts begins anew: the whole is not known
+    reached: float = 0.0                        # the fraction, also where it has fallen
+    begin: tuple[float, float] | None = None    # (when, the fraction) as the counting began
+
+
+class Counted(Value):
+    """What a line counts."""
+    epoch: tuple[int, int] | None = None
+    count: tuple[float, float] | None = None    # so many, of so many
+    left_s: float | None = None                 # as the bar says
+    is_part: bool = False                       # of an epoch, of unknown many
+
+
+def read_counted(line: str) -> Counted:
+    """What a line counts, if it has one of the forms above."""
+    counters = {match[1].lower()[:4]: (int(match[2]), int(match[3])) for match in COUNTER.finditer(line)}
+    epoch = counters.pop("epoc", None)
+    count: tuple[float, float] | None = next(iter(counters.values()), None)
+    left_s: float | None = None
+    if match := ULTRALYTICS.search(line):
+        epoch = int(match[1]), int(match[2])
+    if match := TQDM_BAR.search(line):
+        count = float(match[1]) * UNITS[match[2]], float(match[3]) * UNITS[match[4]]
+        left_s = None if match[5] == "?" else read_clock(match[5])
+    elif match := RICH_BAR.search(line):
+        count, left_s = (int(match[1]), 100), read_clock(match[2])
+    else:
+        bars = [(int(done), int(total)) for match in COUNTED_BAR.finditer(line)
+                for done, total in [filter(None, match.groups())]]
+        count = next((bar for bar in reversed(bars) if bar != epoch), count)
+    if epoch and not is_count(*epoch):
+        epoch = None
+    if count and not is_count(*count):
+        count = None
+    return Counted(epoch, count, left_s if count else None, bool(count and not epoch and EPOCH_ALONE.search(line)))
+
+
+def is_count(done: float, total: float) -> bool:
+    return done <= total and total >= 2
+
+
+def read_clock(text: str) -> float:
+    """Seconds of `12:18`, or of `1:12:18`."""
+    seconds = 0
+    for part in text.split(":"):
+        seconds = seconds * 60 + int(part or 0)
+    return float(seconds)
+
+
+def read_progress(before: OutputProgress, line: str, at: float) -> OutputProgress:
+    """What is known of a job's progress after another line, printed at that time.
+
+    An outer counter wins.  A bar without one that begins anew is an inner one, of unknown many.
+    """
+    found = read_counted(line)
+    if not (found.epoch or found.count) or before.is_inner:
+        return before
+    if found.epoch and before.epoch and found.epoch[0] < before.epoch[0]:
+        return OutputProgress(is_inner=True)
+    now, left_s = before, None
+    if found.epoch and found.epoch != before.epoch:
+        last = dict(before.counts).get(before.total or 0.0)
+        is_first = before.epoch is None
+        now = replace(now, epoch=found.epoch, stale=None if found.count else last,
+                      is_told_after=bool(is_first and last and not found.count) or now.is_told_after)
+    if found.count:
+        done, total = found.count
+        last = dict(before.counts).get(total, 0.0)
+        others = tuple(count for count in now.counts if count[0] != total)
+        now = replace(now, counts=(*others, (total, done))[-MAX_TOTALS:])
+        if now.total and now.total != total and not is_left(before, at):
+            return now                                      # another bar, beside the one that counts
+        if not now.epoch and (found.is_part or done < last):
+            return OutputProgress(is_inner=True)
+        if now.stale is not None and done >= now.stale:
+            return now
+        now, left_s = replace(now, total=total, stale=None), None if now.epoch else found.left_s
+    part = dict(now.counts)[now.total] / now.total if now.total and now.stale is None else 0.0
+    reached = part
+    if now.epoch:
+        is_over = now.is_told_after or not now.total        # without an inner counter, an epoch is told at its end
+        reached = (now.epoch[0] - (not is_over) + part) / now.epoch[1]
+    begin = now.begin
+    if begin is None or reached < begin[1] or now.total != before.total:
+        begin = at, reached
+    if left_s is None and reached > begin[1] and at > begin[0]:
+        left_s = (at - begin[0]) / (reached - begin[1]) * (1 - reached)
+    if reached < before.reached and now.total == before.total:
+        return replace(now, fraction=None, left_s=None, at=at, reached=reached, begin=begin)
+    return replace(now, fraction=min(1.0, reached), left_s=left_s, at=at, reached=reached, begin=begin)
+
+
+def is_left(progress: OutputProgress, at: float) -> bool:
+    """Whether the bar that counts is over, or stands still, while another goes on."""
+    is_over = dict(progress.counts).get(progress.total or 0.0) == progress.total
+    return (is_over and not progress.epoch) or at - progress.at > MAIN_SILENCE_S
+
+
+def drop_bar(line: str) -> str:
+    """A line without the bar that is drawn in it."""
+    line = re.sub(r"(\d%)\|[^|]*\|", r"\1", line)
+    return re.sub(r"\s*(?:[━╸╺]{4,}|\[[=>.]{4,}\])", "", line)
 
 
 # Slurm's programs.  Times are in UTC; fields are separated by |, and the one that may hold | comes last.
@@ -4615,6 +4748,7 @@ ATTEMPT = {
     "stopped_by": Field(or_null(STRING), "who wanted its end"),
     "outcome": Field(or_null(STRING), "how it ended, in a word or two: exit 3, SIGSEGV, killed"),
 }
+PROGRESS_WORDS = ("output", "expected", "group")
 # A job: its present state, what was asked for, and its last attempt
 JOB: dict[str, Field] = {
     "status": Field(STATUS, "pending, then running, then one of the others", "public"),
@@ -4637,6 +4771,10 @@ JOB: dict[str, Field] = {
     "rss_mib": Field(or_null(FLOAT), "memory of its processes now, as in peak_rss_mib"),
     "cpu_percent": Field(or_null(FLOAT), "CPU in use now"),
     "unrecorded": Field(or_null(STRING), "how it has ended, while it counts as running: the disk takes no record"),
+    "fraction": Field(or_null(FLOAT), "how far it is, 0 to 1"),
+    "estimated_end": Field(or_null(TIME), "when it will have ended, as far as is known"),
+    "progress_by": Field(or_null(one_of(*PROGRESS_WORDS)), "what tells both: a bar or a counter in its output, its "
+                         "expected time, or the median of its group"),
 }
 PUBLIC_JOB_KEYS = frozenset(name for name, row in JOB.items() if row.public)
 # Of a job that does not run, these depend on the queue, the plan and the machines; all else on the job alone.
@@ -4646,7 +4784,8 @@ PLAIN_JOB_KEYS = {"status", *PLANNED_JOB_KEYS, *SHOWN_FIELDS[Job]} - ATTEMPT.key
 OVERVIEW_JOB_KEYS = (                           # what GET /status?after= has of a job
     "status", "id", "command", "user", "gpus", "name", "group", "only_node", "node", "gpu_places", "started_at",
     "finished_at", "runtime_seconds", "processes_left", "stopping", "unknown_since", "idle_since", "outcome",
-    "cause_line", "waiting_for", "is_held", "estimated_start", "last_line", "unrecorded")
+    "cause_line", "waiting_for", "is_held", "estimated_start", "last_line", "unrecorded", "fraction", "estimated_end",
+    "progress_by")
 OVERVIEW_GPU_KEYS = ("uuid", "name", "profile", "node", "place", "state", "job_ids", "memory_total_mib", "is_paused",
                      "is_available", "unavailable", "used_by", "fault")
 GPU_READINGS = ("memory_used_mib", "utilization", "utilization_mean", "temperature", "power_watts")
@@ -4707,7 +4846,25 @@ def job_json(job: Job, now: float, node: str | None, **computed: Any) -> dict[st
                      for attempt in job.attempts if attempt.started_at is not None],
         "status_history": [[status, format_time(at)] for status, at in job.status_history],
         "unknown_since": None, "idle_since": None, "rss_mib": None, "cpu_percent": None, "unrecorded": None,
-        **computed}
+        "fraction": None, "estimated_end": None, "progress_by": None, **computed}
+
+
+def progress_json(fraction: float | None, end: float | None, by: str) -> dict[str, Any]:
+    """How far a running job is; `end`: when it will have ended, by the clock."""
+    if fraction is None:
+        return {}
+    return {"fraction": round(fraction, 3), "estimated_end": format_time(end and end // 10 * 10), "progress_by": by}
+
+
+def format_progress(job: Json) -> str:
+    """`41% · 12m left`; "" where nothing is known."""
+    if job.get("fraction") is None:             # an older service has none
+        return ""
+    words = f"{job['fraction'] * 100:.0f}%"
+    if job["estimated_end"] and job["started_at"]:
+        now = parse_time(job["started_at"]) + (job["runtime_seconds"] or 0.0)
+        words += f" · {format_duration(max(0.0, parse_time(job['estimated_end']) - now))} left"
+    return words if job["progress_by"] == "output" else f"about {words}"
 
 
 def pick_json(job: Job, now: float, node: str | None, fields: Sequence[str], **computed: Any) -> dict[str, Any]:
@@ -4945,11 +5102,14 @@ def format_running(job: Json, paint: Paint, has_node: bool = False) -> list[str]
         stopping += paint("red", f" unknown since {local_time(job['unknown_since'], '%m-%d %H:%M')}")
     share = [f"  GPUs: {format_known(job['gpus'], '', 2)}"] if job["gpus"] % 1 else []
     command = format_line(name_or_command(job), paint.width and max(20, paint.width - 11))
+    progress = format_progress(job)
     return [f"  Job ID: {paint('magenta', job['id'])}{stopping}",
             *([f"  Node: {job['node']}"] if has_node else []), *share,
             f"  Command: {paint('bright', command)}",
             *([f"  Slurm: {job['slurm_id']} on {job['node']}"] if job["slurm_id"] else []),
-            f"  Runtime: {paint('cyan', runtime)}", f"  Started: {paint('cyan', local_time(job['started_at']))}"]
+            f"  Runtime: {paint('cyan', runtime)}",
+            *([f"  Progress: {paint('cyan', progress)}"] if progress else []),
+            f"  Started: {paint('cyan', local_time(job['started_at']))}"]
 
 
 def list_states(job: Json) -> list[str]:
@@ -4995,12 +5155,13 @@ def format_detailed(status: Json, health: Json, paint: Paint) -> str:
     lines += ["", f"Host: {machine['name']}, {describe_machine(machine)}",
               "", f"Active Jobs: {len(status['running_jobs'])}"]
     for job in status["running_jobs"]:
+        progress = format_progress(job)
         memory = (f", memory {format_known(job['rss_mib'] and job['rss_mib'] / 1024, 'GB')}, "
                   f"CPU {format_known(job['cpu_percent'], '%')}")
         gpus = f"GPUs: [{format_indices(job['gpu_places'])}]" if job["gpu_places"] else "no GPU"
         lines.append(f"  {paint('magenta', job['id'])}: {paint('bright', name_or_command(job))}"
                      f" ({job['node'] + ', ' if status['nodes'] else ''}"
-                     f"{gpus}{memory})")
+                     f"{gpus}{memory}{progress and f', {progress}'})")
     lines += ["", f"Health: {paint('green', 'HEALTHY') if health['is_healthy'] else paint('red', 'UNHEALTHY')}"]
     return paint.join(lines + [f"hint: {hint}" for hint in status["hints"]])
 
@@ -5103,7 +5264,8 @@ JOB_COLUMNS = (
     Column("NODE", lambda job: job["node"] or "-", shown_if=lambda jobs: (      # when several machines are involved
         len({job["node"] for job in jobs}) > 1 or any(job["only_node"] for job in jobs))),
     Column("GPU", lambda job: format_indices(job["gpu_places"]) or "-"),
-    RESULT_COLUMN, RUNTIME_COLUMN,
+    RESULT_COLUMN, RUNTIME_COLUMN, Column("PROGRESS", lambda job: format_progress(job) or "-", "cyan", lambda jobs: (
+        any(map(format_progress, jobs))), 3),
     time_column("STARTED", "started_at", 5), time_column("FINISHED", "finished_at", 6), *LAST_COLUMNS)
 
 
@@ -5140,6 +5302,8 @@ TOP_COLUMNS = (                                 # of (GPU or {}, job or {})
     Column("POWER", lambda row: format_cell(row[0].get("power_watts"), "W"), spare=3),
     Column("JOB", lambda row: row[1].get("id", "-"), "magenta"),
     Column("RUNTIME", lambda row: format_duration(row[1]["runtime_seconds"] or 0) if row[1] else "-", "cyan"),
+    Column("PROGRESS", lambda row: (row[1] and format_progress(row[1])) or "-", "cyan", spare=1,
+           shown_if=lambda rows: any(job and format_progress(job) for _, job in rows)),
     Column("COMMAND", lambda row: describe_run(*row), "bright"),
 )
 WAITING_COLUMNS = (
@@ -5198,7 +5362,9 @@ def describe_group(group: Json) -> str:
     total = sum(group[status] for status in STATUSES)
     statuses = (RUNNING, COMPLETED, FAILED, CANCELLED, PENDING)
     counts = [f"{group[status]} {status}" for status in statuses if group[status]]
-    return f"{format_count(total, 'job')}: {', '.join(counts)}" + (f"; {group['hold']}" if group["hold"] else "")
+    fraction = group.get("fraction")                        # an older service has none
+    far = "" if fraction is None else f"{fraction * 100:.0f}% of the whole"
+    return "; ".join(filter(None, [f"{format_count(total, 'job')}: {', '.join(counts)}", far, group["hold"]]))
 
 
 def describe_run(gpu: Json, job: Json) -> str:
@@ -5255,7 +5421,8 @@ SHOW_LINES: Mapping[str, Mapping[str, tuple[str, Callable[[Any], str]]]] = {
         "estimated_start": ("starts about: {}", show_time), "retry_at": ("next attempt: {}", show_time),
         "created_at": ("submitted: {}", show_time), "started_at": ("started: {}", show_time),
         "place": ("where: {}", str), "others": ("also on {}", str), "finished_at": ("ended: {}", show_time),
-        "runtime_seconds": ("runtime: {}", format_duration), "unknown_since": ("nothing known since: {}", show_time),
+        "runtime_seconds": ("runtime: {}", format_duration), "progress": ("progress: {}", str),
+        "unknown_since": ("nothing known since: {}", show_time),
         "slurm_id": ("Slurm's job: {}", str), "session": ("screen session: {}", str), "pid": ("process: {}", str),
         "log_dir": ("logs: {}", str), "history": ("history: {}", str)},
     "How it ended": {
@@ -5302,7 +5469,8 @@ def format_job(job: Json, paint: Paint, last_lines: Sequence[str] = (), gpus: It
     # One attempt alone is told by the other lines.
     attempts = job["attempts"] if len(job["attempts"]) > 1 or job["status"] == PENDING else []
     facts: dict[str, Any] = {
-        **job, "place": format_place(job["gpu_places"], job["node"])[4:] if job["started_at"] else "",
+        **job, "progress": format_progress(job),
+        "place": format_place(job["gpu_places"], job["node"])[4:] if job["started_at"] else "",
         "others": "; ".join(f"GPU {gpu['place']}: {gpu['used_by']}" for gpu in gpus
                             if job["id"] in gpu["job_ids"] and gpu["used_by"]),
         "history": ", ".join(f"{status} {local_time(at, '%H:%M:%S')}" for status, at in job["status_history"])}
@@ -12640,18 +12808,25 @@ class LogWatch(Part):
         return [growth.seen, (self.clock.now(), *measure_logs(self.disk, folder))] if growth else []
 
     def find_last_line(self, folder: str | None, starts: Sequence[int]) -> str | None:
-        """The last line of a job's logs from these sizes on."""
+        """The last line of a job's logs from these sizes on, without the bar that is drawn in it."""
         growth = self.growths.get(folder or "") or LogGrowth(self.disk, folder or "")
-        return growth.find_last_line(starts) if folder else None
+        line = growth.find_last_line(starts) if folder else None
+        return line and drop_bar(line)
+
+    def find_progress(self, folder: str | None) -> OutputProgress:
+        """How far a running job is, by what it prints."""
+        growth = self.growths.get(folder or "")
+        return growth.progress if growth else OutputProgress()
 
     def look(self) -> float | None:
         began, running = self.clock.monotonic(), self.service.running_jobs()
-        folders = {job.log_dir for job in running if job.log_dir}
+        folders = {job.log_dir: job.log_base for job in running if job.log_dir}
         for folder in [folder for folder in self.growths if folder not in folders]:
             self.growths[folder].note(self.clock)
             self.growths.pop(folder).write()
-        for folder in folders:
+        for folder, starts in folders.items():
             self.growths.setdefault(folder, LogGrowth(self.disk, folder)).note(self.clock)
+            self.growths[folder].read_progress(self.clock, starts)
         # A job that starts during this look wakes the worker only if `growths` is empty: so check for jobs last.
         is_on = folders or self.service.running_jobs()
         return max(LOG_LOOK_S, LOG_LOOK_BACKOFF_FACTOR * (self.clock.monotonic() - began)) if is_on else None
@@ -12659,7 +12834,11 @@ class LogWatch(Part):
 
 LOG_LOOK_S, LOG_LOOK_BACKOFF_FACTOR = 0.1, 20   # between two looks; at least this multiple of the time of one
 LAST_LINE_BYTES = 4096          # of a log's end, where its last line is looked for
+PROGRESS_AFTER_S = 30.0         # of a job's run time: before that, nothing is told of its progress
+MAX_LIKE = 100                  # ended jobs of a group, of which the median counts
 LOG_NOTE_S = 1.0                # between two notes while only one of the two logs grows
+PROGRESS_LOOK_S = 1.0           # between two looks at how far a job is
+PROGRESS_BYTES = 65536          # of what it has printed since, at most: its end
 
 
 class LogGrowth:
@@ -12671,6 +12850,27 @@ class LogGrowth:
         self.seen: LogMark = (0.0, 0, 0)
         self.written_at = self.seen_at = float("-inf")      # monotonic: when these two were measured
         self.growing = (False, False)
+        self.progress, self.looked_at = OutputProgress(), float("-inf")
+        self.read_to: list[int] = [0, 0]                    # bytes of both logs in which progress was looked for
+        self.rests = ["", ""]                               # what they end with: a line that may not be whole yet
+
+    def read_progress(self, clock: Clock, starts: Sequence[int]) -> None:
+        """See how far the job is, by what is new in its logs from these sizes on."""
+        if clock.monotonic() - self.looked_at < PROGRESS_LOOK_S:
+            return
+        self.looked_at = clock.monotonic()
+        if any(at < start for at, start in zip(self.read_to, starts)):          # another attempt
+            self.progress, self.read_to, self.rests = OutputProgress(), list(starts), ["", ""]
+        for stream, size in enumerate(self.seen[1:]):
+            at = max(self.read_to[stream], size - PROGRESS_BYTES)
+            self.rests[stream] = "" if at > self.read_to[stream] else self.rests[stream]
+            self.read_to[stream] = max(self.read_to[stream], size)
+            path = os.path.join(self.folder, STREAM_FILES[stream])
+            content = read_part(self.disk, path, at, size - at) if size > at else b""
+            *lines, rest = re.split("[\r\n]+", self.rests[stream] + drop_escapes(content.decode("utf-8", "replace")))
+            self.rests[stream] = rest[-LAST_LINE_BYTES:]
+            for line in lines:
+                self.progress = read_progress(self.progress, line[:LAST_LINE_BYTES], clock.now())
 
     def find_last_line(self, starts: Sequence[int]) -> str | None:
         """The last line from these sizes on, of the log that grew last if that has one."""
@@ -12921,7 +13121,33 @@ class Answers(Part):
             **(node.describe_unknown(job) if node else {}),
             "idle_since": format_time(self.service.gpu_watch.find_idle_since(job)),
             "last_line": self.service.log_watch.find_last_line(job.log_dir, job.log_base),
-            "unrecorded": self.service.outcomes.describe_unrecorded(job)}
+            "unrecorded": self.service.outcomes.describe_unrecorded(job), **self.estimate_progress(job, now)}
+
+    def estimate_progress(self, job: Job, now: float) -> dict[str, Any]:
+        """How far a running job is, and when it ends, by their keys in its JSON."""
+        runtime_s = self.service.outcomes.find_runtime_s(job, now)
+        found = self.service.log_watch.find_progress(job.log_dir)
+        expected_s, by = job.expected_time, "expected"
+        if expected_s is None:
+            expected_s, by = self.find_median_s(job), "group"
+        if runtime_s < PROGRESS_AFTER_S:
+            return {}
+        if found.reached:                       # it may have fallen: then nothing is told
+            end = None if found.left_s is None else max(now, found.at + found.left_s)
+            return progress_json(found.fraction, end, "output")
+        if expected_s and runtime_s < expected_s:
+            return progress_json(runtime_s / expected_s, now + expected_s - runtime_s, by)
+        return {}
+
+    def find_median_s(self, job: Job) -> float | None:
+        """The median run time of the jobs of its group and user that have completed lately, in seconds."""
+        import statistics
+        state, ended = self.store.state, list[Job]()
+        for *_, job_id in state.ended_in.get((job.user, job.group), ())[-MAX_LIKE:] if job.group else ():
+            ended.append(state.jobs[job_id])
+        times = [other.current.runtime_seconds for other in ended if other.status == COMPLETED]
+        measured = [runtime_s for runtime_s in times if runtime_s is not None]
+        return statistics.median(measured) if measured else None
 
     def info(self) -> dict[str, Any]:
         return {"version": __version__, "hash": self.service.hash, "pid": os.getpid(), "user": self.service.user,
@@ -12967,9 +13193,17 @@ class Answers(Part):
                 "name": name, "user": find_group_user(queue, name, users), **counts, "limit": rules.limit,
                 "hold": rules.hold, "position": first and queue.find_position(first),
                 "waiting_for": first and format_reasons(self.list_reasons(first, state, planned)),
+                "fraction": self.find_group_fraction(counts, here),
                 "failed_id": failed and failed.id, "failed_line": failed and failed.current.cause_line,
                 "estimated_end": format_time(None if left_s is None else (self.clock.now() + left_s) // 60 * 60)}
         return groups
+
+    def find_group_fraction(self, counts: Mapping[str, int], running: Sequence[Job]) -> float | None:
+        """How far all jobs of a group are together, where some run; None: nothing is known of those."""
+        now = self.clock.now()
+        fractions = [self.estimate_progress(job, now).get("fraction") or 0.0 for job in running]
+        ended = sum(counts[status] for status in FINAL)
+        return round((ended + sum(fractions)) / sum(counts.values()), 3) if any(fractions) else None
 
     def find_plan(self, state: State) -> Plan:
         """Return the latest plan."""
@@ -17863,6 +18097,7 @@ button:disabled { opacity: .55; cursor: default; }
 [aria-pressed=true] { background: var(--accent-soft); border-color: var(--accent); color: var(--accent); }
 input, textarea { width: 100%; }
 [type=checkbox] { width: 18px; min-height: 18px; vertical-align: middle; }
+.far { white-space: nowrap; }
 progress { flex: 1; min-width: 0; height: 8px; accent-color: var(--accent); }
 
 header { position: sticky; top: 0; z-index: 5; background: var(--panel); border-bottom: 1px solid var(--line); }
@@ -17949,7 +18184,9 @@ summary b { display: inline-block; min-width: 4rem; color: var(--accent); }
 }
 @media (max-width: 700px) {
   .bar, main, footer { padding: .4rem .7rem; }
-  .quiet, .heading, .memory, .use :is(.line, progress), #failures .time { display: none !important; }
+  .quiet, .heading, .memory, .use :is(.line, progress), #failures .time, .rows > li:has(.far) .time {
+    display: none !important;
+  }
   header { position: static; }
   #offline { position: sticky; top: 0; z-index: 5; }
   .counts, #filter { order: 2; flex: 0 0 100%; max-width: none; }
@@ -18329,7 +18566,6 @@ function pauseButton(isPaused, name, path, {query = '', noun = '', kind = 'quiet
 // What a row tells of a job.
 function describe(job, note, reason = job.waiting_for) {
   const {status, last_line: line, estimated_start: start} = job, isRunning = status === 'running';
-  const [, done] = /(?:^|\D)(\d{1,2}|100)(?:\.\d+)? ?%/.exec(line ?? '') ?? [];
   const title = job.name ?? commandOf(job).replace(/^(\S*\/)?(python[\d.]*|bash|sh)\s+(?=[^-\s])(\S*\/)?/, '');
   const since = (word, stamp) => stamp && badge('Paused', `${word} for ${about(secondsSince(stamp))}`);
   return [
@@ -18342,12 +18578,20 @@ function describe(job, note, reason = job.waiting_for) {
       job.gpus % 1 > 0 && el('span', {class: 'quiet muted'}, `${job.gpus} GPU`), since('idle', job.idle_since),
       since('unknown', job.unknown_since), job.stopping && badge('cancelled', 'stopping'),
       job.processes_left > 0 && badge('Paused', 'command ended'),
-      done && el('progress', {'aria-label': 'Progress', value: done, max: 100}),
+      drawProgress(job),
       el('span', {class: 'line clip', title: line}, line)],
     job.unrecorded && el('span', {class: 'why'}, `${status}; ${job.unrecorded}`),
     status === 'pending' && el('span', {class: 'why'}, listed(hasNodes() && job.only_node && `on ${job.only_node}`,
       reason, start && `starts in about ${about(-secondsSince(start))}`)),
     isOver(job) && el('span', {class: 'cause small command clip', title: job.cause_line}, job.cause_line)];
+}
+
+// How far a running job is, and how long it still takes: "41 % \u00b7 12m left".
+function drawProgress({fraction, estimated_end: end, progress_by: by}) {
+  if (!isSet(fraction)) return null;
+  return [el('progress', {'aria-label': 'Progress', value: fraction, max: 1}),
+    el('span', {class: 'far'}, by !== 'output' && 'about ',
+      listed(percent(100 * fraction), end && `${about(-secondsSince(end))} left`))];
 }
 
 function drawTime(job) {                        // how long it runs, or ran, and since when it is over
@@ -18497,15 +18741,16 @@ function drawGroup(group) {
   const {name, hold, estimated_end: end} = group, isOn = group.pending + group.running > 0;
   const statuses = ['completed', 'running', 'failed', 'cancelled', 'pending'].filter((status) => group[status] > 0);
   const total = statuses.reduce((sum, status) => sum + group[status], 0);
-  const ended = total - group.pending - group.running, label = `group ${name}`;
+  const ended = total - group.pending - group.running, label = `group ${name}`, far = group.fraction;
   const kind = filter.group ? null : 'quiet';   // its own page has room
   return el('li', {class: 'group', key: label, 'data-group': name},
     el('a', {class: 'title clip', href: groupAddress(name)}, name),
-    el('progress', {'aria-label': `${number(ended)} of ${number(total)} have ended`, value: ended, max: total}),
+    el('progress', {'aria-label': `${number(ended)} of ${number(total)} have ended`,
+      value: isSet(far) ? far * total : ended, max: total}),
     statuses.map((status) => el('a', {class: `badge ${KINDS[status] ?? ''}`, key: status, title: status,
       href: groupAddress(name, status)}, `${number(group[status])} ${MARKS[status]}`,
     el('span', {class: 'unseen'}, status))),
-    el('span', {class: 'why'}, listed(hold ?? group.waiting_for,
+    el('span', {class: 'why'}, listed(hold ?? group.waiting_for, isSet(far) && percent(100 * far),
       end && !hold && `about ${about(-secondsSince(end))} left`, !isOn && group.failed_line)),
     el('span', {class: 'actions'}, group.failed_id
       && action('Retry failed', label, () => retry({group: name}), {class: kind}),
