@@ -959,8 +959,9 @@ SIZE_TEXT = matching(f"^{AMOUNT} ?[MGTmgt](i?[Bb])?$", "an amount of memory with
 
 # What one request may cost is bounded: it holds up all others while it changes State.
 MAX_JOBS = 100000               # jobs that one request adds or names
-MAX_PARENTS = 10000             # jobs after which one job may start
-MAX_LINKS = 1000000             # from pending jobs to those after which they start
+MAX_PARENTS = 10000             # jobs, or groups, after which one job may start
+MAX_LINKS = 1000000             # from pending jobs to the jobs and groups after which they start
+GROUP_NAMES: Schema = {**list_of(LINE, most=MAX_PARENTS), "examples": [["exp1"]]}
 
 
 def round_gpus(gpus: float) -> float:
@@ -1083,7 +1084,15 @@ class Job(Value):
     after_any: tuple[str, ...] = optional(
         (), list_of(LINE, most=MAX_PARENTS), "start when these have ended, however that was",
         "asked kept repeats", flag="--after-any ID,...", **OTHERS)
+    after_group: tuple[str, ...] = optional(
+        (), GROUP_NAMES, "start when all jobs of this group have completed; cancelled when one has not",
+        "asked kept repeats", flag="--after-group G", convert=OTHERS["convert"])
+    after_any_group: tuple[str, ...] = optional(
+        (), GROUP_NAMES, "start when all jobs of this group have ended, however that was",
+        "asked kept repeats", flag="--after-any-group G", convert=OTHERS["convert"])
     pending_dependencies: tuple[str, ...] = ()                 # of `after` and `after_any`, those not ended yet
+    pending_groups: tuple[str, ...] = ()        # of `after_group` and `after_any_group`, those with jobs not ended yet
+    retried_groups: tuple[str, ...] = ()        # the groups of the failures that it does again: it counts for them too
     after_process: tuple[int, int, str] | None = None   # (pid, start time, boot id) after whose end it starts
     key: str | None = None                      # of its submission, in case the client sends it again
     env_digest: str | None = optional(
@@ -1176,6 +1185,7 @@ class Group(Value):
     hold: str | None = None         # why none of them starts; None: they may
     failures: int = 0               # how many jobs failed soon, as long as all did; -1: one did not
     is_paused: bool = False         # a user holds it, until it is resumed; else the hold ends with its pending jobs
+    lost: Words | None = None       # the last job that did not complete and is forgotten, and why; None: there is none
 
 
 class UsageSums(Value):
@@ -1332,7 +1342,11 @@ class State:
         # INDEXES, each {key: its items, ascending}
         self.ready: dict[JobClass, list[QueueItem]] = {}    # pending jobs by find_class()
         self.dependents: dict[str, list[str]] = {}          # {id: the pending jobs that depend on that job}
+        self.followers: dict[str, list[str]] = {}           # {group: the pending jobs that come after it}
+        self.awaited: dict[str, list[tuple[int, str]]] = {}     # {group: (number, id) of its jobs that have not ended}
+        self.lost: dict[str, list[str]] = {}                # {group: its jobs that did not complete, nor were retried}
         self.named: dict[tuple[str | None, str], list[tuple[int, str]]] = {}    # {(user or None for all, name): jobs}
+        self.unretried: dict[tuple[str | None, str], list[tuple[int, str]]] = {}    # of these, those without a retry
         self.members: dict[str, list[tuple[str, str]]] = {}                     # {group: (user, id) of its jobs}
         self.queued: dict[str, list[QueuePlace]] = {}       # {user: their pending jobs}
         self.queued_in: dict[tuple[str, str], list[QueuePlace]] = {}            # {(user, group or ""): pending jobs}
@@ -1404,7 +1418,12 @@ EDITABLE = ("paused", "paused_gpus")        # the facts that other programs may 
 INDEXES: Mapping[str, Callable[[Job], list[tuple[Any, Any]]]] = {       # {field of State: (key, item)s of a job in it}
     "ready": lambda job: [(job_class, (job.queue_key, job.id))] if (job_class := find_class(job)) else [],
     "dependents": lambda job: [(other, job.id) for other in job.pending_dependencies] if job.status == PENDING else [],
-    "named": lambda job: [((user, job.name), (job.number, job.id)) for user in (None, job.user)] if job.name else [],
+    "followers": lambda job: [(group, job.id) for group in find_followed(job)],
+    "awaited": lambda job: (
+        [(group, (job.number, job.id)) for group in find_groups(job)] if job.status not in FINAL else []),
+    "lost": lambda job: [(group, job.id) for group in find_groups(job)] if was_lost(job) else [],
+    "named": lambda job: list_names(job) if job.name else [],
+    "unretried": lambda job: list_names(job) if job.name and not job.retried_as else [],
     "members": lambda job: [(job.group, (job.user, job.id))] if job.group else [],
     "queued": lambda job: [(job.user, find_queue_place(job))] if job.shown_status == PENDING else [],
     "queued_in": lambda job: (
@@ -1413,6 +1432,10 @@ INDEXES: Mapping[str, Callable[[Job], list[tuple[Any, Any]]]] = {       # {field
     "ended": lambda job: [(job.status, find_end_item(job))] if job.status in FINAL else [],
     "ended_in": lambda job: [((job.user, job.group or ""), find_end_item(job))] if job.status in FINAL else [],
 }
+
+
+def list_names(job: Job) -> list[tuple[Any, Any]]:
+    return [((user, job.name), (job.number, job.id)) for user in (None, job.user)]
 
 
 def pause_queue(is_paused: bool) -> tuple[Put, ...]:
@@ -1434,7 +1457,8 @@ def request_class(job: Job) -> tuple[Any, ...]:
 
 def find_class(job: Job) -> JobClass | None:
     """Where one job of a class cannot start, those behind it cannot.  None: it waits for something else."""
-    if job.status != PENDING or job.is_held or job.pending_dependencies or job.after_process:
+    if (job.status != PENDING or job.is_held or job.pending_dependencies or job.pending_groups
+            or job.after_process):
         return None
     return job.user, job.group, job.preemptible, request_class(job)
 
@@ -1521,19 +1545,28 @@ def end_branch(state: State, job: Job, status: str, now: float, **facts: Any) ->
     yield end_one(job, status, now, is_hook_due=state.has_hook, **facts)
     branch = find_branch(state, [job.id]) if status != COMPLETED else {}
     for child_id, parent_id in branch.items():
-        yield end_one(state.jobs[child_id], CANCELLED, now, cause="dependency", is_hook_due=state.has_hook,
-                      cause_line=describe_parent(state.jobs[parent_id]))
+        child = state.jobs[child_id]
+        yield end_one(child, CANCELLED, now, cause="dependency", is_hook_due=state.has_hook,
+                      cause_line=describe_parent(child, state.jobs[parent_id]))
     return [job.id, *branch]
 
 
 def find_branch(state: State, job_ids: Sequence[str]) -> dict[str, str]:
-    """{pending job that can never start unless these complete: the one that it comes after}, parents first."""
-    found, parents = dict.fromkeys(job_ids, ""), [*job_ids]
+    """{pending job that can never start unless these complete: the one that it comes after}, parents first.
+
+    A job that comes after a group comes after each job of it.
+    """
+    found, parents, groups = dict.fromkeys(job_ids, ""), [*job_ids], set[str]()
     for parent_id in parents:                   # it grows: those that come after them, and so on
-        for child in state.list_dependents(parent_id):
-            if child.id not in found and parent_id in child.after:
-                found[child.id] = parent_id
-                parents.append(child.id)
+        children = [child.id for child in state.list_dependents(parent_id) if parent_id in child.after]
+        for group in find_groups(state.jobs[parent_id]):
+            if group not in groups:
+                children += [child_id for child_id in state.followers.get(group, ())
+                             if group in state.jobs[child_id].after_group]
+                groups.add(group)
+        children = [child_id for child_id in dict.fromkeys(children) if child_id not in found]
+        found.update(dict.fromkeys(children, parent_id))
+        parents += children
     return {child_id: parent_id for child_id, parent_id in found.items() if parent_id}
 
 
@@ -1559,10 +1592,113 @@ def release_dependents(state: State, ended: Sequence[str]) -> Changes:
         child = state.jobs[child_id]
         others = tuple(other for other in child.pending_dependencies if other not in gone)
         yield change_job(child, pending_dependencies=others)
+    groups = dict.fromkeys(group for job_id in ended for group in find_groups(state.jobs[job_id]))
+    yield from update_followers(state, [group for group in groups if group not in state.awaited])
     for name in dict.fromkeys(state.jobs[job_id].group or "" for job_id in ended):
         group = state.groups.get(name)
         if group and group.hold and not group.is_paused and not has_pending(state, name):
             yield Put("groups", name, replace(group, hold=None))
+
+
+# A job that comes after a group waits while a job of that group has not ended, also one that joins it later, until it
+# starts itself.  A job counts for its own group, and for those of the failures that it does again.
+
+def find_groups(job: Job) -> dict[str, None]:
+    """The groups for which a job counts, where others come after them."""
+    return dict.fromkeys(filter(None, (job.group, *job.retried_groups)))
+
+
+def find_followed(job: Job) -> dict[str, None]:
+    """The groups whose jobs count for a pending job.  Once it has started, those that join do not."""
+    groups = dict.fromkeys((*job.after_group, *job.after_any_group))
+    if not groups or job.status != PENDING:
+        return {}
+    return dict.fromkeys(job.pending_groups) if job.attempts else groups
+
+
+def was_lost(job: Job) -> bool:
+    """Whether it did not complete, and no retry counts in its place."""
+    return job.status in (FAILED, CANCELLED) and not job.retried_as
+
+
+def update_followers(state: State, groups: Iterable[str]) -> Changes:
+    """The changes of the jobs that come after these groups, where jobs have joined, left, or ended."""
+    for child_id in dict.fromkeys(child_id for group in groups for child_id in state.followers.get(group, ())):
+        child = state.jobs[child_id]
+        pending = tuple(group for group in find_followed(child) if group in state.awaited)
+        if pending != child.pending_groups:
+            yield change_job(child, pending_groups=pending)
+
+
+def renew_group(state: State, name: str | None) -> Changes:
+    """The change of a group that a job is about to join: with no job in it, what its former ones did is over."""
+    group = state.groups.get(name or "")
+    if group and group.lost and group.name not in state.members:
+        yield Put("groups", group.name, replace(group, lost=None))
+
+
+def find_lost(state: State, job: Job, groups: Iterable[str]) -> str:
+    """Why a pending job can never start, in words; "" if it may.  `groups`: those whose jobs so far count for it."""
+    parents = [state.jobs[parent] for parent in job.after]
+    for parent in parents:
+        if parent.status in (FAILED, CANCELLED):
+            return describe_parent(job, parent)
+    for group in groups:
+        row = state.groups.get(group)
+        if group in state.lost:
+            return describe_parent(job, state.jobs[state.lost[group][0]])
+        if row and row.lost:
+            return f"it was to come after group {group}, whose {row.lost}"
+    return ""
+
+
+def find_ring(state: State, job_ids: Iterable[str]) -> list[tuple[bool, str]]:
+    """Where one of these jobs waits for itself: (is it a group, its name or id), each waiting for the next one.
+
+    [] if none does.
+    """
+    over = set[tuple[bool, str]]()
+
+    def list_next(is_group: bool, name: str) -> list[tuple[bool, str]]:
+        if is_group:
+            return [(False, job_id) for _, job_id in state.awaited.get(name, ())]
+        job = state.jobs[name]
+        return [*((False, parent) for parent in job.pending_dependencies),
+                *((True, group) for group in find_followed(job))]
+
+    for job_id in job_ids:
+        if job_id not in state.dependents and state.followers.keys().isdisjoint(find_groups(state.jobs[job_id])):
+            continue                            # nobody waits for it
+        path = {} if (False, job_id) in over else {(False, job_id): iter(list_next(False, job_id))}
+        while path:
+            at, others = next(reversed(path.items()))
+            other = next(others, None)
+            if other is None:
+                over.add(at)
+                del path[at]
+            elif other in path:
+                nodes = list(path)
+                return nodes[nodes.index(other):]
+            elif other not in over:
+                path[other] = iter(list_next(*other))
+    return []
+
+
+def check_rings(state: State, job_ids: Sequence[str], is_new: bool = False) -> None:
+    """Raises: conflict, when one of these jobs would wait for itself.  `is_new`: nobody knows their ids yet."""
+    ring = find_ring(state, job_ids)
+    if not ring:
+        return
+    first = next((place for place, (is_group, name) in enumerate(ring) if not is_group and name in job_ids), 0)
+    ring = ring[first:] + ring[:first]
+    words = []
+    for (is_group, _), other in zip(ring, [*ring[1:], ring[0]]):
+        name = "it" if other == ring[0] else f"{'group' if other[0] else 'job'} {other[1]}"
+        words.append(f"{'has' if is_group else 'comes after'} {name}")
+    job_id, has_group = ring[0][1], any(is_group for is_group, _ in ring)
+    raise NexusError("conflict", f"{'the job' if is_new else f'job {job_id}'} would wait for itself: it "
+                     + ", which ".join(words), "a job of a group, or one that it waits for, cannot come after it: "
+                     "take another group" if has_group else f"nexus show {job_id}")
 
 
 def end_one(job: Job, status: str, now: float, **facts: Any) -> Put:
@@ -1706,13 +1842,18 @@ def add_usage(state: State, period: str, user: str, group: str, more: UsageSums)
 
 
 def forget_jobs(state: State, jobs: Iterable[Job], now: float) -> Changes:
-    """The changes that remove finished jobs, and keep what they used."""
+    """The changes that remove finished jobs, and keep what they used, and what their groups lost."""
     today, used = find_day(now), dict[tuple[str, str, str], UsageSums]()
+    lost: dict[str, str] = {}
     for job in jobs:
         for day, sums in split_usage(job, now).items():
             key = day, job.user, job.group or ""
             used[key] = used[key] + sums if key in used else sums
+        if was_lost(job):                        # it counts as it ended for whoever comes after its group
+            lost.update(dict.fromkeys(find_groups(job), f"job {job.id} {describe_loss(job)}, and is forgotten"))
         yield Put("jobs", job.id, None)
+    for name in lost.keys() & state.members.keys():
+        yield Put("groups", name, replace(state.groups.get(name) or Group(name), lost=lost[name]))
     for (day, user, group), sums in used.items():
         if period := find_period(day, today):
             yield add_usage(state, period, user, group, sums)
@@ -1748,11 +1889,18 @@ def list_usage(state: State, since: float, now: float) -> Iterator[tuple[str, st
                 yield row.user, group, sums.completed + sums.failed + sums.cancelled, sums, begin
 
 
-def describe_parent(parent: Job) -> str:
-    last = parent.current
+def describe_parent(child: Job, parent: Job) -> str:
+    if parent.id in child.after:
+        return f"it was to come after job {parent.id}, which {describe_loss(parent)}"
+    group = next(group for group in child.after_group if group in find_groups(parent))
+    return f"it was to come after group {group}, whose job {parent.id} {describe_loss(parent)}"
+
+
+def describe_loss(job: Job) -> str:
+    """How a job ended that did not complete: `failed (exit 3)`."""
+    last = job.current
     cause = f" ({last.cause}{f' {last.exit_code}' if last.cause == 'exit' else ''})" if last.cause else ""
-    was = "was " if parent.status == CANCELLED else ""
-    return f"it was to come after job {parent.id}, which {was}{parent.status}{cause}"
+    return f"{'was ' if job.status == CANCELLED else ''}{job.status}{cause}"
 
 
 # The pending queue.  Ranks and priorities are strict.  Within a priority, the user with the fewest GPUs in use goes
@@ -2051,7 +2199,7 @@ CHANGES = {name: JOB_FIELDS[name] for name in (
     "command", "name", "group", "gpus", "gpu_ids", "gpu_mem_mib", "gpu_type", "priority", "timeout_seconds",
     "expected_time", "warn", "retries")}
 CHANGES["begin"] = Asked.FIELDS["begin"]
-EDITS = {**CHANGES, **{name: JOB_FIELDS[name] for name in ("after", "after_any")}}
+EDITS = {**CHANGES, **{name: JOB_FIELDS[name] for name in ("after", "after_any", "after_group", "after_any_group")}}
 CLEARED = EDITS.keys() - {"command"}            # of these, null takes away what was set
 LIVE_CHANGES = ("name", "group", "priority", "timeout_seconds", "expected_time", "warn", "retries")
 LIVE_FLAGS = ", ".join(str(JOB_FIELDS[name].flag).split()[0] for name in LIVE_CHANGES)
@@ -4181,11 +4329,11 @@ def find_delay_s(job: Job, now: float) -> float:
 
 # Why a job waits
 
-def list_reasons(job: Job, group: Group | None, planned: Plan, config: Config, now: float,
-                 reader: str = "") -> list[Reason]:
+def list_reasons(job: Job, group: Group | None, planned: Plan, config: Config, now: float, reader: str = "",
+                 awaited: Mapping[str, Sequence[tuple[int, str]]] = {}) -> list[Reason]:
     """Why a pending job, not in Slurm's queue, does not run now: all that holds it, or else what it waits for.
 
-    `reader`: the user who is told of "your own jobs".
+    `reader`: the user who is told of "your own jobs".  `awaited`: State's.
     """
     reasons = []
     if job.is_held:
@@ -4205,9 +4353,18 @@ def list_reasons(job: Job, group: Group | None, planned: Plan, config: Config, n
     if job.pending_dependencies:
         parents = format_jobs_there(job.pending_dependencies)
         reasons.append(Reason("dependency", ",".join(job.pending_dependencies), parents))
+    for name in job.pending_groups:
+        reasons.append(Reason("dependency", name, describe_awaited(name, awaited.get(name, ()))))
     if job.after_process:
         reasons.append(Reason("dependency", "pid", f"process {job.after_process[0]}"))
     return reasons or [find_shortage(job, planned, config, now, reader)]
+
+
+def describe_awaited(group: str, jobs: Sequence[tuple[int, str]]) -> str:
+    """`3 jobs of group g: abc, abd, abe`: of its jobs, those that have not ended."""
+    first = [job_id for _, job_id in jobs[:8]]
+    more = [f"and {len(jobs) - 8} more"] if len(jobs) > 8 else []
+    return f"{format_count(len(jobs), 'job')} of group {group}: {', '.join([*first, *more])}"
 
 
 def find_shortage(job: Job, planned: Plan, config: Config, now: float, reader: str) -> Reason:
@@ -9006,13 +9163,16 @@ class Recovery:
             for job in jobs:
                 self.state.put(change_job(job, is_held=True))
         orphans = [job for job in self.state.pending.values()
-                   if not self.state.jobs.keys() >= {*job.pending_dependencies}]
+                   if not (self.state.jobs.keys() >= {*job.pending_dependencies}
+                           and self.state.awaited.keys() >= {*job.pending_groups})]
         if orphans:
             ids = join_some([job.id for job in orphans])
             self.note_damage(f"held, as what they wait for is lost (nexus resume ID): {ids}")
         for job in orphans:
             there = tuple(job_id for job_id in job.pending_dependencies if job_id in self.state.jobs)
-            self.state.put(change_job(self.state.jobs[job.id], is_held=True, pending_dependencies=there))
+            groups = tuple(group for group in job.pending_groups if group in self.state.awaited)
+            self.state.put(change_job(self.state.jobs[job.id], is_held=True, pending_dependencies=there,
+                                      pending_groups=groups))
 
     def has_begun(self, job: Job) -> bool:
         """Whether the runner of its next attempt has claimed that, so that the change which says so is lost."""
@@ -12052,8 +12212,10 @@ class Admission(Part):
                 else:
                     job = yield from self.add_job(state, drafted, caller, now, variables, asked.max_concurrent, key=key)
                     job_id = contents[content_of(job)] = job.id
-                    new_jobs.append(state.jobs[job_id])
+                    new_jobs.append(job)
                 ids.append(job_id)
+            yield from settle_added(state, new_jobs, now)
+            new_jobs[:] = [state.jobs[job.id] for job in new_jobs]
             added = Added(tuple(ids), tuple(repeated), new_jobs)
             if is_dry:
                 raise DryRun(added)
@@ -12077,9 +12239,9 @@ class Admission(Part):
 
     def add_job(self, state: State, job: Job, caller: Caller, now: float, variables: Mapping[str, str] | None = None,
                 limit: int | None = None, **facts: Any) -> Changes:
-        """Queue a job.  `variables`: None: State has them; `limit`: its group's.
+        """Queue a job; settle_added() follows.  `variables`: None: State has them; `limit`: its group's.
 
-        Raises: queue_full, not_found, forbidden.
+        Raises: queue_full, not_found, forbidden, conflict.
         """
         config = self.config.jobs
         if len(state.pending) >= config.queue_limit:
@@ -12089,6 +12251,7 @@ class Admission(Part):
         links = find_links(state, job, caller)
         if job.environment not in state.environments and variables is not None:
             yield Put("environments", job.environment, variables)
+        yield from renew_group(state, job.group)
         group = state.groups.get(job.group or "")
         if job.group and limit and (group is None or group.limit != limit):
             yield Put("groups", job.group, replace(group or Group(job.group), limit=limit))
@@ -12096,8 +12259,6 @@ class Admission(Part):
         job = replace(job, id=job_id, cwd=self.layout.work_folder(job_id) if job.code else job.cwd, created_at=now,
                       status_history=((PENDING, now),), **{**links, **next_place(state, job.priority), **facts})
         yield from add_job(job)
-        if lost := find_lost_parent(state, job):
-            yield from end_job(state, job, CANCELLED, now, cause="dependency", cause_line=describe_parent(lost))
         return job
 
     def cancel(self, choice: Choice, caller: Caller, signal: str | None = None) -> tuple[list[Job], list[str]]:
@@ -12148,8 +12309,9 @@ class Admission(Part):
     def retry(self, choice: Choice, caller: Caller, change: Mapping[str, Any] = {}) -> list[str]:
         """Queue finished jobs again as new ones, all or none, with a `change` by the keys of CHANGES; return their ids.
 
-        A new job depends on the latest retries of the old job's parents.  Without ids, those are retried that failed,
-        or lost a parent, or have the status given, and were not retried yet.
+        A new job depends on the latest retries of the old job's parents, and what its groups have lost so far does not
+        count.  Without ids, those are retried that failed, or lost a parent, or have the status given, and were not
+        retried yet.
         Raises: usage, not_found, forbidden, conflict, queue_full.
         """
         now = self.clock.now()
@@ -12163,7 +12325,7 @@ class Admission(Part):
             return [job for job in jobs if is_left_to_retry(job.status, job.current.cause, job.retried_as)]
 
         def add(state: State) -> Changes:
-            new_ids, jobs, latest = list[str](), find(state), dict[str, str]()
+            added, jobs, latest = list[Job](), find(state), dict[str, str]()
             check_link_count(state, jobs)
             for job in jobs:
                 check_can_retry(job.id, job.shown_status)
@@ -12173,15 +12335,16 @@ class Admission(Part):
                                         for parent in parents if parent in state.jobs))
                     for parents in (job.after, job.after_any))
                 after = tuple(parent for parent in after if state.jobs[parent].status not in (FAILED, CANCELLED))
+                links = {"after": after, "after_any": after_any, **find_left_groups(state, job)}
                 # check_priority(): only the owner may give a priority above normal.
                 priority = job.priority if caller.is_owner else max(job.priority, PRIORITIES["normal"])
                 fields = {name: getattr(job, name) for name in KEPT}
-                again = Job(**{**fields, "after": after, "after_any": after_any, "priority": priority, **change},
-                            id="", created_at=now, queue_key=())
+                again = Job(**{**fields, **links, "priority": priority, **change}, id="", created_at=now, queue_key=())
                 new = yield from self.add_job(state, again, caller, now)
-                yield change_job(job, retried_as=new.id)
-                new_ids.append(new.id)
-            return new_ids
+                yield from replace_failure(state, job, new)
+                added.append(new)
+            yield from settle_added(state, added, now, change.get("after_group", ()))
+            return [job.id for job in added]
 
         earlier = find(self.store.state)
         self.service.drafts.check_folders(earlier)
@@ -12216,7 +12379,7 @@ class Admission(Part):
 
         def edit(state: State) -> Changes:
             jobs, refused = find(state), dict[str, NexusError]()
-            if not asked.isdisjoint(("after", "after_any")):
+            if not asked.isdisjoint(LINKS):
                 check_link_count(state, [replace(job, **list_links(state, job, fields)) for job in jobs])
             for job in jobs:
                 try:
@@ -12226,6 +12389,8 @@ class Admission(Part):
                     refused[job.id] = error
             raise_refused(refused, len(jobs))
             moved = [state.jobs[job.id] for job in jobs]
+            if not asked.isdisjoint(("group", *LINKS)):
+                yield from settle_groups(state, [*jobs, *moved])
             if position is not None and moved:
                 yield from move_jobs(state, moved, position == 0)
             elif before is not None:
@@ -12261,10 +12426,12 @@ class Admission(Part):
         facts = dict(change)
         if "group" in change and change["group"] != job.group:
             check_own_group(state, change["group"], caller)
-        if "after" in change or "after_any" in change:
+        if not change.keys().isdisjoint(LINKS):
             links = list_links(state, job, change)
             facts.update(find_links(state, replace(job, **links), caller))
-            check_links(state, replace(job, **facts))
+            if lost := find_lost(state, replace(job, **facts), change.get("after_group", ())):
+                raise NexusError("conflict", f"job {job.id} could never start: {lost}",
+                                 "--after-any or --after-any-group: however that ended")
         if env is not None:
             base = state.environments.get(job.environment, {})
             facts["environment"], variables = self.service.drafts.make_environment(base, env)
@@ -12273,6 +12440,7 @@ class Admission(Part):
         if facts:
             check_gpus(replace(job, **facts))           # another request may have changed the job
             place = {"queue_key": (0, change["priority"], job.number)} if "priority" in change else {}
+            yield from renew_group(state, change.get("group"))
             yield change_job(job, **facts, **place)
 
     def move_before(self, state: State, moved: Sequence[Job], told: str, caller: Caller) -> Changes:
@@ -12345,11 +12513,15 @@ def find_retried(state: State, job_id: str, latest: dict[str, str]) -> str:
 
 def check_group(state: State, name: str, caller: Caller | None = None) -> None:
     """Raises: not_found, when the caller may see no job of the group."""
-    groups = [group for group in state.members if caller is None or caller.is_owner
-              or has_member(state, group, caller.user)]
-    if name not in groups:
+    if not may_see_group(state, name, caller):
+        groups = [group for group in state.members if may_see_group(state, group, caller)]
         raise NexusError("not_found", f"there is no job of group '{format_line(name, 60)}'",
                          hint=suggest(name, groups) or "nexus jobs lists all")
+
+
+def may_see_group(state: State, group: str, caller: Caller | None) -> bool:
+    """Whether there is a job of a group that the caller may see; None: any."""
+    return group in state.members and (caller is None or caller.is_owner or has_member(state, group, caller.user))
 
 
 def has_member(state: State, group: str, user: str) -> bool:
@@ -12419,51 +12591,104 @@ def find_own_job(state: State, told: str, caller: Caller, statuses: Container[st
 
 
 def find_links(state: State, job: Job, caller: Caller) -> dict[str, tuple[str, ...]]:
-    """The fields of a job that is to start after others, by their ids or names.  Raises: not_found; forbidden."""
-    parents = [find_own_job(state, id_or_name, caller) for id_or_name in job.after]
-    others = [find_own_job(state, id_or_name, caller) for id_or_name in job.after_any]
+    """The fields of a job that is to start after others, by their ids or names, and after groups.
+
+    Raises: not_found; forbidden; conflict.
+    """
+    parents, others = ([find_parent(state, told, caller, flag) for told in named]
+                       for flag, named in (("--after", job.after), ("--after-any", job.after_any)))
     pending = [parent.id for parent in parents if parent.status != COMPLETED]
     pending += [parent.id for parent in others if parent.status not in FINAL]
+    groups = dict.fromkeys((*job.after_group, *job.after_any_group))
+    for group in groups:
+        check_group(state, group, caller)
     return {"after": tuple(parent.id for parent in parents), "after_any": tuple(parent.id for parent in others),
-            "pending_dependencies": tuple(dict.fromkeys(pending))}
+            "after_group": job.after_group, "after_any_group": job.after_any_group,
+            "pending_dependencies": tuple(dict.fromkeys(pending)),
+            "pending_groups": tuple(group for group in groups if group in state.awaited)}
+
+
+LINKS = {"after", "after_any", "after_group", "after_any_group"}
+
+
+def find_parent(state: State, told: str, caller: Caller, flag: str) -> Job:
+    """The job of an id, or the only one of a name, after which another is to start: never those of a group.
+
+    A retried job is not meant by its name: its retry is.  Raises: not_found; forbidden; conflict.
+    """
+    if told in state.jobs:
+        return find_own_job(state, told, caller)
+    name = None if caller.is_owner else caller.user, told
+    left = [job_id for _, job_id in state.unretried.get(name, ())]
+    if len(left) > 1:
+        groups = {state.jobs[job_id].group for job_id in left}
+        group = groups.pop() if len(groups) == 1 else None
+        raise NexusError("conflict", f"{len(left)} jobs have the name '{told}': {join_some(left)}",
+                         f"name the right ones: {flag} {','.join(left[:10])}; or all of "
+                         f"{'their' if group else 'a'} group: {flag}-group {quote(group or 'G')}")
+    if name not in state.named and may_see_group(state, told, caller):
+        raise NexusError("not_found", f"no job '{format_line(told, 40)}'",
+                         f"it is a group; after all of it: {flag}-group {quote(told)}")
+    return find_own_job(state, left[0] if left else told, caller)
+
+
+def find_left_groups(state: State, job: Job) -> dict[str, tuple[str, ...]]:
+    """The groups after which a job was to start, as far as there are jobs of them."""
+    return {name: tuple(group for group in getattr(job, name) if group in state.members)
+            for name in ("after_group", "after_any_group")}
+
+
+def replace_failure(state: State, job: Job, again: Job) -> Changes:
+    """The changes by which a retry counts in place of a failure, for the groups of that, and no earlier retry does."""
+    yield change_job(job, retried_as=again.id)
+    if job.status != COMPLETED and find_groups(job):
+        yield change_job(again, retried_groups=tuple(find_groups(job)))
+    groups, earlier = tuple[str, ...](), state.jobs.get(job.retried_as or "")
+    while earlier and earlier.retried_groups:   # the earlier one, and the retries of that
+        yield change_job(earlier, retried_groups=groups)
+        groups = tuple(find_groups(state.jobs[earlier.id]))
+        earlier = state.jobs.get(earlier.retried_as or "")
+
+
+def settle_groups(state: State, jobs: Sequence[Job], is_new: bool = False) -> Changes:
+    """The changes that follow when groups have got or lost these jobs, as they are or were.  Raises: conflict."""
+    yield from update_followers(state, dict.fromkeys(group for job in jobs for group in find_groups(job)))
+    check_rings(state, list(dict.fromkeys(job.id for job in jobs)), is_new)
+
+
+def settle_added(state: State, added: Sequence[Job], now: float, groups: Iterable[str] | None = None) -> Changes:
+    """The changes that follow when these jobs are queued: who comes after their groups waits for them, and those that
+    can never start end at once.
+
+    `groups`: those whose jobs so far count for them; None: all after which they start.  Raises: conflict.
+    """
+    yield from settle_groups(state, [state.jobs[job.id] for job in added], is_new=True)
+    for job_id in [job.id for job in added]:
+        job = state.jobs[job_id]
+        if job.status == PENDING and (lost := find_lost(state, job, job.after_group if groups is None else groups)):
+            yield from end_job(state, job, CANCELLED, now, cause="dependency", cause_line=lost)
 
 
 def list_links(state: State, job: Job, change: Mapping[str, Any]) -> dict[str, Sequence[str]]:
     """Those after which a job is to start with a change; a former one may be forgotten by now."""
-    return {name: change.get(name, [parent for parent in getattr(job, name) if parent in state.jobs])
-            for name in ("after", "after_any")}
+    left = {name: [parent for parent in getattr(job, name) if parent in state.jobs] for name in ("after", "after_any")}
+    return {**left, **find_left_groups(state, job), **pick(change, LINKS & change.keys())}
 
 
 def check_link_count(state: State, jobs: Sequence[Job]) -> None:
     """Raises: queue_full, when the pending jobs and these would come after too many."""
-    asked = sum(len(job.after) + len(job.after_any) for job in jobs)
+    asked = sum(map(count_links, jobs))
     if not asked:
         return
     ids = {job.id for job in jobs}
-    total = asked + sum(len(job.after) + len(job.after_any) for job in state.pending.values() if job.id not in ids)
+    total = asked + sum(count_links(job) for job in state.pending.values() if job.id not in ids)
     if total > MAX_LINKS:
         raise NexusError("queue_full", f"the jobs that wait would come after {total} others in all; at most "
-                         f"{MAX_LINKS} are taken", "let one job come after all of a stage, and the next stage after it")
+                         f"{MAX_LINKS} are taken", "let the next stage come after the group of one: --after-group G")
 
 
-def find_lost_parent(state: State, job: Job) -> Job | None:
-    """A job after which this one was to start, and which has failed or was cancelled."""
-    parents = [state.jobs[parent] for parent in job.after]
-    return next((parent for parent in parents if parent.status in (FAILED, CANCELLED)), None)
-
-
-def check_links(state: State, job: Job) -> None:
-    """Raises: conflict, when a pending job could never start after those that are named now."""
-    if lost := find_lost_parent(state, job):
-        raise NexusError("conflict", f"job {job.id} could never start: {describe_parent(lost)}",
-                         hint="--after-any: however that ended")
-    found, waiting = {*job.pending_dependencies}, [*job.pending_dependencies]
-    for parent in waiting:                      # it grows: their parents, and so on
-        if parent == job.id:
-            raise NexusError("conflict", f"job {job.id} would wait for itself", hint=f"nexus show {job.id}")
-        further = [parent_id for parent_id in state.jobs[parent].pending_dependencies if parent_id not in found]
-        found.update(further)
-        waiting += further
+def count_links(job: Job) -> int:
+    return len(job.after) + len(job.after_any) + len(job.after_group) + len(job.after_any_group)
 
 
 def check_status(job: Job, statuses: Container[str], rule: str, hints: Mapping[str, str] = {}) -> Job:
@@ -13220,7 +13445,7 @@ class Answers(Part):
         if self.service.cluster and job.status == SUBMITTED:
             return [Reason("resources", "slurm", self.service.cluster.find_wait(job))]
         return list_reasons(job, state.groups.get(job.group or ""), planned, self.config, self.clock.now(),
-                            self.service.user)
+                            self.service.user, state.awaited)
 
     def explain(self, job_id: str, caller: Caller) -> dict[str, Any]:
         """GET /jobs/{id}/why: why a job waits, with a verdict for each GPU.  Raises: not_found, forbidden."""
@@ -17642,7 +17867,7 @@ def list_completions(call: Call, before: Sequence[str], begun: str) -> list[str]
         return list(fixed)
     with contextlib.suppress(NexusError, OSError):
         client = Client.find(call.environ, is_starting=False)
-        if name in ("--group", "--set-group"):
+        if name in ("--group", "--set-group", "--after-group", "--after-any-group"):
             return [group["name"] for group in client.ask("GET", "/groups")]
         if name in ("--after", "--after-any", "--before", "ids", "targets"):
             return [job["id"] for job in client.jobs(limit=1000, fields="id")]
@@ -17857,6 +18082,7 @@ COMMANDS = (
                 'add --gpus 2 --timeout 2h --name baseline "torchrun train.py"',
                 'add --sweep lr=0.1,0.01 --sweep seed=0..4 --group exp1 "python train.py --lr {lr} --seed {seed}"',
                 'add --after abc "python eval.py"',
+                'add --after-group exp1 "python report.py"',
                 "add job.sh",
                 "add --file commands.txt")),
     Command("run", "queue a job, show its output, exit with its exit code", cmd_run, JOB_OPTIONS,
@@ -18817,22 +19043,28 @@ async function retry(chosen, change, refuse) {  // chosen: {ids} or {group}; cha
 const FIELDS = FORM_ROWS;                       // a job's fields, from their table: see form_rows()
 const READ = {                                  // the JSON of an input; the service parses times, sizes and lists
   boolean: () => true, number: Number, integer: Number,
-  object: (text) => Object.fromEntries(text.split('\n').filter((line) => line.trim()).map(readVariable)),
+  object: (text) => Object.fromEntries(splitLines(text).map(readVariable)), array: (text) => splitLines(text),
 };
+
+function splitLines(text) {
+  return text.split('\n').map((line) => line.replace(/\r$/, '')).filter((line) => line.trim());
+}
 
 function readVariable(line) {                   // NAME=VALUE; a name alone has the value null
   const match = /^([^=]*)=(.*)/.exec(line);     // without the \r that a form ends its lines with
   return match ? match.slice(1) : [line, null];
 }
 
-function showInput({name}, fact) {              // what an input shows of a job's field
+function showInput({name, type}, fact) {        // what an input shows of a job's field
   if (!isSet(fact)) return null;
   if (['timeout_seconds', 'expected_time'].includes(name)) return duration(fact, 4);
+  if (type === 'array') return fact.join('\n');
   return name === 'gpu_mem_mib' ? `${fact}M` : fact;
 }
 
 function drawField({name, type, like, label, help}, job) {
-  const id = `field-${name}`, isLong = name === 'command' || type === 'object', value = showInput({name}, job[name]);
+  const id = `field-${name}`, isLong = name === 'command' || ['object', 'array'].includes(type);
+  const value = showInput({name, type}, job[name]);
   const kind = READ[type] === Number ? {type: 'number', min: 0, step: 'any'} : {type: type === 'boolean' && 'checkbox'};
   const facts = {id, name, autocomplete: 'off', spellcheck: 'false', 'aria-describedby': `${id}-help`,
     placeholder: view?.defaults[name] ?? like, required: name === 'command'};
@@ -19112,7 +19344,10 @@ function drawFacts(job) {
       job.finished_at && `ended ${clock(job.finished_at)}`,
       job.timeout_seconds && `time limit ${duration(job.timeout_seconds)}`),
     job.group && [' \u00b7 group ', el('a', {href: groupAddress(job.group)}, job.group)],
-    links('after', [...job.after, ...job.after_any]), links('again as', [job.retried_as].filter(isSet))),
+    links('after', [...job.after, ...job.after_any]),
+    [...job.after_group, ...job.after_any_group].map((group) =>
+      [' \u00b7 after group ', el('a', {href: groupAddress(group)}, group)]),
+    links('again as', [job.retried_as].filter(isSet))),
     banner('bad', unknown && `${job.node} has not been heard since ${clock(unknown)}: `
       + 'nothing is known of this job until it is back.'),
     banner('warn', idle && `Its GPUs have done nothing since ${clock(idle)}. `

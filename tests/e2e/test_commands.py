@@ -912,6 +912,30 @@ def test_what_a_pending_job_waits_for_is_changed(own_home):
     assert own_home.main("wait", second).code == 0 and own_home.main("logs", second).out == "1 2 3\n"
 
 
+def test_what_comes_after_a_group_is_typed_as_the_rest(own_home):
+    """With add, its --file, a script's options, edit, and completion; --after is for jobs."""
+    own_home.main("pause")
+    for name in ("g", "h, i"):
+        add(own_home, "true", "--group", name)
+    several = ("--after-group", "g", "--after-group", "h, i", "--after-group", "g", "--after-any-group", "g")
+    own_home.file("list").write_text("echo 1\necho 2\n")
+    own_home.file("job.sh").write_text("#!/bin/bash\n#NEXUS --after-group g --after-any-group 'h, i'\ntrue\n")
+    made = [own_home.main("add", *several, "true").id, *own_home.main("add", *several, "--file", str(own_home.file("list"))).out.split()]
+    assert [(own_home.job(id)["after_group"], own_home.job(id)["after_any_group"]) for id in made] == [(["g", "h, i"], ["g"])] * 3
+    script = own_home.job(own_home.main("add", str(own_home.file("job.sh"))).id)
+    assert (script["after_group"], script["after_any_group"]) == (["g"], ["h, i"])
+    done = own_home.main("edit", made[0], "--after-group", "none", "--after-any-group", "h, i")
+    assert done.code == 0 and "is changed: after group none, after any group h, i" in done.err, done
+    assert (own_home.job(made[0])["after_group"], own_home.job(made[0])["after_any_group"]) == ([], ["h, i"])
+    for words, code, says in ((["add", "--after", "g", "true"], 3, "after all of it: --after-group g"),
+                              (["add", "--after-any-group", "k", "true"], 3, "there is no job of group 'k'"),
+                              (["add", "--group", "g", "--after-group", "g", "true"], 4, "the job would wait for itself"),
+                              (["edit", made[0], "--group", "h, i"], 4, f"job {made[0]} would wait for itself")):
+        done = own_home.main(*words)
+        assert done.code == code and says in done.err, (words, done)
+    assert own_home.main("complete", "add", "--after-group", "").out == "g\n", "bash would take a name with blanks apart"
+
+
 def test_what_was_set_is_taken_away(own_home):
     own_home.main("pause")
     job_id = own_home.main("add", "--name", "n", "--group", "g", "--gpus", "0.5", "--gpu-mem", "1G", "--timeout", "2h", "--expect", "1h",

@@ -83,6 +83,23 @@ def add_collector(bench, count):
     return names
 
 
+def add_one_name(bench, count):
+    ids = add_all(bench, [{"name": "x"}] * count)
+    bench.store.update(lambda state: [nexus.change_job(state.jobs[job_id], retried_as=ids[-1]) for job_id in ids[:-1]])
+    return count
+
+
+def add_group(bench, count):
+    add_all(bench, [{"group": "g"}] * count)
+    return count
+
+
+def add_followed_group(bench, count):
+    ids = add_all(bench, [{"group": "g"}] * count)
+    add_all(bench, [{"after_group": ["g"]}] * count + [{"group": "h"}] * count)
+    return ids
+
+
 def long_name(number):
     return f"{'abcdefghij' * 12}-{number}"
 
@@ -92,8 +109,14 @@ REQUESTS = [  # reason, what it finds there, (method, path, body) of what that r
     ("the end of the first of many layers", add_layers, lambda ids: ("POST", "/jobs/cancel", {"ids": ids[:1]})),
     ("the end of all layers", add_layers, lambda ids: ("POST", "/jobs/cancel", {"ids": ids})),
     ("a job after many, by names", add_named, lambda names: ("POST", "/queue", {"command": "true", "after": names})),
-    ("many after one name, which many have", lambda bench, count: add_all(bench, [{"name": "x"}] * count),
-     lambda ids: ("POST", "/queue", [{"command": "true", "after_any": ["x"]}] * len(ids))),
+    ("many after one name, which many had that were retried", add_one_name,
+     lambda count: ("POST", "/queue", [{"command": "true", "after_any": ["x"]}] * count)),
+    ("many after a group of many", add_group, lambda count: ("POST", "/queue", [{"command": "true", "after_group": ["g"]}] * count)),
+    ("many join a group, after which many come", add_followed_group,
+     lambda ids: ("POST", "/queue", [{"command": "true", "group": "g"}] * len(ids))),
+    ("a ring through a group of many", add_followed_group,
+     lambda ids: ("PATCH", f"/queue/{ids[0]}", {"after_any_group": ["h"]})),
+    ("the end of a group, after which many come", add_followed_group, lambda ids: ("POST", "/jobs/cancel", {"ids": ids})),
     ("a chain, by names", lambda bench, count: count, lambda count: ("POST", "/queue", [
         {"command": "true", "name": f"job-{number}", "after": [f"job-{number - 1}"] if number else []} for number in range(count)])),
     ("the end of many, by names", add_named, lambda names: ("POST", "/jobs/cancel", {"ids": names})),

@@ -47,6 +47,7 @@ class Lab(Bench):
         return {"jobs": {id: job for id, job in state.jobs.items() if job.user != "ann"}, "tokens": tokens, "nodes": state.nodes,
                 "groups": {name: (state.groups.get(name), [id for id, job in state.jobs.items() if job.group == name]) for name in groups},
                 "dependents": [id for id, job in state.jobs.items() if not {*self.others}.isdisjoint((*job.after, *job.after_any))],
+                "followers": [id for id, job in state.jobs.items() if not {*groups}.isdisjoint((*job.after_group, *job.after_any_group))],
                 "facts": {name: getattr(state, name) for name in nexus.FACTS if name != "next_number"},
                 "environments": {job.environment: state.environments[job.environment] for job in state.jobs.values()
                                  if job.user != "ann"}, "is_stopping": self.service.is_stopping}

@@ -247,6 +247,17 @@ class Home:
             if any(name != job.id for name, _ in told) or len(set(numbers)) < len(numbers):
                 raise Violation(f"the log of job {job.id} has {text!r}")
 
+    def check_groups(self) -> None:
+        """Who comes after a group waits as long as a job of it has not ended."""
+        if not self.is_up or self.is_damaged:
+            return
+        jobs = self.service.store.state.jobs.values()
+        unfinished = {group for job in jobs if job.status not in nexus.FINAL for group in (job.group, *job.retried_groups)}
+        for job in jobs:
+            awaited = unfinished.intersection((*job.after_group, *job.after_any_group))
+            if job.status == "pending" and not job.attempts and {*job.pending_groups} != awaited:
+                raise Violation(f"job {job.id} waits for the groups {job.pending_groups}, and not {sorted(map(str, awaited))}")
+
     def check_reasons(self) -> None:
         """Each waiting job has a reason."""
         status, jobs = self.call("GET", "/queue")
@@ -359,8 +370,10 @@ class Actions:
         if user and home.is_up:
             after = home.service.store.state.jobs
             changed = [job for job_id, job in before.items() if after.get(job_id) is not job]
+            joined = {job.group for job_id, job in after.items() if before.get(job_id) is not job}
             for job in changed:
                 is_dependent = any(other.id in (*job.after, *job.after_any) for other in changed)
+                is_dependent |= not joined.isdisjoint((*job.after_group, *job.after_any_group))
                 if job.user != user and not is_dependent:
                     raise Violation(f"{user} has changed job {job.id} of {job.user}: {method} {path} {body}")
         return status, reply
@@ -380,6 +393,8 @@ class Actions:
         parent = self.choose_id(home, rnd)
         if parent and rnd.random() < 0.2:
             body[rnd.choice(["after", "after_any"])] = parent
+        if rnd.random() < 0.15:
+            body[rnd.choice(["after_group", "after_any_group"])] = [rnd.choice(["g", "h"])]
         if rnd.random() < 0.15:
             command = body.pop("command")
             body["commands"] = [command] * rnd.randint(2, 5)
@@ -405,7 +420,8 @@ class Actions:
     def edit(self, rnd: random.Random) -> None:
         home = self.choose_home(rnd)
         change = rnd.choice([{"priority": rnd.randint(-2, 2)}, {"position": rnd.choice([0, -1])}, {"timeout_seconds": 20},
-                             {"is_held": True}, {"is_held": home.is_damaged}, {"gpus": 1}, {"retries": 1}])
+                             {"is_held": True}, {"is_held": home.is_damaged}, {"gpus": 1}, {"retries": 1},
+                             {"group": rnd.choice(["g", "h", None])}, {"after_group": [rnd.choice(["g", "h"])]}])
         self.ask(home, "PATCH", f"/queue/{self.choose_id(home, rnd) or 'ABC'}", change, self.choose_user(rnd))
 
     def pause(self, rnd: random.Random) -> None:
@@ -631,6 +647,7 @@ def run_history(setup: Setup, steps: Sequence[Step], tell: Callable[[str], None]
                             home.compare()
                             home.check_codes()
                             home.check_output()
+                            home.check_groups()
                             home.check_reasons()
             if not world.violations:
                 settle(actions)

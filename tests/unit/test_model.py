@@ -56,6 +56,7 @@ def check_indexes(made):
     queue = nexus.PendingQueue(made)
     assert [queue.find_position(one) for one in ordered] == list(range(len(ordered)))
     by_class, dependents, named, members, queued, queued_in, prioritized, ended_by, ended_in = ({} for _ in range(9))
+    unretried, followers, awaited, lost = ({} for _ in range(4))
     for one in made.jobs.values():
         if one.status in nexus.FINAL:
             item = one.status_history[-1][1] if one.status_history else 0.0, one.number, one.id
@@ -63,6 +64,13 @@ def check_indexes(made):
             ended_in.setdefault((one.user, one.group or ""), []).append(item)
         for user in (None, one.user) if one.name else ():
             named.setdefault((user, one.name), []).append((one.number, one.id))
+            if one.retried_as is None:
+                unretried.setdefault((user, one.name), []).append((one.number, one.id))
+        for group in {one.group, *one.retried_groups} - {None}:
+            if one.status not in nexus.FINAL:
+                awaited.setdefault(group, []).append((one.number, one.id))
+            elif one.status != nexus.COMPLETED and one.retried_as is None:
+                lost.setdefault(group, []).append(one.id)
         if one.group:
             members.setdefault(one.group, []).append((one.user, one.id))
     for one in pending.values():
@@ -70,13 +78,17 @@ def check_indexes(made):
         queued.setdefault(one.user, []).append(place)
         queued_in.setdefault((one.user, one.group or ""), []).append(place)
         prioritized.setdefault("high" if one.priority < 1 else "low" if one.priority > 1 else "normal", []).append(one.id)
-        if not one.is_held and not one.pending_dependencies and one.status == nexus.PENDING:
+        if not one.is_held and not one.pending_dependencies and not one.pending_groups and one.status == nexus.PENDING:
             by_class.setdefault(nexus.find_class(one), []).append((one.queue_key, one.id))
         for parent in one.pending_dependencies:
             dependents.setdefault(parent, []).append(one.id)
+        groups = one.pending_groups if one.attempts else (*one.after_group, *one.after_any_group)
+        for group in {*groups} if one.status == nexus.PENDING else ():
+            followers.setdefault(group, []).append(one.id)
     for index, wanted in ((made.ready, by_class), (made.dependents, dependents), (made.named, named), (made.members, members),
                           (made.queued, queued), (made.queued_in, queued_in), (made.prioritized, prioritized),
-                          (made.ended, ended_by), (made.ended_in, ended_in)):
+                          (made.ended, ended_by), (made.ended_in, ended_in), (made.unretried, unretried),
+                          (made.followers, followers), (made.awaited, awaited), (made.lost, lost)):
         assert index == {key: sorted(items) for key, items in wanted.items()}
     assert made.running == {id: one for id, one in made.jobs.items() if one.status == nexus.RUNNING}
     assert made.live == {id: one for id, one in made.jobs.items() if one.status in (nexus.RUNNING, nexus.SUBMITTED)}
@@ -117,7 +129,7 @@ def test_list_shares(gpus, exclusive, shares):
 
 
 def list_startable(made):
-    return [one.id for one in nexus.list_pending(made) if not one.pending_dependencies]
+    return [one.id for one in nexus.list_pending(made) if nexus.find_class(one)]
 
 
 def end(made, id, status, **facts):
@@ -133,6 +145,11 @@ def child(id, number, *parents, **fields):
     return job(id, number, after=parents, pending_dependencies=parents, **fields)
 
 
+def follower(id, number, *groups, **fields):
+    """One that comes after groups, of which a job has not ended."""
+    return job(id, number, **{"after_group": groups, "pending_groups": groups, **fields})
+
+
 ENDS = [  # reason, jobs, status and facts of the first one's end, who is changed and what it is then, who may start then
     ("it completed: the next may start", [running("aaa"), child("bbb", 2, "aaa")], "completed", {},
      {"aaa": "completed", "bbb": "pending"}, ["bbb"]),
@@ -143,6 +160,19 @@ ENDS = [  # reason, jobs, status and facts of the first one's end, who is change
     ("one that comes after two of them ends once",
      [running("aaa"), child("bbb", 2, "aaa"), child("ccc", 3, "aaa"), child("ddd", 4, "bbb", "ccc")], "failed", {},
      {"aaa": "failed", "bbb": "cancelled", "ccc": "cancelled", "ddd": "cancelled"}, []),
+    ("it was the last one of a group", [running("aaa", group="g"), follower("bbb", 2, "g")], "completed", {},
+     {"aaa": "completed", "bbb": "pending"}, ["bbb"]),
+    ("but not of this one", [running("aaa", group="g"), job("xxx", 9, group="g", is_held=True), follower("bbb", 2, "g")],
+     "completed", {}, {"aaa": "completed"}, []),
+    ("nor of all groups", [running("aaa", group="g"), job("xxx", 9, group="h", is_held=True), follower("bbb", 2, "g", "h")],
+     "completed", {}, {"aaa": "completed", "bbb": "pending"}, []),
+    ("a group of which one failed, and what comes after that", [
+        running("aaa", group="g"), follower("bbb", 2, "g", group="h"), follower("ccc", 3, "h"), child("ddd", 4, "ccc"),
+        follower("eee", 5, "g", after_group=(), after_any_group=("g",))], "failed", {},
+     {"aaa": "failed", "bbb": "cancelled", "ccc": "cancelled", "ddd": "cancelled", "eee": "pending"}, ["eee"]),
+    ("it counted for the group of the failure that it did again", [
+        running("aaa", group="h", retried_groups=("g",)), follower("bbb", 2, "g")], "failed", {},
+     {"aaa": "failed", "bbb": "cancelled"}, []),
     ("it was taken out of the queue", [job("aaa"), child("bbb", 2, "aaa")], "cancelled", {"cause": "killed"},
      {"aaa": "cancelled", "bbb": "cancelled"}, []),
 ]

@@ -730,6 +730,19 @@ def test_a_job_whose_wait_would_not_end_is_held(box, tmp_path):
     assert any("held, as what they wait for is lost" in said and ": xyz" in said for said in copy.said)
 
 
+def test_a_job_whose_wait_for_a_group_would_not_end_is_held(box, tmp_path):
+    """The last job of the group was lost with a line; of another group there is one."""
+    box.update(*nexus.add_job(job("abc", group="g")), *nexus.add_job(job("abe", 2, group="h")))
+    box.update(nexus.Put("jobs", "abc", None))
+    box.update(*nexus.add_job(job("abd", 3, group="g")))
+    box.update(*nexus.add_job(job("xyz", 4, after_group=("g", "h"), pending_groups=("g", "h"))))
+    copy = box.crash(tmp_path / "copy")
+    rewrite("journal.jsonl", lambda content: content.replace(b'"abd":{', b'"abd":['))(copy)
+    copy.open()
+    jobs = copy.store.state.jobs
+    assert {one: job.pending_groups for one, job in jobs.items() if job.is_held} == {"xyz": ("h",)} and "abd" not in jobs
+
+
 def test_a_job_that_was_launched_may_still_begin(box, tmp_path):
     """Its start was lost with a line, and its job.sh has not claimed it yet.  Without damage, job.sh means nothing."""
     box.add("abc", "abd")
