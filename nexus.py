@@ -2194,17 +2194,15 @@ CANCEL_KEYS = {**CHOICE_KEYS, "signal": Field(
     one_of("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "KILL"),
     "what running ones get first, instead of TERM; KILL follows as ever", default=None, like="INT")}
 CANCEL = object_of(CANCEL_KEYS, "which jobs", minProperties=1, examples=CHOICE["examples"])
-# What `edit` may change of a pending job, and `retry` of a finished one; LIVE_CHANGES: of a running one
-CHANGES = {name: JOB_FIELDS[name] for name in (
-    "command", "name", "group", "gpus", "gpu_ids", "gpu_mem_mib", "gpu_type", "priority", "timeout_seconds",
-    "expected_time", "warn", "retries")}
-CHANGES["begin"] = Asked.FIELDS["begin"]
-EDITS = {**CHANGES, **{name: JOB_FIELDS[name] for name in ("after", "after_any", "after_group", "after_any_group")}}
-CLEARED = EDITS.keys() - {"command"}            # of these, null takes away what was set
+# What `edit` may change of a pending job, and `retry` of a finished one: what `add` takes.  LIVE_CHANGES: of a running
+# one
+CHANGES = {name: row for name, row in ASKED.items()
+           if (row.flag and name != "unique") or name in ("command", "snapshot", "snapshot_repo")}
+CLEARED = CHANGES.keys() - {"command", "cwd", "env", "llm"}     # of these, null takes away what was set
 LIVE_CHANGES = ("name", "group", "priority", "timeout_seconds", "expected_time", "warn", "retries")
 LIVE_FLAGS = ", ".join(str(JOB_FIELDS[name].flag).split()[0] for name in LIVE_CHANGES)
 EDIT_KEYS = {
-    **EDITS, "is_held": JOB_FIELDS["is_held"], "env": Asked.FIELDS["env"],
+    **CHANGES, "is_held": JOB_FIELDS["is_held"],
     "position": Field({**integer_in(-1, 0), "title": "0 (before all others) or -1 (behind them)"},
                       "0: before all others; -1: behind them", default=None),
     "before": Field(STRING, "the pending job, by its id or name, right before which it is to be", default=None)}
@@ -2220,7 +2218,7 @@ RETRY_KEYS = {
     **CHOICE_KEYS, "change": Field(
         CHANGE, "what is to be otherwise", default=None, convert=functools.partial(read_object, CHANGES, CHANGE))}
 RETRY = object_of(RETRY_KEYS, "which jobs, and what is to be otherwise", minProperties=1,
-                  examples=[{"ids": ["abc"]}, {"group": "sweep", "change": {"gpus": 2}}])
+                  examples=[{"ids": ["abc"]}, {"group": "sweep", "change": {"gpus": 2, "env": {"SEED": "1"}}}])
 
 
 def parse_submissions(data: Any) -> list[Asked]:
@@ -2267,10 +2265,14 @@ def check_submission(fields: Mapping[str, Any]) -> None:
         refuse(f"the env of one of `each` is larger than {MAX_OWN_VARIABLES} bytes", hint="write long texts to a file")
     if "max_concurrent" in fields and "group" not in fields and not (rows and all("group" in row for row in rows)):
         refuse("max_concurrent is for a group, and this job has none", hint="name one: --group NAME")
-    cwd, repository = fields.get("cwd", ""), fields.get("snapshot_repo", "")
-    if ("snapshot" in fields) != bool(repository):
+    check_snapshot(fields.get("snapshot"), fields.get("snapshot_repo"), fields.get("cwd", ""))
+
+
+def check_snapshot(commit: str | None, repository: str | None, cwd: str) -> None:
+    """Raises: usage."""
+    if bool(commit) != bool(repository):
         refuse("snapshot and snapshot_repo come together")
-    is_inside = (cwd + "/").startswith(repository.rstrip("/") + "/")
+    is_inside = (cwd + "/").startswith((repository or "").rstrip("/") + "/")
     if repository and (not is_inside or ".." in f"{cwd}/{repository}".split("/")):
         refuse("snapshot_repo must be a folder that cwd is in, and neither may have ..")
 
@@ -5596,7 +5598,7 @@ SHOW_LINES: Mapping[str, Mapping[str, tuple[str, Callable[[Any], str]]]] = {
 
 def form_rows() -> list[dict[str, Any]]:
     """The fields of the page's forms: `first` are shown at once, the others on demand."""
-    forms = {"add": ASKED, "pending": EDITS, "running": LIVE_CHANGES, "retry": CHANGES}
+    forms = {"add": ASKED, "pending": CHANGES, "running": LIVE_CHANGES, "retry": CHANGES}
     labels = {name: text.partition(":")[0] for name, (text, _) in SHOW_LINES["Asked for"].items()}
     labels.update(begin="not before", env="variables", llm="LLM", node="only on", max_concurrent="most at once")
     return [{"name": name, "help": re.sub(r" \(default: [^)]*\)|[;,] default: [^)]*", "", row.help),
@@ -5646,7 +5648,17 @@ def format_job(job: Json, paint: Paint, last_lines: Sequence[str] = (), gpus: It
     lines += [paint("white", "Last lines"), *(f"  {line}" for line in last_lines)] if last_lines else []
     if job["idle_since"]:
         lines.append(f"Its GPUs do nothing.  If it waits for an answer: nexus attach {job['id']}")
+    if remedy := describe_remedy(job):
+        lines.append(f"hint: {remedy}")
     return paint.join(lines)
+
+
+def describe_remedy(job: Json) -> str:
+    """What to type when a job failed for a cause that an option may take away; "" for any other."""
+    if job["cause"] != "cuda-oom" or job["status"] != FAILED:
+        return ""
+    return (f"nexus retry {job['id']} --env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or with more memory free "
+            "on its GPU: --gpu-mem 20G")
 
 
 def format_why(reply: Json, paint: Paint) -> str:
@@ -12037,29 +12049,42 @@ class Drafts(Part):
 
     def make_job(self, asked: Asked, user: str, digest: str) -> Job:
         config, fields = self.config.jobs, asked.job
-        machines = [self.service.node, *self.service.pool.nodes]
-        if asked.node is not None and asked.node not in machines:
-            refuse(f"there is no node {asked.node}", suggest(asked.node, machines) or "nexus node list")
-        if asked.llm and not config.llm_config:
-            refuse(f"llm {format_line(asked.llm, 40)}: [jobs] llm_config is not set",
-                   "set [jobs] llm_config in config.toml")
+        if asked.llm:
+            self.check_llm(asked.llm)
         defaults = {"id": "", **self.defaults, "cwd": self.service.scripts.find_folder(fields["command"])}
         named = re.search(LLM_OPTION, fields["command"])
         model = asked.llm or (named and named[1])
         if config.llm_config and model and "gpus" not in fields:
             defaults["gpus"] = find_llm_share(self.disk, config.llm_config, model)
-        begin_at = parse_begin(asked.begin, self.clock.now()) if asked.begin else None
-        waited = self.machine.processes.find(asked.after_pid) if asked.after_pid else None
-        if asked.after_pid and not waited:
-            refuse(f"there is no process {asked.after_pid} on {self.service.node}, or it cannot be seen",
-                   hint="it has ended? then leave --after-pid out")
-        env_digest = hash_text(json.dumps(asked.env, sort_keys=True))[:16] if asked.env else None
+        env_digest = hash_env(asked.env) if asked.env else None
         job = Job(**{**defaults, **fields}, user=user, created_at=0.0, queue_key=(), environment=digest,
-                  begin_at=begin_at, env_digest=env_digest,
-                  after_process=(waited.pid, waited.started, self.machine.boot_id) if waited else None,
-                  only_node="" if asked.node == self.service.node else asked.node)
+                  env_digest=env_digest, **self.find_conditions(vars(asked)))
         self.check_job(job)
         return job
+
+    def find_conditions(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of Job for what `asked` has of these: when it may begin, and where.  Raises: usage."""
+        fields: dict[str, Any] = {}
+        if "begin" in asked:
+            fields["begin_at"] = asked["begin"] and parse_begin(asked["begin"], self.clock.now())
+        if "node" in asked:
+            machines, node = [self.service.node, *self.service.pool.nodes], asked["node"]
+            if node is not None and node not in machines:
+                refuse(f"there is no node {node}", suggest(node, machines) or "nexus node list")
+            fields["only_node"] = "" if node == self.service.node else node
+        if "after_pid" in asked:
+            waited = self.machine.processes.find(asked["after_pid"]) if asked["after_pid"] else None
+            if asked["after_pid"] and not waited:
+                refuse(f"there is no process {asked['after_pid']} on {self.service.node}, or it cannot be seen",
+                       hint="it has ended? then leave --after-pid out")
+            fields["after_process"] = (waited.pid, waited.started, self.machine.boot_id) if waited else None
+        return fields
+
+    def check_llm(self, model: str) -> None:
+        """Raises: usage."""
+        if not self.config.jobs.llm_config:
+            refuse(f"llm {format_line(model, 40)}: [jobs] llm_config is not set",
+                   "set [jobs] llm_config in config.toml")
 
     def check_job(self, job: Job) -> None:
         """Raises: usage, forbidden."""
@@ -12109,15 +12134,40 @@ class Drafts(Part):
         """The fields of Job for a `change` (None: the default), checked for each job.  Raises: usage, forbidden."""
         check_priority(change.get("priority"), caller)
         drafted = {name: self.defaults.get(name, JOB_FIELDS[name].default) if value is None else value
-                   for name, value in change.items() if name != "begin"}
-        if "begin" in change:
-            drafted["begin_at"] = change["begin"] and parse_begin(change["begin"], self.clock.now())
-        changed = {(request_class(job), job.command): replace(job, **drafted) for job in jobs if drafted}.values()
-        for job in changed:
+                   for name, value in change.items() if name in JOB_FIELDS}
+        drafted.update(self.find_conditions(change))
+        if "snapshot" in drafted:
+            drafted.setdefault("snapshot_repo", None)
+        if change.get("llm"):
+            self.check_llm(change["llm"])
+            share = find_llm_share(self.disk, self.config.jobs.llm_config, change["llm"])
+            drafted.setdefault("gpus", share)
+        changed = [replace(job, **drafted) for job in jobs] if change else []
+        for job in {self.find_checked(job): job for job in changed}.values():
             self.check_job(job)
+            if "max_concurrent" in change and not job.group:
+                refuse("max_concurrent is for a group, and this job has none", hint="name one: --group NAME")
+            if drafted.keys() & {"cwd", "snapshot"}:
+                if job.code:
+                    refuse("the job's script came with it, and runs in a folder of its own")
+                check_snapshot(job.snapshot, job.snapshot_repo, job.cwd)
+        if drafted.keys() & {"cwd", "snapshot", "only_node"}:
+            self.check_folders(changed)
         self.check_ever_run(changed)
         self.check_commands(changed)
         return drafted
+
+    def find_checked(self, job: Job) -> tuple[Any, ...]:
+        """All of a job that decides whether make_change() refuses it."""
+        return (request_class(job), job.command, job.cwd, job.user, job.name, job.group, job.warn, job.timeout_seconds,
+                job.expected_time, job.conda, job.code, job.snapshot, job.snapshot_repo)
+
+    def change_env(self, state: State, job: Job, env: Mapping[str, str]) -> tuple[dict[str, Any], Mapping[str, str]]:
+        """(the fields of a job with further variables, its environment then).  Raises: usage."""
+        digest, variables = self.make_environment(state.environments.get(job.environment, {}), env)
+        others = tuple(pair for pair in job.variables if pair[0] not in env)
+        own = {**env, "": job.env_digest} if job.env_digest else env
+        return {"environment": digest, "variables": others, "env_digest": hash_env(own)}, variables
 
     def check_ever_run(self, jobs: Collection[Job]) -> None:
         """Raises: usage, when no machine can ever run one of these jobs."""
@@ -12252,9 +12302,7 @@ class Admission(Part):
         if job.environment not in state.environments and variables is not None:
             yield Put("environments", job.environment, variables)
         yield from renew_group(state, job.group)
-        group = state.groups.get(job.group or "")
-        if job.group and limit and (group is None or group.limit != limit):
-            yield Put("groups", job.group, replace(group or Group(job.group), limit=limit))
+        yield from limit_group(state, job.group, limit)
         job_id = self.clock.new_job_id(state.jobs)
         job = replace(job, id=job_id, cwd=self.layout.work_folder(job_id) if job.code else job.cwd, created_at=now,
                       status_history=((PENDING, now),), **{**links, **next_place(state, job.priority), **facts})
@@ -12314,7 +12362,8 @@ class Admission(Part):
         retried yet.
         Raises: usage, not_found, forbidden, conflict, queue_full.
         """
-        now = self.clock.now()
+        now, env, limit = self.clock.now(), change.get("env"), find_limit(change)
+        self.check_env(env, caller)
 
         def find(state: State) -> list[Job]:
             jobs = choose_jobs(state, choice, caller, FINAL, now)
@@ -12326,7 +12375,7 @@ class Admission(Part):
 
         def add(state: State) -> Changes:
             added, jobs, latest = list[Job](), find(state), dict[str, str]()
-            check_link_count(state, jobs)
+            check_link_count(state, [replace(job, **pick(fields, LINKS & fields.keys())) for job in jobs])
             for job in jobs:
                 check_can_retry(job.id, job.shown_status)
                 check_status(job, choice.status or FINAL, "nothing was done")
@@ -12338,17 +12387,19 @@ class Admission(Part):
                 links = {"after": after, "after_any": after_any, **find_left_groups(state, job)}
                 # check_priority(): only the owner may give a priority above normal.
                 priority = job.priority if caller.is_owner else max(job.priority, PRIORITIES["normal"])
-                fields = {name: getattr(job, name) for name in KEPT}
-                again = Job(**{**fields, **links, "priority": priority, **change}, id="", created_at=now, queue_key=())
-                new = yield from self.add_job(state, again, caller, now)
+                kept = {name: getattr(job, name) for name in KEPT}
+                own, variables = self.service.drafts.change_env(state, job, env) if env else ({}, None)
+                again = Job(**{**kept, **links, "priority": priority, **fields, **own}, id="", created_at=now,
+                            queue_key=())
+                new = yield from self.add_job(state, again, caller, now, variables, limit)
                 yield from replace_failure(state, job, new)
                 added.append(new)
-            yield from settle_added(state, added, now, change.get("after_group", ()))
+            yield from settle_added(state, added, now, fields.get("after_group", ()))
             return [job.id for job in added]
 
         earlier = find(self.store.state)
-        self.service.drafts.check_folders(earlier)
-        change = self.service.drafts.make_change(earlier, change, caller)
+        fields = self.service.drafts.make_change(earlier, change, caller)
+        self.service.drafts.check_folders([replace(job, **fields) for job in earlier])
         new_ids: list[str] = self.store.update(add)
         if new_ids:
             self.log.info("Job %s added by %s, as retries", join_some(new_ids), caller.name)
@@ -12362,7 +12413,7 @@ class Admission(Part):
         """
         now, asked = self.clock.now(), {*change}
         statuses = (PENDING, RUNNING) if asked <= {*LIVE_CHANGES} else (PENDING,)
-        fields = {name: fact for name, fact in change.items() if name not in ("env", "position", "before")}
+        fields = {name: fact for name, fact in change.items() if name not in ("position", "before")}
         env, position, before = (change.get(name) for name in ("env", "position", "before"))
 
         def find(state: State) -> list[Job]:
@@ -12384,7 +12435,7 @@ class Admission(Part):
             for job in jobs:
                 try:
                     check_can_edit(job, asked, statuses)
-                    yield from self.edit_job(state, job, fields, env, caller)
+                    yield from self.edit_job(state, job, fields, env, find_limit(change), caller)
                 except NexusError as error:
                     refused[job.id] = error
             raise_refused(refused, len(jobs))
@@ -12411,7 +12462,7 @@ class Admission(Part):
         except NexusError:
             refused, alike = dict[str, NexusError](), dict[object, list[Job]]()
             for job in jobs if "command" not in change else ():
-                alike.setdefault(request_class(job), []).append(job)
+                alike.setdefault(self.service.drafts.find_checked(replace(job, command="")), []).append(job)
             for some in alike.values() if len(jobs) > 1 else ():
                 try:
                     self.service.drafts.make_change(some[:1], change, caller)
@@ -12421,8 +12472,11 @@ class Admission(Part):
             raise
 
     def edit_job(self, state: State, job: Job, change: Mapping[str, Any], env: Mapping[str, str] | None,
-                 caller: Caller) -> Changes:
-        """Change a job by fields of it, and by variables of its environment.  Raises: forbidden, conflict, usage."""
+                 limit: int | None, caller: Caller) -> Changes:
+        """Change a job by fields of it, by variables of its environment, and by its group's limit.
+
+        Raises: not_found, forbidden, conflict, usage.
+        """
         facts = dict(change)
         if "group" in change and change["group"] != job.group:
             check_own_group(state, change["group"], caller)
@@ -12433,10 +12487,12 @@ class Admission(Part):
                 raise NexusError("conflict", f"job {job.id} could never start: {lost}",
                                  "--after-any or --after-any-group: however that ended")
         if env is not None:
-            base = state.environments.get(job.environment, {})
-            facts["environment"], variables = self.service.drafts.make_environment(base, env)
-            facts["variables"] = tuple(pair for pair in job.variables if pair[0] not in env)
+            own, variables = self.service.drafts.change_env(state, job, env)
+            facts.update(own)
             yield Put("environments", facts["environment"], variables)
+        if limit is not None:
+            check_own_group(state, facts.get("group", job.group), caller)
+            yield from limit_group(state, facts.get("group", job.group), limit)
         if facts:
             check_gpus(replace(job, **facts))           # another request may have changed the job
             place = {"queue_key": (0, change["priority"], job.number)} if "priority" in change else {}
@@ -12493,6 +12549,10 @@ def raise_refused(refused: Mapping[str, NexusError], count: int) -> None:
     reasons = join_some([f"{join_some(ids)}: {message}" for message, ids in told.items()], 5, "; ")
     raise NexusError(first.kind, f"{len(refused)} of {count} jobs cannot be changed so, and none was: {reasons}",
                      first.hint)
+
+
+def hash_env(env: Mapping[str, str]) -> str:
+    return hash_text(json.dumps(env, sort_keys=True))[:16]
 
 
 def content_of(job: Job) -> tuple[object, ...]:
@@ -12588,6 +12648,13 @@ def find_own_job(state: State, told: str, caller: Caller, statuses: Container[st
         raise NexusError("forbidden", f"job {job.id} is {job.user}'s",
                          f"{caller.user}'s own: nexus jobs --user {caller.user}")
     return job
+
+
+def limit_group(state: State, name: str | None, limit: int | None) -> Changes:
+    """The change of how many jobs of a group run at once; None: as before."""
+    group = state.groups.get(name or "") or Group(name or "")
+    if name and limit is not None and group.limit != limit:
+        yield Put("groups", name, replace(group, limit=limit))
 
 
 def find_links(state: State, job: Job, caller: Caller) -> dict[str, tuple[str, ...]]:
@@ -12697,6 +12764,11 @@ def check_status(job: Job, statuses: Container[str], rule: str, hints: Mapping[s
         raise NexusError("conflict", f"job {job.id} is {job.shown_status}{rule and '; '}{rule}",
                          hints.get(job.shown_status, f"nexus show {job.id}"))
     return job
+
+
+def find_limit(change: Mapping[str, Any]) -> int | None:
+    """The limit of a group that a change asks for; 0: there is to be none; None: as before."""
+    return change["max_concurrent"] or 0 if "max_concurrent" in change else None
 
 
 def check_priority(priority: int | None, caller: Caller) -> None:
@@ -16268,6 +16340,8 @@ def translate_word(name: str, flag: str, words: Sequence[str]) -> str:
 
 def parse_words(command: Command, words: Sequence[str], out: TextIO) -> argparse.Namespace:
     """Raises: usage; SystemExit, after --help."""
+    if command.name in ("retry", "edit") and "--" in words:
+        return parse_again(command, words, words.index("--"), out)
     parser, name, takes_command, begin = make_parser(command), command.name, command.name in ("add", "run"), 0
     actions = parser._option_string_actions
     while begin < len(words):
@@ -16296,6 +16370,20 @@ def parse_words(command: Command, words: Sequence[str], out: TextIO) -> argparse
             return options
     refuse(f"{name}: what stands after {rest[0]} could be meant for it or for nexus", hint=(
         f"nexus {' '.join([name, *map(quote, words[:begin])])} {quote(' '.join(map(quote, rest)))}"))
+
+
+def parse_again(command: Command, words: Sequence[str], at: int, out: TextIO) -> argparse.Namespace:
+    """The options of `retry ID -- CMD...`, where the command of one job is typed as it is; `--` stands at `at`.
+
+    Raises: usage.
+    """
+    options = parse_words(command, words[:at], out)
+    if not words[at + 1:] or len(options.ids) != 1:
+        refuse(f"{command.name}: after -- comes the command, of one job", f"nexus {command.name} ID -- python train.py")
+    if options.command is not None:
+        refuse(f"{command.name}: the command is given twice", "leave out --command, or what comes after --")
+    options.command = parse_option(CHANGES["command"], ["--"], join_command(words[at + 1:]))
+    return options
 
 
 def write_to(stream: TextIO, piece: str | bytes) -> None:
@@ -16591,7 +16679,7 @@ def read_fields(call: Call, names: Iterable[str]) -> dict[str, Any]:
     if isinstance(values["begin"], str):        # as UTC: the service may be in another time zone
         values["begin"] = format_time(parse_begin(values["begin"], time.time()))
     return {name: encode_option(ASKED[name], value) for name, value in values.items()
-            if value is not None and value is not False and value != []}
+            if value is not None and value != []}
 
 
 def encode_option(row: Field, value: Any) -> Any:
@@ -16807,13 +16895,7 @@ def submit(call: Call, jobs: Sequence[Json]) -> dict[str, Any]:
     is_one = options.file is None and not options.sweep
     body = {**make_options(call), **(jobs[0] if is_one else {"each": jobs}), "dry_run": options.dry_run}
     if options.snapshot:
-        body["cwd"] = os.path.realpath(body["cwd"])
-        if options.dry_run:
-            find_work_tree(body["cwd"], call.environ)
-        else:
-            with unwinding():
-                snapshot = take_snapshot(body["cwd"], call.own_environ)
-            body.update(snapshot=snapshot.commit, snapshot_repo=snapshot.repository)
+        body.update(keep_work_tree(call, body["cwd"]))
     answer = call.client.submit(body)
     for job_id in answer.get("known", ()):
         call.say(f"job {job_id} is the same and is there already: nothing was added for it")
@@ -16828,6 +16910,17 @@ def submit(call: Call, jobs: Sequence[Json]) -> dict[str, Any]:
         call.say(f"it runs in the home directory at {call.client.host}, with the environment there; "
                  "--cwd DIR names another")
     return answer
+
+
+def keep_work_tree(call: Call, folder: str) -> dict[str, str]:
+    """The fields of a job that runs the work tree of a folder as it is now; with --dry-run, nothing is kept."""
+    cwd = os.path.realpath(folder)
+    if call.options.dry_run:
+        find_work_tree(cwd, call.environ)
+        return {"cwd": cwd}
+    with unwinding():
+        snapshot = take_snapshot(cwd, call.own_environ)
+    return {"cwd": cwd, "snapshot": snapshot.commit, "snapshot_repo": snapshot.repository}
 
 
 def show_added(call: Call, answer: Json) -> None:
@@ -16864,6 +16957,7 @@ def cmd_run(call: Call) -> int:
             write_to(call.err, b"\n")
         job = call.client.wait([job_id])[0]
         call.say(describe_seen_end(job))
+        say_remedy(call, [job])
         return exit_code_of(job)
     except (KeyboardInterrupt, BrokenPipeError) as end:     # Ctrl-C; `nexus run ... | head`
         with contextlib.suppress(BrokenPipeError):          # stderr goes there too
@@ -16967,6 +17061,12 @@ def describe_seen_end(job: Json) -> str:
     return describe_end({**job, "cause_line": None} if job["cause"] == "exit" else job)
 
 
+def say_remedy(call: Call, jobs: Iterable[Json]) -> None:
+    """What may help the first of these jobs for which there is something."""
+    if remedy := next(filter(None, map(describe_remedy, jobs)), ""):
+        call.err.write(call.paint.join([f"hint: {remedy}"]))
+
+
 def cmd_wait(call: Call) -> int:
     def is_meant(job: Json) -> bool:
         return job["status"] != COMPLETED and not job["retried_as"]
@@ -16981,6 +17081,7 @@ def cmd_wait(call: Call) -> int:
     # A name is looked up once: meanwhile another job may get it.
     ids = [job_id if is_job_id(job_id) else call.client.job(job_id)["id"] for job_id in ids]
     jobs = call.client.wait(ids, say_end, call.options.any)
+    say_remedy(call, jobs)
     return next(filter(None, map(exit_code_of, jobs)), 0)
 
 
@@ -17091,7 +17192,7 @@ def find_all(call: Call, statuses: Sequence[str] = STATUSES) -> list[dict[str, A
 
 
 # Of `edit` and `retry`: {filter: the field of a job that has the same option}
-TWOFOLD = {name: field for name, row in FILTERS.items() for field, changed in EDITS.items()
+TWOFOLD = {name: field for name, row in FILTERS.items() for field, changed in CHANGES.items()
            if row.flag and row.flag == changed.flag}
 
 
@@ -17103,7 +17204,7 @@ def settle_twofold(call: Call) -> None:
     options = vars(call.options)
     for name, changed in TWOFOLD.items():
         flag, texts = FILTERS[name].flag, options[f"by_{name}"] or ()
-        row, parse = (EDITS[changed], parse_change) if options["ids"] else (FILTERS[name], parse_option)
+        row, parse = (CHANGES[changed], parse_change) if options["ids"] else (FILTERS[name], parse_option)
         if not texts:
             continue
         if options["ids"] and options[changed]:
@@ -17303,14 +17404,34 @@ def cmd_move(call: Call) -> None:
 
 def cmd_edit(call: Call) -> None:
     settle_twofold(call)
-    change = read_fields(call, [name for name in EDIT_KEYS if name in ASKED])
-    if not change:
+    change = read_change(call)
+    if not change and not call.options.snapshot:
         refuse("there is nothing to change", hint="name what, like --gpus 2; nexus help edit lists the options")
     ids = choose_ids(call, call.options.ids, [PENDING, RUNNING])
     if ids:
+        change.update(take_work_tree(call, ids, change))
         ids = call.client.edit_all(ids, **change)
         what = f"job {ids[0]} is" if len(ids) == 1 else f"{len(ids)} jobs are"
         call.say(f"{what} changed: {describe_changes(change)}")
+
+
+def read_change(call: Call) -> dict[str, Any]:
+    """The JSON of what the options of `edit` and `retry` change, but for --snapshot.  Raises: usage."""
+    change = read_fields(call, [name for name, row in CHANGES.items() if row.flag or name == "command"])
+    if "cwd" in change and not call.is_remote:
+        change["cwd"] = os.path.abspath(change["cwd"])
+    return {**change, **({"snapshot": None} if call.options.snapshot is False else {})}
+
+
+def take_work_tree(call: Call, ids: Sequence[str], change: Json) -> dict[str, str]:
+    """What --snapshot changes of these jobs; {} without it.  Raises: usage."""
+    if not call.options.snapshot:
+        return {}
+    call.need_local("--snapshot keeps a work tree")
+    folders = {change["cwd"]} if "cwd" in change else {call.client.job(job_id)["cwd"] for job_id in ids}
+    if len(folders) > 1:
+        refuse(f"--snapshot keeps one work tree, and these jobs run in {len(folders)} directories", "add --cwd DIR")
+    return keep_work_tree(call, *folders)
 
 
 def describe_changes(change: Json) -> str:
@@ -17335,7 +17456,8 @@ def cmd_retry(call: Call) -> None:
     what = "such" if options.by_status else "failed"
     ids = choose_ids(call, ids, FINAL, is_meant, f"no {what} job is left to run again", takes_all=options.failed)
     if ids:
-        change = read_fields(call, CHANGES)
+        change = read_change(call)
+        change.update(take_work_tree(call, ids, change))
         show_added(call, call.client.ask("POST", "/jobs/retry", {"ids": ids, **({"change": change} if change else {})}))
 
 
@@ -17996,7 +18118,7 @@ SERVICE_OPTIONS = (
 
 def job_options(takes_pairs: bool) -> list[Any]:
     """The options of the rows of a job: those that are given as NAME=VALUE, or the others."""
-    return [argument(row.flag, dest=name, action="store_true", help=row.help) if row.schema is FLAG else
+    return [argument(row.flag, dest=name, action="store_const", const=True, help=row.help) if row.schema is FLAG else
             # --cwd may be relative here; its row in the API takes absolute paths alone
             argument(row.flag, *OTHER_FLAGS.get(name, ()), dest=name, metavar=row.metavar or None,
                      row=row if name != "cwd" else None,
@@ -18036,8 +18158,10 @@ def change_option(name: str, row: Field) -> Any:
     if name in TWOFOLD.values():
         return argument(set_flag(flag), dest=name, metavar=row.metavar or None, row=row, takes_none=name in CLEARED,
                         help=f"{help}; beside ids, {flag} says it, too")
-    return argument(flag, *OTHER_FLAGS.get(name, ()), dest=name, metavar=row.metavar or "CMD", row=row,
-                    takes_none=name in CLEARED, help=help + (f" (like {row.like})" if row.like else ""))
+    # --cwd may be relative here; its row in the API takes absolute paths alone
+    return argument(flag, *OTHER_FLAGS.get(name, ()), dest=name, metavar=row.metavar or "CMD",
+                    row=row if name != "cwd" else None, takes_none=name in CLEARED,
+                    help=help + (f" (like {row.like})" if row.like else ""))
 
 
 def twofold_option(name: str) -> Any:
@@ -18048,9 +18172,17 @@ def twofold_option(name: str) -> Any:
                     help=f"{row.option}; beside ids, {set_flag(row.flag)}")
 
 
-CHANGE_OPTIONS, LINK_OPTIONS = (tuple(
-    change_option(name, row) for name, row in EDIT_KEYS.items() if name in ASKED and (name in CHANGES) == is_change)
-    for is_change in (True, False))
+def switch_options(name: str, flag: str, help: str) -> list[Any]:
+    """The options of `edit` and `retry` for a field that is set or not."""
+    return [argument(word, dest=name, action="store_const", const=fact, help=words)
+            for word, fact, words in ((flag, True, help), (flag.replace("--", "--no-", 1), False, f"take {flag} away"))]
+
+
+CHANGE_OPTIONS = (
+    *(change_option(name, row) for name, row in CHANGES.items()
+      if row.schema is not FLAG and (row.flag or name == "command")),
+    *(each for name, row in CHANGES.items() if row.schema is FLAG for each in switch_options(name, row.flag, row.help)),
+    *switch_options("snapshot", "--snapshot", "run the git work tree as it is now, whatever is edited later"))
 LINES = Field(integer_in(0, 10**9), like="20")
 NUMBER_OPTION = argument("-n", "--number", row=LINES, metavar="N",
                          help="show N rows; 0: all (default: what fits on the terminal; all if it is none)")
@@ -18127,16 +18259,18 @@ COMMANDS = (
     Command("remove", "take pending jobs out of the queue", cmd_end, CHOSEN),
     Command("retry", "run finished jobs again, as new ones; prints their ids", cmd_retry, (
         *CHANGED, argument("--failed", action="store_true", help="all jobs that failed and were not retried yet"),
-        *CHANGE_OPTIONS),
+        JSON_OPTION, *CHANGE_OPTIONS),
             "What filters choose is run again if it failed, or has the --status given, and was not run again yet.  "
             "With options like --gpus 2, the new jobs use these instead of the old values; none, as in --timeout none, "
-            "takes one away.",
-            examples=("retry abc", "retry abc --gpu-mem 20G --timeout 4h", "retry --failed --dry-run")),
+            "takes one away.  What comes after -- is the command of one job.",
+            examples=("retry abc", "retry abc --gpu-mem 20G --timeout 4h", "retry abc --env SEED=2 --cwd ~/exp2",
+                      "retry abc -- python train.py --lr 0.01", "retry --failed --dry-run")),
     Command("edit", "change pending jobs, or the limits and names of running ones, all or none", cmd_edit,
-            (*CHANGED, *CHANGE_OPTIONS, *LINK_OPTIONS),
-            f"Of a running job: {LIVE_FLAGS}.  none takes away what was set.",
+            (*CHANGED, *CHANGE_OPTIONS),
+            f"Of a running job: {LIVE_FLAGS}.  none takes away what was set.  What comes after -- is the command of "
+            "one job.",
             examples=("edit abc --gpus 2 --timeout 4h", "edit abc --after none", "edit --group exp1 --timeout 4h",
-                      'edit abc --command "python train.py --lr 0.01"')),
+                      "edit abc -- python train.py --lr 0.01")),
     Command("clear", "forget finished jobs, with their logs", cmd_clear, (
         *CHOSEN, argument("--all", action="store_true", help="all finished jobs")),
             "Pending and running jobs stay.", examples=("clear abc", "clear --status failed,cancelled")),
@@ -19068,7 +19202,8 @@ function drawField({name, type, like, label, help}, job) {
   const kind = READ[type] === Number ? {type: 'number', min: 0, step: 'any'} : {type: type === 'boolean' && 'checkbox'};
   const facts = {id, name, autocomplete: 'off', spellcheck: 'false', 'aria-describedby': `${id}-help`,
     placeholder: view?.defaults[name] ?? like, required: name === 'command'};
-  const input = isLong ? el('textarea', {...facts, rows: 3}, value) : el('input', {...facts, ...kind, value});
+  const input = isLong ? el('textarea', {...facts, rows: 3}, value)
+    : el('input', {...facts, ...kind, ...(type === 'boolean' ? {checked: value} : {value})});
   return el('div', {class: isLong && 'all'},
     type === 'boolean' ? el('label', {}, input, ` ${label}`) : [el('label', {for: id}, label), input],
     el('span', {class: 'help', id: `${id}-help`}, help));
@@ -19080,7 +19215,7 @@ function openForm(kind, title, verb, job, send) {
   const newKey = () => crypto.getRandomValues(new BigUint64Array(2)).join('-');
   let key = newKey();
   const rows = FIELDS.filter(({name, forms}) => forms.includes(kind) && (name !== 'node' || hasNodes()));
-  const given = {...job, priority: PRIORITIES[job?.priority] ?? job?.priority};
+  const given = {...job, node: job?.only_node, priority: PRIORITIES[job?.priority] ?? job?.priority};
   const drawFields = (isFirst) => el('div', {class: 'form'},
     rows.filter(({first}) => first === isFirst).map((row) => drawField(row, given)));
   const error = el('p', {class: 'red', role: 'alert'}), go = el('button', {class: 'primary'}, verb);

@@ -936,6 +936,85 @@ def test_what_comes_after_a_group_is_typed_as_the_rest(own_home):
     assert own_home.main("complete", "add", "--after-group", "").out == "g\n", "bash would take a name with blanks apart"
 
 
+SECOND_TRIES = [  # options, what the job has then
+    (["--env", "A=2"], {}), (["--cwd", "/"], {"cwd": "/"}), (["--gpu-mem", "1G", "--gpus", "1"], {"gpu_mem_mib": 1024, "gpus": 1}),
+    (["--command", "echo two"], {"command": "echo two"}), (["--conda", "base"], {"conda": "base"}),
+    (["--after", "first", "--after-any-group", "g"], {"after": ["FIRST"], "after_any_group": ["g"]}),
+    (["--after-any", "first", "--after-group", "g"], {"after_any": ["FIRST"], "after_group": ["g"]}),
+    (["--node", "HERE"], {"only_node": "HERE"}), (["--tty", "--preemptible"], {"tty": True, "preemptible": True}),
+    (["--no-tty", "--no-cuda-arg"], {"tty": False, "cuda_arg": False}), (["--retries", "2"], {"retries": 2}),
+    (["--begin", "+2h", "--timeout", "none"], {"timeout_seconds": None}),
+    (["--", "python", "train.py", "--lr", "0.1 1"], {"command": "python train.py --lr '0.1 1'"}),
+    (["--", "echo a | tail"], {"command": "echo a | tail"}),
+    (["--snapshot"], {"snapshot": "COMMIT"}), (["--no-snapshot"], {"snapshot": None}),
+]
+
+
+def test_retry_and_edit_take_the_options_of_add(own_home, tmp_path):
+    listed = {name: {*own_home.main("complete", name, "--").out.split()} for name in ("add", "retry", "edit")}
+    assert listed["add"] - listed["retry"] == {"--sweep", "--file", "--unique"}
+    assert listed["add"] - listed["edit"] == {"--sweep", "--file", "--unique", "--json"}
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=ann", "-c", "user.email=ann@x"]
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"]):
+        subprocess.run([*git, *words], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    here = own_home.main("status", "--json").json["host"]["name"]
+    own_home.main("pause")
+    first = add(own_home, "true", "--name", "first", "--group", "g")
+    old = add(own_home, "echo $A$B", "--env", "A=1", "--env", "B=1", "--tty", "--timeout", "1h", "--cwd", str(tmp_path))
+    own_home.main("cancel", old)
+    for options, wanted in SECOND_TRIES:
+        options = [here if word == "HERE" else word for word in options]
+        again, edited = own_home.main("retry", old, *options), add(own_home, "true", "--cwd", str(tmp_path), "--tty")
+        done = own_home.main("edit", edited, *options)
+        assert again.code == done.code == 0, (options, again, done)
+        for job_id in (again.id, edited):
+            job = own_home.job(job_id)
+            found = {"FIRST": first, "HERE": here, "COMMIT": head}
+            expected = {name: [found.get(each, each) for each in fact] if isinstance(fact, list) else found.get(fact, fact)
+                        for name, fact in wanted.items()}
+            assert {name: job[name] for name in wanted} == expected, (options, job_id == edited)
+    others = own_home.main("retry", old, "--env", "A=2", "--cwd", "/", "--no-tty", "--", "echo $A$B $(pwd)").id
+    assert own_home.job(own_home.main("retry", old).id)["cwd"] == str(tmp_path), "what is not named is as it was"
+    own_home.main("resume")
+    assert own_home.main("wait", others).code == 0 and own_home.main("logs", others).out == "21 /\n"
+
+
+REFUSED_TRIES = [  # options of retry, the exit code, what is said
+    (["--cwd", "/nowhere"], 2, "/nowhere"), (["--node", "n9"], 2, "there is no node n9"),
+    (["--after-pid", "4194303"], 2, "there is no process"), (["--llm", "qwen"], 2, "llm_config is not set"),
+    (["--max-concurrent", "2"], 2, "this job has none"), (["--after", "zzz"], 3, "no job 'zzz'"),
+    (["--after-group", "zzz"], 3, "there is no job of group"), (["--unique"], 2, "unrecognized"), (["--sweep", "a=1,2"], 2, "unrecognized"),
+    (["--command", "a", "--", "b"], 2, "the command is given twice"), (["--"], 2, "after -- comes the command, of one job"),
+    (["OTHER", "--", "true"], 2, "after -- comes the command, of one job"), (["--command", "echo '"], 2, "bash cannot read the command"),
+    (["--gpus", "99"], 2, "99"), (["--snapshot", "--cwd", "/"], 2, "git"), (["--env", "x"], 2, "NAME=VALUE"),
+]
+
+
+def test_a_second_try_is_checked_as_the_first(home):
+    old, other = (add_and_wait(home, "exit 3") for _ in range(2))
+    before = {job["id"] for job in home.main("jobs", "--json", "-n", "0").json}
+    for options, code, says in REFUSED_TRIES:
+        done = home.main("retry", old, *(other if word == "OTHER" else word for word in options))
+        assert done.code == code and says in done.err, (options, done)
+    assert {job["id"] for job in home.main("jobs", "--json", "-n", "0").json} == before
+
+
+def test_after_a_lack_of_gpu_memory_the_line_is_there(own_home):
+    """It can be typed as it is."""
+    line = "echo 'torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB.' >&2"
+    failed = own_home.main("add", f'[ "$PYTORCH_CUDA_ALLOC_CONF" ] || {{ {line}; exit 1; }}').id
+    done = own_home.main("wait", failed)
+    assert own_home.job(failed)["cause"] == "cuda-oom", done
+    hint = (f"hint: nexus retry {failed} --env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or with more memory free on its "
+            "GPU: --gpu-mem 20G")
+    assert hint in done.err and hint in own_home.main("show", failed).out
+    words = hint.partition(",")[0].split()[2:]
+    assert own_home.main("wait", own_home.main(*words).id).code == 0
+    assert own_home.main("retry", failed, "--gpu-mem", "20G").code == 0
+    assert "hint" not in own_home.main("show", add_and_wait(own_home, "exit 3")).out
+
+
 def test_what_was_set_is_taken_away(own_home):
     own_home.main("pause")
     job_id = own_home.main("add", "--name", "n", "--group", "g", "--gpus", "0.5", "--gpu-mem", "1G", "--timeout", "2h", "--expect", "1h",

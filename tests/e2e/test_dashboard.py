@@ -794,6 +794,7 @@ def test_what_is_sent_again_is_added_once_and_what_was_changed_is_another_job(br
 def test_a_job_is_changed_and_the_rest_of_it_stays(browser, box):
     box.ask("POST", "/service/pause")
     given = {"timeout_seconds": 5405, "retries": 2, "conda": "ml", "gpus": 1, "gpu_ids": [1], "name": "n", "group": "g", "cwd": "/tmp"}
+    others = [box.add("true", group=group) for group in ("h", "i, j")]
     job_id = box.add("python a.py", env={"A": "1"}, gpu_mem_mib=100, **given)
     with visit(browser, box, f"#/jobs/{job_id}", is_expecting_errors=True) as page:
         dialog = page.get_by_role("dialog")
@@ -802,25 +803,34 @@ def test_a_job_is_changed_and_the_rest_of_it_stays(browser, box):
         expect(dialog.get_by_label("Time limit")).to_have_value("1h 30m 5s")
         expect(dialog.get_by_label("Priority")).to_have_value("normal")
         expect(dialog.get_by_label("Retries")).to_have_value("2")
-        expect(dialog.get_by_label("Conda environment")).to_have_count(0)
+        expect(dialog.get_by_label("Conda environment")).to_have_value("ml")
         dialog.get_by_label("Command").fill("python b.py")
         dialog.get_by_label("GPU memory").fill("much")
         dialog.get_by_role("button", name="Change").click()
         expect(dialog.get_by_role("alert")).to_contain_text("much")
         dialog.get_by_label("GPU memory").fill("1.5G")
-        dialog.get_by_label("Group").fill("")
+        dialog.get_by_label("Group", exact=True).fill("")
+        expect(dialog.get_by_label("Terminal")).not_to_be_checked()
+        dialog.get_by_label("Preemptible").check()
+        dialog.get_by_label("After group").fill("h\ni, j\n")
         dialog.get_by_role("button", name="Change").click()
         expect(dialog).to_be_hidden()
         expect(page.locator("#job")).to_contain_text("python b.py")
+        expect(page.locator("#job").get_by_role("link", name="i, j")).to_be_visible()
+        assert box.job(job_id)["after_group"] == ["h", "i, j"] and box.job(job_id)["preemptible"]
         page.locator("#job").get_by_role("button", name="Cancel").click()
         dialog.get_by_role("button", name="Cancel job").click()
         page.get_by_role("button", name="Change and retry").click()
+        expect(dialog.get_by_label("After group")).to_have_value("h\ni, j")
+        dialog.get_by_label("Preemptible").uncheck()
+        dialog.get_by_label("Variables").fill("A=2")
         dialog.get_by_label("Expected time").fill("1h 30m")
         dialog.get_by_label("Time limit").fill("0")
         dialog.get_by_role("button", name="Retry").click()
         expect(page.get_by_role("button", name="to the front")).to_be_visible()
-        [job] = box.ask("GET", "/queue")
-        changed = {**given, "timeout_seconds": 0, "command": "python b.py", "gpu_mem_mib": 1536, "expected_time": 5400, "group": None}
+        [job] = [job for job in box.ask("GET", "/queue") if job["id"] not in others]
+        changed = {**given, "timeout_seconds": 0, "command": "python b.py", "gpu_mem_mib": 1536, "expected_time": 5400, "group": None,
+                   "preemptible": False, "after_group": ["h", "i, j"]}
         assert {name: job[name] for name in changed} == changed and job["env_digest"]
 
 

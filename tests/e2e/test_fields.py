@@ -116,11 +116,10 @@ TAG_LINE = '''                and {*self.tag} <= {f"{key}={word}" for key, word 
 
 
 def test_a_row_is_all_that_an_option_that_repeats_takes(tmp_path):
-    """It makes a list or an object, in commands, lines of scripts, and filters.  `edit` and `retry`: with its name in CHANGES."""
+    """It makes a list or an object, in commands, lines of scripts, and filters.  `edit` and `retry` have it, too."""
     changed = Changed(tmp_path, {
         LAST_ROW: REPEATED, '    def fits(self, job: Job, now: float) -> bool:\n': TAG_FILTER + "\n",
-        '                and self.group in (None, job.group or "")\n': TAG_LINE,
-        'CHANGES["begin"] = Asked.FIELDS["begin"]\n': 'CHANGES.update(tags=JOB_FIELDS["tags"], words=JOB_FIELDS["words"])\n'})
+        '                and self.group in (None, job.group or "")\n': TAG_LINE})
     run, ask = changed.run, changed.ask
     assert "--tag must be NAME=VALUE" in run("add", "--tag", "x", "true", code=2)
 

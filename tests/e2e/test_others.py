@@ -69,7 +69,7 @@ def list_samples(schema, words):
         yield from one.get("enum", one.get("examples", ()))
         kind = one.get("type")
         if kind == "string":
-            yield from words
+            yield from ("/tmp", "/") if one.get("pattern", "").startswith("^/") else words
         elif kind in ("integer", "number"):
             yield from (one[end] for end in ("minimum", "maximum") if end in one)
         elif kind == "boolean":
