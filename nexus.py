@@ -2581,6 +2581,7 @@ class LogEntry(Value):
     end: int
     at: float | None = None                             # when it had arrived; None: unknown
     content: bytes = b""
+    is_after_gap: bool = False                          # a search has left out lines before it, and others before those
 
 
 def parse_log_times(lines: Iterable[bytes]) -> Iterator[LogMark]:
@@ -2608,6 +2609,86 @@ def merge_logs(marks: Iterable[LogMark], attempts: Sequence[Attempt],
                 yield LogEntry(number, stream, at_sizes[stream], size, at)
                 at_sizes[stream] = size
         number = attempt or number
+
+
+class LogSearch:
+    """Makes text of the lines of logs that have a text in them, and of some around each; nothing of the others.
+
+    It is given whole lines.  A line that is too long to be kept comes in pieces, which count as lines.
+    """
+
+    def __init__(self, text: str, context: int, make_text: Callable[[LogEntry, Sequence[Attempt]], bytes]) -> None:
+        """A text without a capital is found in any case.  `context`: lines to show before and after."""
+        import collections
+        self.is_exact, self.is_ascii = text != text.lower(), text.isascii()
+        self.text, self.context, self.make_text = self.fold(text.encode()), context, make_text
+        self.before: collections.deque[LogEntry] = collections.deque(maxlen=context)    # the last lines not shown
+        self.due = 0                                # lines to show that come next: they follow one that was found
+        self.has_shown, self.left_out = False, 0    # whether any line was shown, and how many were not since
+        self.tails: dict[tuple[int, int], bytes] = {}           # {(attempt, stream): the end of a line that goes on}
+
+    def fold(self, content: bytes) -> bytes:
+        if self.is_exact:
+            return content
+        if self.is_ascii:
+            return content.lower()
+        return content.decode("utf-8", "surrogateescape").lower().encode("utf-8", "surrogateescape")
+
+    def __call__(self, piece: LogEntry, attempts: Sequence[Attempt]) -> bytes:
+        key, folded = (piece.attempt, piece.stream), self.fold(piece.content)
+        has_begun = self.text in self.tails.pop(key, b"") + folded[:len(self.text)]         # across two pieces
+        if not folded.endswith(b"\n"):
+            self.tails[key] = folded[max(0, len(folded) - len(self.text) + 1):]
+        if not (has_begun or self.text in folded or self.due):
+            piece = self.pass_over(piece)           # most pieces: they are not taken apart
+        lines = re.findall(rb"[^\n]*\n|[^\n]+", piece.content)
+        found = [number for number, line in enumerate(lines)
+                 if self.text in self.fold(line) or (has_begun and not number)]
+        return b"".join(self.make_text(shown, attempts) for shown in self.choose(piece, lines, found))
+
+    def pass_over(self, piece: LogEntry) -> LogEntry:
+        """The end of a piece that has nothing: those lines that may stand before what is found next."""
+        content = piece.content
+        at = len(content) - content.endswith(b"\n") if self.context else len(content)
+        for _ in range(self.context):
+            at = content.rfind(b"\n", 0, max(0, at))
+        begin = at + 1 if self.context else at
+        self.left_out += content.count(b"\n", 0, begin)
+        return replace(piece, start=piece.end - len(content) + begin, content=content[begin:])
+
+    def choose(self, piece: LogEntry, lines: Sequence[bytes], found: Sequence[int]) -> list[LogEntry]:
+        """What is shown of these lines of a piece, and before it.  `found`: the numbers of those with the text."""
+        spans = [(0, min(self.due, len(lines)))] if self.due else []
+        early = list(self.before)[max(0, len(self.before) + found[0] - self.context):] if found else []
+        for number in found:
+            start, end = max(0, number - self.context), min(len(lines), number + self.context + 1)
+            if spans and start <= spans[-1][1]:
+                start = spans.pop()[0]
+            spans.append((start, end))
+        last = found[-1] + self.context + 1 if found else self.due
+        self.due = max(0, last - len(lines))
+        at = [piece.start]                          # where each line begins, and the last one ends
+        for line in lines:
+            at.append(at[-1] + len(line))
+        if at[-1] != piece.end:                     # former states of a progress bar are gone, and so are these places
+            at = [piece.start] * len(lines) + [piece.end]
+
+        def take(start: int, end: int) -> LogEntry:
+            content = b"".join(lines[start:end])
+            content = content if content.endswith(b"\n") else content.rstrip(b"\r") + b"\n"
+            return replace(piece, start=at[start], end=at[end], content=content)
+
+        rest = spans[-1][1] if spans else 0         # the first line that is not shown
+        has_gap = self.has_shown and self.left_out + (spans[0][0] if spans else 0) > len(early)
+        shown = [replace(part, is_after_gap=bool(self.context) and (number > len(early) or (has_gap and not number)))
+                 for number, part in enumerate([*early, *(take(*span) for span in spans)])]
+        if shown:
+            self.before.clear()
+            self.has_shown, self.left_out = True, 0
+        self.left_out += len(lines) - rest
+        kept = range(max(rest, len(lines) - self.context), len(lines))
+        self.before.extend(take(number, number + 1) for number in kept)
+        return shown
 
 
 # nvidia-smi prints everything on stdout, errors too.  A row counts only if it has a cell for each field.
@@ -6515,6 +6596,18 @@ def find_tail(disk: Disk, path: str, lines: int, start: int = 0) -> int:
     return at
 
 
+def find_line_end(disk: Disk, path: str, start: int, end: int) -> int:
+    """Where the last line ends, between these offsets; or else the last state of a progress bar; or else `end`."""
+    for mark in (b"\n", b"\r"):
+        at = end
+        while at > start:
+            step = min(65536, at - start)
+            at -= step
+            if cut := read_part(disk, path, at, step).rfind(mark) + 1:
+                return at + cut
+    return end
+
+
 LOG_TIMES = "log.times"
 LOG_TIMES_BYTES = 2**24         # its limit
 
@@ -6568,14 +6661,20 @@ class LogReader:
         self.disk, self.folder, self.streams, self.names = disk, folder, streams, names
         self.measure_now = measure_now
         self.offsets = [0, 0]                           # of what comes next
+        self.limits: Sequence[int] = ()                 # nothing is read from there on; (): all
         self.partial: dict[int, LogEntry] = {}          # {stream: an incomplete line before its offset}
 
     def find_path(self, stream: int) -> str:
         return os.path.join(self.folder, self.names[stream])
 
+    def format_offsets(self, offsets: Sequence[int]) -> str:
+        """Those of the logs that are read, as `offset` of the API takes them."""
+        return ",".join(str(offsets[stream]) for stream in self.streams)
+
     def measure(self) -> list[int]:
-        return [measure(self.disk, self.find_path(stream)) if stream in self.streams else offset
-                for stream, offset in enumerate(self.offsets)]
+        sizes = [measure(self.disk, self.find_path(stream)) if stream in self.streams else offset
+                 for stream, offset in enumerate(self.offsets)]
+        return list(map(min, sizes, self.limits)) if self.limits else sizes
 
     def begin(self, attempts: Sequence[Attempt], offsets: Sequence[int], tail: int | None) -> None:
         """Begin at these offsets, at 0 in a file that is shorter; or `tail` lines before the end, if that is later.
@@ -6606,13 +6705,31 @@ class LogReader:
         return [min((start for number, start in last if number == stream), default=end)
                 for stream, end in enumerate(ends)]
 
-    def walk(self, attempts: Sequence[Attempt], ends: Sequence[int]) -> Iterator[LogEntry]:
-        """The output between the offsets and `ends`, in the order of arrival, in blocks."""
+    def limit(self, attempts: Sequence[Attempt], most: int) -> bool:
+        """Read no more than the next `most` bytes, up to the end of a line; return whether there are more."""
+        ends, at = self.measure(), list(self.offsets)
+        for part in self.find_parts(attempts, ends):
+            at[part.stream] = min(part.end, part.start + most)
+            most -= at[part.stream] - part.start
+            if not most:
+                break
+        if at == ends:
+            return False
+        self.limits = [find_line_end(self.disk, self.find_path(stream), self.offsets[stream], at[stream])
+                       if self.offsets[stream] < at[stream] < ends[stream] else at[stream] for stream in (0, 1)]
+        return True
+
+    def find_parts(self, attempts: Sequence[Attempt], ends: Sequence[int]) -> Iterator[LogEntry]:
+        """The parts between the offsets and `ends`, in the order of arrival, without their content."""
         latest = self.measure_now(self.folder)          # before log.times is read, as it may append to it
         # Marks of a file that is not read need not be looked for.
         starts = [offset if stream in self.streams else sys.maxsize for stream, offset in enumerate(self.offsets)]
         marks = [*read_log_times(self.disk, self.folder, starts), *latest]
-        for part in merge_logs(marks, attempts, self.offsets, ends):
+        return merge_logs(marks, attempts, self.offsets, ends)
+
+    def walk(self, attempts: Sequence[Attempt], ends: Sequence[int]) -> Iterator[LogEntry]:
+        """The output between the offsets and `ends`, in the order of arrival, in blocks."""
+        for part in self.find_parts(attempts, ends):
             at, path = part.start, self.find_path(part.stream)
             while at < part.end and (block := read_part(self.disk, path, at, min(65536, part.end - at))):
                 yield replace(part, start=at, end=at + len(block), content=block)
@@ -6656,8 +6773,12 @@ class LogReader:
         return end - start > longest and b"\n" not in read_part(self.disk, self.find_path(stream), start, longest + 1)
 
     def flush(self) -> Iterator[LogEntry]:
-        """The incomplete lines, when their ends may never come."""
-        yield from self.partial.values()
+        """The incomplete lines, when their ends may never come; of a progress bar that was cut, the rest is to come."""
+        for line in self.partial.values():
+            is_bar = len(line.content) < line.end - line.start          # former states of it are gone
+            path, end = self.find_path(line.stream), line.end
+            if not (self.limits and is_bar and measure(self.disk, path) > end):
+                yield line
         self.partial = {}
 
 
@@ -14006,7 +14127,11 @@ SOCKET_PEER = "localhost"               # the peer of a caller at api.sock; othe
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 LOOPBACK = ("127.0.0.1", "::1")         # what localhost may resolve to
 STREAMS = ("stdout", "stderr", "both")
+PLAIN_TEXT = "text/plain; charset=utf-8"
 NDJSON = "application/x-ndjson"
+MAX_SEARCHES = 2                        # in logs, at once
+MAX_SEARCH_BYTES = 2**28                # that one request searches
+MAX_CONTEXT = 100                       # lines of a log before one that is found: all are kept
 FORWARDING = (                          # headers that proxies and tunnels add
     "forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip", "x-forward-for",
     "x-original-forwarded-for", "client-ip", "x-cluster-client-ip", "fly-client-ip", "tailscale-user-login")
@@ -14091,6 +14216,11 @@ PARAMETERS: Mapping[str, Field] = {             # names with a dash are headers;
     "follow": Field(QUERY_FLAG, "go on as it grows, until the end", parse=parse_flag),
     "tail": Field(COUNT, "begin so many lines before the end; a progress bar is shown as it was last"),
     "stream": Field(one_of(*STREAMS), "which of the two files"),
+    "grep": Field(matching(f"^[^\n\0{SURROGATES}]{{1,1000}}$", "a text of one line", examples=["loss"]),
+                  "only lines with this text, as it stands; without a capital in it, in any case; of a progress bar "
+                  f"its last state.  A reply searches {MAX_SEARCH_BYTES // 2**20} MiB at most; the header Log-Next is "
+                  "the offset to go on from, if there is more"),
+    "context": Field(integer_in(0, MAX_CONTEXT), "with grep: so many lines before and after each"),
     "offset": Field(COUNTS, "from this byte of the files on, or from 0 in a shorter, new one; negative: from the end; "
                     "two numbers are of stdout.log and of stderr.log; the header Log-Offset says where the reply "
                     f"begins; without it a progress bar of more than {MAX_BAR_BYTES} bytes is shown as it was last",
@@ -14337,6 +14467,7 @@ class Api:
         import threading
         self.service, self.page, self.gate = service, page, Gate(service, token)
         self.forms = threading.Semaphore(MAX_FORMS)
+        self.searches, self.search_lock = set[LogSearch](), threading.Lock()
         self.openapi: Response | None = None                        # cached after the first request
 
     def handle(self, request: Request) -> Response:
@@ -14564,7 +14695,10 @@ class Api:
            "what a job printed, or prints, in the order in which it came; for programs with Accept: "
            "application/x-ndjson", "text/plain")
     def get_logs(self, caller: Caller, request: Request, id: str, follow: bool = False, stream: str = "both",
-                 tail: int | None = None, offset: Sequence[int] | None = None, timestamps: bool = False) -> Response:
+                 tail: int | None = None, offset: Sequence[int] | None = None, timestamps: bool = False,
+                 grep: str | None = None, context: int | None = None) -> Response:
+        if context is not None and grep is None:
+            refuse("context is of lines that grep finds", hint="grep=TEXT&context=3")
         job, streams = self.find_job(id, caller), [STREAMS.index(stream)] if stream != "both" else [0, 1]
 
         def look() -> tuple[str, Sequence[Attempt], bool]:
@@ -14577,18 +14711,36 @@ class Api:
         reader.begin(attempts, offset or (0, 0), tail)
         # Who names an offset goes on where lines may have begun already.
         longest = 0 if tail is not None else MAX_BAR_BYTES if offset is None else None
-        if NDJSON in request.headers.get("accept", ""):
-            return self.send_logs(reader, look, log_entry_json, follow, NDJSON, longest)
-        make_text = make_log_text(timestamps, len(streams) > 1)
-        return self.send_logs(reader, look, make_text, follow, longest=longest)
+        is_json = NDJSON in request.headers.get("accept", "")
+        make_text = log_entry_json if is_json else make_log_text(timestamps, len(streams) > 1)
+        kind = NDJSON if is_json else PLAIN_TEXT
+        if grep is None:
+            return self.send_logs(reader, look, make_text, follow, kind, longest)
+        return self.search_logs(reader, look, LogSearch(grep, context or 0, make_text), follow, kind)
+
+    def search_logs(self, reader: LogReader, look: Callable[[], tuple[str, Sequence[Attempt], bool]],
+                    search: LogSearch, is_followed: bool, kind: str) -> Response:
+        """Stream what a search finds in MAX_SEARCH_BYTES.  Raises: unavailable, when others search already."""
+        folder, attempts, _ = look()
+        has_more = bool(folder) and reader.limit(attempts, MAX_SEARCH_BYTES)
+        with self.search_lock:
+            if len(self.searches) >= MAX_SEARCHES:
+                raise NexusError("unavailable", f"{MAX_SEARCHES} searches in logs run already", hint="try again soon")
+            self.searches.add(search)
+        response = self.send_logs(reader, look, search, is_followed and not has_more, kind, 0)
+        next_offsets = {"Log-Next": reader.format_offsets(reader.limits)} if has_more else {}
+        return replace(response, headers={**response.headers, **next_offsets},
+                       after=lambda: self.searches.discard(search))
 
     def send_logs(self, reader: LogReader, look: Callable[[], tuple[str, Sequence[Attempt], bool]],
                   make_text: Callable[[LogEntry, Sequence[Attempt]], bytes], is_followed: bool,
-                  kind: str = "text/plain; charset=utf-8", longest: int | None = None) -> Response:
+                  kind: str = PLAIN_TEXT, longest: int | None = None) -> Response:
         """Stream logs from the reader's offsets; with `is_followed`, until the job is over.
 
         `look`: where the logs are, and whether the job is over.  `longest`: for read(), of what is there at first.
         """
+        search = make_text if isinstance(make_text, LogSearch) else None
+
         def pieces() -> Iterator[bytes]:
             is_on, limit = True, longest
             while is_on:
@@ -14603,14 +14755,17 @@ class Api:
                         yield bytes(text)
                         size = 0
                         text.clear()
-                limit, is_on = None, is_followed and (found or not was_over)
-                for piece in reader.flush() if not found or not is_on else ():
+                limit, is_on = limit if search else None, is_followed and (found or not was_over)
+                # A search takes whole lines alone.
+                for piece in reader.flush() if not is_on or not (found or search) else ():
                     text += make_text(piece, attempts)
                 yield bytes(text)
+                if search:
+                    self.searches.discard(search)       # what comes now is little
                 if is_on:
                     self.service.clock.sleep(LOG_LOOK_S)
 
-        headers = {"Log-Offset": ",".join(str(reader.offsets[stream]) for stream in reader.streams)}
+        headers = {"Log-Offset": reader.format_offsets(reader.offsets)}
         return Response(200, content_type=kind, headers=headers, stream=pieces())
 
     @route("GET /service/logs", "owner", "the service's log", "text/plain")
@@ -14787,7 +14942,8 @@ def log_entry_json(piece: LogEntry, attempts: Sequence[Attempt]) -> bytes:
     return (json.dumps({
         "attempt": piece.attempt, "started_at": format_time(attempt.started_at), "has_earlier": any(attempt.log_start),
         "stream": STREAMS[piece.stream], "at": format_tenths(piece.at), "end": piece.end,
-        "text": piece.content.decode("utf-8", "surrogateescape")}) + "\n").encode()
+        "text": piece.content.decode("utf-8", "surrogateescape"),
+        **({"is_after_gap": True} if piece.is_after_gap else {})}) + "\n").encode()
 
 
 def stamp_lines(content: bytes, stamp: str, is_at_line: bool) -> bytes:
@@ -14812,6 +14968,8 @@ def make_log_text(has_times: bool = False, is_both: bool = False) -> Callable[[L
         if is_both and any(attempt.log_start) and piece.attempt != former:
             began = format_tenths(attempt.started_at) or "-"
             heading = (b"" if is_line_whole else b"\n") + f"---- attempt {piece.attempt}, {began} ----\n".encode()
+        elif piece.is_after_gap:
+            heading = b"--\n"                       # as grep has it
         former = piece.attempt
         if has_times:
             is_at_line = last[piece.stream] in b"\r\n" or bool(heading)
@@ -15822,19 +15980,37 @@ class Client:
     def stop(self) -> None:
         self.ask("POST", "/service/stop")
 
-    def logs(self, job_id: str, follow: bool = False, stream: str = "both", tail: int | None = None) -> Iterator[bytes]:
-        """A job's output, or the service's log with "service", in pieces as they arrive."""
-        query = {"follow": "true" if follow else None, "tail": tail, "stream": None if job_id == "service" else stream}
-        path = "/service/logs" if job_id == "service" else f"/jobs/{quote_path(job_id)}/logs"
-        return self.open_stream(path + encode_query(query))[1]
+    def logs(self, job_id: str, follow: bool = False, stream: str = "both", tail: int | None = None,
+             grep: str | None = None, context: int | None = None) -> Iterator[bytes]:
+        """A job's output, or the service's log with "service", in pieces as they arrive.
 
-    def follow(self, job_id: str, stream: str = "both", tail: int | None = None,
-               is_followed: bool = True) -> Iterator[dict[str, Any]]:
-        """A job's output until it ends, as `LogEntry` objects; a restart of the service loses and repeats nothing."""
+        `grep`: only lines with this text, and `context` lines around each.
+        """
+        query = {"follow": "true" if follow else None, "tail": tail, "stream": None if job_id == "service" else stream,
+                 "grep": grep, "context": context}
+        path = "/service/logs" if job_id == "service" else f"/jobs/{quote_path(job_id)}/logs"
+        headers, pieces = self.open_stream(path + encode_query(query))
+
+        def go_on(headers: Mapping[str, str], pieces: Iterator[bytes]) -> Iterator[bytes]:
+            yield from pieces
+            while "log-next" in headers:
+                rest = {**query, "tail": None, "offset": headers["log-next"]}
+                headers, pieces = self.open_stream(path + encode_query(rest))
+                yield from pieces
+
+        return go_on(headers, pieces)
+
+    def follow(self, job_id: str, stream: str = "both", tail: int | None = None, is_followed: bool = True,
+               grep: str | None = None, context: int | None = None) -> Iterator[dict[str, Any]]:
+        """A job's output until it ends, as `LogEntry` objects; a restart of the service loses and repeats nothing.
+
+        `grep`, `context`: as logs() has them.  It waits while others search.
+        """
         where: dict[str, Any] = {"tail": tail}
         names = STREAMS[:2] if stream == "both" else (stream,)
+        asked = {"follow": "true" if is_followed else None, "stream": stream, "grep": grep, "context": context}
         while True:
-            query = encode_query({"follow": "true" if is_followed else None, "stream": stream, **where})
+            query = encode_query({**asked, **where})
             try:
                 headers, pieces = self.open_stream(f"/jobs/{quote_path(job_id)}/logs{query}", NDJSON)
                 where = {"offset": headers["log-offset"]}
@@ -15844,7 +16020,10 @@ class Client:
                     offsets[piece["stream"]] = str(piece["end"])
                     where = {"offset": ",".join(offsets.values())}
                     yield piece
-                return
+                if "log-next" not in headers:
+                    return
+                where = {"offset": headers["log-next"]}
+                continue
             except NexusError as error:
                 if error.kind != "unavailable":
                     raise
@@ -16953,7 +17132,7 @@ def cmd_run(call: Call) -> int:
             call.say(f"it waits: {reason}")
         if is_interactive(call) and (code := show_terminal(call, job_id)) is not None:
             return code
-        if not pass_on_logs(call, job_id):
+        if not pass_on_logs(call, call.client.follow(job_id)):
             write_to(call.err, b"\n")
         job = call.client.wait([job_id])[0]
         call.say(describe_seen_end(job))
@@ -17020,30 +17199,40 @@ def await_begin(call: Call, job_id: str) -> dict[str, Any]:
         time.sleep(0.3)
 
 
-def pass_on_logs(call: Call, job_id: str, follow: bool = True, stream: str = "both", tail: int | None = None,
-                 has_times: bool = False) -> bool:
-    """Copy a job's stdout and stderr to ours, as they are; with `follow`, until the job ends.
+def pass_on_logs(call: Call, pieces: Iterable[Json], has_times: bool = False, is_end: bool = False) -> bool:
+    """Copy a job's stdout and stderr to ours, as they are.  `is_end`: these are the last lines as they are now.
 
     Returns whether the next line of stderr begins on a new line.
     """
     targets, attempt = {"stdout": call.out, "stderr": call.err}, 1
     last = {"stdout": b"\n", "stderr": b"\n"}               # the last byte of each
-    for piece in call.client.follow(job_id, stream, tail, follow):
-        name, at = piece["stream"], piece["at"]
-        content = piece["text"].encode("utf-8", "surrogateescape")
+    for piece in pieces:
+        name, content = piece["stream"], piece["text"].encode("utf-8", "surrogateescape")
         if piece["attempt"] != attempt and piece["has_earlier"]:
-            call.say(f"attempt {piece['attempt']}, {local_time(piece['started_at'], '%Y-%m-%d %H:%M:%S')}")
+            call.say(describe_attempt(piece))
+        elif "is_after_gap" in piece:
+            write_to(targets[name], b"--\n")                # as grep has it
         attempt = piece["attempt"]
-        if tail is not None and not follow:
+        if is_end:
             content = content.rstrip(b"\r")                 # of a line that goes on: what comes next would overwrite it
         if not content:
             continue
         former, last[name] = last[name], content[-1:]
         if has_times:
-            stamp = f"{local_time(at[:19] + 'Z', '%Y-%m-%d %H:%M:%S')}{at[19:21]}" if at else "-"
-            content = stamp_lines(content, f"{stamp:21} ", former in b"\r\n")
+            content = stamp_lines(content, format_stamp(piece), former in b"\r\n")
         write_to(targets[name], content)
     return last["stderr"] == b"\n" and (last["stdout"] == b"\n" or not call.out.isatty())
+
+
+def describe_attempt(piece: Json) -> str:
+    return f"attempt {piece['attempt']}, {local_time(piece['started_at'], '%Y-%m-%d %H:%M:%S')}"
+
+
+def format_stamp(piece: Json) -> str:
+    """When a piece of a log had come, as a line's beginning."""
+    at = piece["at"]
+    stamp = f"{local_time(at[:19] + 'Z', '%Y-%m-%d %H:%M:%S')}{at[19:21]}" if at else "-"
+    return f"{stamp:21} "
 
 
 def exit_code_of(job: Json) -> int:
@@ -17465,31 +17654,192 @@ def cmd_metrics(call: Call) -> None:
     call.show(make_metrics(call.client.status(), call.client.jobs(status=list(FINAL))), format_metrics)
 
 
-def cmd_logs(call: Call) -> None:
-    """Print the logs of jobs, one after the other (default: the job that started last), or of the service."""
-    options = call.options
-    if options.ids or read_choice(call):
+def cmd_logs(call: Call) -> int:
+    """Print the logs of a job (default: the one that started last), of several, or of the service.
+
+    Returns 1 when --grep finds nothing, as grep does.
+    """
+    options, choice = call.options, read_choice(call)
+    if options.context is not None and options.grep is None:
+        refuse("-C is for the lines around those that --grep finds", hint="nexus logs abc --grep error -C 3")
+    if options.ids or choice:
         check_choice(call, options.ids)
     if options.ids == ["service"]:
-        return show_service_log(call)
+        if options.grep is not None:
+            refuse("--grep searches logs of jobs", hint=f"nexus logs service | grep {quote(options.grep)}")
+        show_service_log(call)
+        return 0
     jobs = [call.client.job(find_targets(call, target)[0]) for target in options.ids]
-    if read_choice(call):
-        jobs = [find_one(call, STATUSES)]
+    if choice:
+        jobs = find_chosen(call, STATUSES)
     elif not jobs:
         begun = [status for status in STATUSES if status != PENDING]
         jobs = call.client.jobs(sort="-started_at", limit=1, status=begun)
     if not jobs:
         raise NexusError("not_found", "no job has started yet", hint="nexus queue says what waits, and why")
-    for job in jobs:
-        if len(jobs) > 1 or job["id"] not in options.ids:
-            call.say(f"job {job['id']}, {job['status']}: {name_or_command(job)}")
-        if job["status"] == PENDING:
-            call.say(f"job {job['id']} is pending: {job['waiting_for']}")
-        elif not job["started_at"]:
-            call.say(f"job {job['id']} never ran: {describe_end(job)}")
+    is_one = len(jobs) == 1 and "group" not in choice
+    has_shown = show_log(call, jobs[0]) if is_one else JobLogs(call, jobs).show()
+    return int(options.grep is not None and not has_shown)
+
+
+def read_log(call: Call, job_id: str, is_followed: bool, is_new: bool = False) -> Iterator[dict[str, Any]]:
+    """What the options want of a job's log.  `is_new`: it has begun since the command did, so all of it."""
+    options = call.options
+    return call.client.follow(job_id, options.stream, None if is_new else options.number, is_followed,
+                              options.grep, options.context)
+
+
+def show_log(call: Call, job: Json) -> bool:
+    """Print one job's log as it is; return whether there was anything."""
+    import itertools
+    options = call.options
+    if job["id"] not in options.ids:
+        call.say(f"job {job['id']}, {job['status']}: {name_or_command(job)}")
+    if job["status"] == PENDING:
+        call.say(f"job {job['id']} is pending: {job['waiting_for']}")
+    elif not job["started_at"]:
+        call.say(f"job {job['id']} never ran: {describe_end(job)}")
+    if job["unknown_since"]:
+        say_unheard(call, job, f"what job {job['id']} prints comes when it is back")
+    pieces = read_log(call, job["id"], options.follow)
+    first = next(pieces, None)
+    if first:
+        pass_on_logs(call, itertools.chain([first], pieces), options.timestamps,
+                     options.number is not None and not options.follow)
+    return first is not None
+
+
+LABEL_COLOURS = ("cyan", "yellow", "green", "magenta", "blue")
+LOGGED_FIELDS = "id,name,status,started_at,outcome,cause_line,node,unknown_since"
+
+
+class JobLogs:
+    """Prints the logs of several jobs, each line with its job's name before it; with --follow, as they come.
+
+    A line of a progress bar is shown when it ends, as it was last.
+    """
+
+    def __init__(self, call: Call, jobs: Sequence[Json]) -> None:
+        import queue
+        self.call, self.ids, self.has_shown = call, list(dict.fromkeys(job["id"] for job in jobs)), False
+        self.is_followed = call.options.follow and not isinstance(call.client, Reader)      # there, nothing more comes
+        self.paints = {"stdout": call.paint, "stderr": make_paint(call.err, call.environ)}
+        self.labels: dict[str, str] = {}                        # {job id: what stands before its lines}
+        self.begun, self.followed = set[str](), set[str]()      # the jobs whose logs were begun; that are followed now
+        self.attempts: dict[str, int] = {}                      # {job id: the attempt of its last line}
+        self.rests: dict[tuple[str, str], tuple[bytes, bytes]] = {}     # {(job id, stream): (stamp, incomplete line)}
+        # (job id, what came of its log; None: all of it has come; or why it cannot be read)
+        self.arrived: queue.Queue[tuple[str, Json | Exception | None]] = queue.Queue(maxsize=100)
+
+    def show(self) -> bool:
+        """Print the logs; return whether there was anything."""
+        is_first = True
+        while True:
+            jobs = self.find_jobs()
+            waiting = [job["id"] for job in jobs if job["status"] == PENDING]
+            self.make_labels(jobs)
+            for job in jobs:
+                if job["id"] not in self.begun and job["status"] != PENDING:
+                    self.begun.add(job["id"])
+                    self.begin(job, not is_first)
+            if not self.is_followed or not (self.followed or waiting):
+                break
+            is_first = False
+            self.pass_on()
+        if waiting:
+            self.call.say(f"pending: {join_some(waiting, 10)}; nexus why ID says why")
+        return self.has_shown
+
+    def find_jobs(self) -> list[dict[str, Any]]:
+        """The jobs as they are now, also those that are of the chosen group by now."""
+        choice = read_choice(self.call)
+        if "group" in choice:
+            return self.call.client.jobs(**choice, fields=LOGGED_FIELDS, sort="started_at")
+        found = {job["id"]: job for job in self.call.client.jobs(fields=LOGGED_FIELDS)}
+        return [found[job_id] for job_id in self.ids if job_id in found]
+
+    def make_labels(self, jobs: Sequence[Json]) -> None:
+        """Name the new jobs; where another has this name too, the id stands beside it."""
+        from collections import Counter
+        width = self.call.paint.width // 3
+        names = {job["id"]: format_line(job["name"] or job["id"], width) for job in jobs}
+        counts = Counter([*names.values(), *self.labels.values()])
+        self.labels.update({job_id: name if counts[name] == 1 or name == job_id else f"{name} {job_id}"
+                            for job_id, name in names.items() if job_id not in self.labels})
+
+    def begin(self, job: Json, is_new: bool) -> None:
+        """Print a job's log, or begin to follow it in a thread."""
+        import threading
+        call, job_id = self.call, job["id"]
+        if not job["started_at"]:
+            return call.say(f"job {job_id} never ran: {describe_end(job)}")
         if job["unknown_since"]:
-            say_unheard(call, job, f"what job {job['id']} prints comes when it is back")
-        pass_on_logs(call, job["id"], options.follow, options.stream, options.number, options.timestamps)
+            say_unheard(call, job, f"what job {job_id} prints comes when it is back")
+        pieces = read_log(call, job_id, self.is_followed, is_new)
+        if not self.is_followed or job["status"] in FINAL:
+            for piece in pieces:
+                self.print(job_id, piece)
+            return self.end_lines(job_id)
+
+        def follow() -> None:
+            try:
+                for piece in pieces:
+                    self.arrived.put((job_id, piece))
+                self.arrived.put((job_id, None))
+            except Exception as error:              # it is raised where it is seen
+                self.arrived.put((job_id, error))
+
+        self.followed.add(job_id)
+        threading.Thread(target=follow, daemon=True).start()
+
+    def pass_on(self) -> None:
+        """Print what comes, until a job ends or it is time to look for others."""
+        import queue
+        look_at = time.monotonic() + WAIT_S
+        while (left_s := look_at - time.monotonic()) > 0:
+            try:
+                job_id, piece = self.arrived.get(timeout=left_s)
+            except queue.Empty:
+                return
+            if isinstance(piece, Exception):
+                raise piece
+            if piece is None:
+                self.end_lines(job_id)
+                self.followed.discard(job_id)
+                return self.call.say(describe_seen_end(self.call.client.job(job_id)))
+            self.print(job_id, piece)
+
+    def print(self, job_id: str, piece: Json) -> None:
+        """Print the lines that a piece completes."""
+        key = job_id, piece["stream"]
+        if piece["attempt"] != self.attempts.get(job_id, 1) and piece["has_earlier"]:
+            self.end_lines(job_id)
+            self.call.say(f"job {job_id}: {describe_attempt(piece)}")
+        self.attempts[job_id] = piece["attempt"]
+        stamp = format_stamp(piece).encode() if self.call.options.timestamps else b""
+        _, rest = self.rests.pop(key, (b"", b""))
+        *lines, rest = settle_lines(rest + piece["text"].encode("utf-8", "surrogateescape"), 0).split(b"\n")
+        if len(rest) > MAX_LOG_LINE:
+            lines, rest = [*lines, rest], b""
+        self.print_lines(*key, [*([b"--"] if "is_after_gap" in piece else []), *(stamp + line for line in lines)])
+        if rest:
+            self.rests[key] = stamp, rest
+
+    def end_lines(self, job_id: str) -> None:
+        """Print the lines whose ends will not come."""
+        for stream in STREAMS[:2]:
+            if (job_id, stream) in self.rests:
+                self.print_lines(job_id, stream, [b"".join(self.rests.pop((job_id, stream)))])
+
+    def print_lines(self, job_id: str, stream: str, lines: Iterable[bytes]) -> None:
+        label, paint = self.labels[job_id], self.paints[stream]
+        colour = LABEL_COLOURS[list(self.labels).index(job_id) % len(LABEL_COLOURS)]
+        blanks = max(map(count_columns, self.labels.values())) - count_columns(label)
+        head = paint.join([paint(colour, f"{label}{' ' * blanks} |")]).rstrip("\n").encode("utf-8", "surrogateescape")
+        content = b"".join(head + b" " + line.rstrip(b"\r") + b"\n" for line in lines)
+        if content:
+            write_to(self.call.out if stream == "stdout" else self.call.err, content)
+            self.has_shown = True
 
 
 def show_service_log(call: Call) -> None:
@@ -18237,14 +18587,22 @@ COMMANDS = (
         *CHOSEN,
         argument("--any", action="store_true", help="return when the first of them has finished, with its exit code")),
             examples=("wait --group exp1", "wait --any abc abd")),
-    Command("logs", "what a job printed, or the service's log", cmd_logs, (
+    Command("logs", "what jobs printed, or the service's log", cmd_logs, (
         argument("ids", nargs="*", metavar="ID|GPU|service", help="jobs (default: the last started), or the service"),
-        argument("-f", "--follow", action="store_true", help="follow the output until the job ends"),
-        argument("-n", "--number", row=LINES, metavar="N", help="the last N lines; a progress bar as it was last"),
         *filter_options(),
+        argument("-f", "--follow", action="store_true",
+                 help="follow the output until the jobs end; with --group, also of jobs that join it"),
+        argument("-n", "--number", row=LINES, metavar="N",
+                 help="the last N lines, of each job; a progress bar as it was last"),
+        argument("--grep", metavar="TEXT", row=PARAMETERS["grep"],
+                 help="only lines with this text, as it stands; without a capital in it, in any case; exit code 1: "
+                 "there are none"),
+        argument("-C", "--context", metavar="N", row=PARAMETERS["context"],
+                 help="N lines around each that --grep finds"),
         argument("--stream", choices=STREAMS, default="both", help="stdout goes to stdout, stderr to stderr"),
         argument("--timestamps", action="store_true", help="begin each line with the time at which it came")),
-            examples=("logs", "logs -f abc", "logs abc abd", "logs service -n 50")),
+            "Of several jobs, each line begins with its job's name.",
+            examples=("logs", "logs -f abc", "logs -f --group exp1", "logs abc --grep nan -C 2", "logs service -n 50")),
     Command("kill", "stop running jobs and all they started; returns when they are gone", cmd_end, (
         argument("ids", nargs="*", metavar="ID|GPU"),
         argument("--all", action="store_true", help="with a GPU: all jobs that share it"),

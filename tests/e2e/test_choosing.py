@@ -79,11 +79,12 @@ def test_each_command_takes_what_jobs_takes(shared, words, statuses):
 def test_lists_and_what_is_read_take_them_too(shared, words):
     job_id = shared.ids["held" if words[0] in ("why", "queue") else "failed"]
     name = shared.job(job_id)["name"]
-    done = shared.main(*words, "--name", f"{name[:-2]}*", "--group", "g", "--since", "1h", *([] if words == ["logs"] else ["--json"]))
+    also = [] if words == ["logs"] else ["--group", "g", "--json"]
+    done = shared.main(*words, "--name", f"{name[:-2]}*", "--since", "1h", *also)
     if words == ["logs"]:
         assert done.code == 0 and f"job {job_id}, failed" in done.err
         several = shared.main("logs", "--name", "lr=*")
-        assert several.code == 4 and all(job_id in several.err for job_id in shared.ids.values()), several
+        assert several.code == 0 and f"pending: {shared.ids['pending']}" in several.err, several
     else:
         assert [job["id"] for job in done.json] == [job_id]
     if words[0] in ("show", "why", "history"):

@@ -719,12 +719,99 @@ def test_logs(home):
         done = home.main("logs", job_id, *options)
         assert (done.code, done.out, done.err) == (0, out, err), options
     assert home.main("logs").out == "one\ntwo\n" and f"job {job_id}, completed: echo one" in home.main("logs").err
-    other = add_and_wait(home, "echo three")
-    done = home.main("logs", job_id, other)
-    assert done.out == "one\ntwo\nthree\n" and done.err.index(job_id) < done.err.index("err\n") < done.err.index(other)
-    assert home.main("logs", "-f", job_id, other).out == done.out
     log = home.main("logs", "service", "-n", "2")
     assert log.code == 0 and len(log.out.splitlines()) == 2 and re.match(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] ", log.out)
+
+
+def test_logs_of_several_jobs_have_their_names(home):
+    first, second = add_and_wait(home, "echo one; echo two; echo err >&2", "--name", "long name"), add_and_wait(home, "echo three")
+    for words in (["logs", first, second], ["logs", "-f", first, second, first]):
+        done = home.main(*words)
+        assert (done.code, done.out) == (0, f"long name | one\nlong name | two\n{second:9} | three\n"), words
+        assert done.err == "long name | err\n"
+    assert home.main("logs", second, first).out.startswith(f"{second:9} | three\n"), "in the order in which they are named"
+    done = home.main("logs", first, second, "-n", "1", "--stream", "stdout", "--timestamps")
+    assert re.fullmatch(rf"(?:(?:long name|{second:9}) \| \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d\.\d (?:two|three)\n){{2}}", done.out), done
+    command = "printf '10%%\\r20%%'; [ -e gate ] || { touch gate; exit 3; }"
+    alike = add_and_wait(home, command, "--name", "long name", "--retries", "1", "--cwd", home.top)
+    done = home.main("logs", first, alike)
+    assert done.out == f"long name {first} | one\nlong name {first} | two\n" + f"long name {alike} | 20%\n" * 2
+    assert f"nexus: job {alike}: attempt 2, " in done.err
+    assert home.main("logs", "--group", "gruop").code == 3 and "both" in home.main("logs", first, "--group", "g").err
+
+
+def test_logs_of_a_group_are_followed_until_all_of_it_has_ended(own_home):
+    """Jobs that join it later too; of those that wait nothing is lost."""
+    gates = [own_home.folder / f"gate{number}" for number in range(3)]
+    first = add(own_home, f"echo one; echo bad >&2; until [ -e {gates[0]} ]; do sleep 0.05; done; echo ' 10%\r 20%'; exit 3",
+                "--group", "g", "--name", "a b")
+    ended = add_and_wait(own_home, "echo over", "--group", "g")
+    waiting = add(own_home, f"until [ -e {gates[1]} ]; do sleep 0.05; done; seq 3", "--group", "g", "--after-any", first)
+    never = add(own_home, "true", "--group", "g", "--after", first)
+    process = own_home.popen("logs", "-f", "-n", "2", "--group", "g")
+    shown = {process.stdout.readline().decode() for _ in range(2)}
+    assert shown == {f"{label:3} | {line}\n" for label, line in (("a b", "one"), (ended, "over"))}
+    gates[0].touch()
+    assert process.stdout.readline().decode() == "a b |  20%\n"
+    later = add(own_home, f"seq 4; until [ -e {gates[2]} ]; do sleep 0.05; done", "--group", "g", "--name", "joined")
+    assert [process.stdout.readline().decode() for _ in range(4)] == [f"joined | {number}\n" for number in range(1, 5)], "all of it"
+    gates[1].touch()
+    assert [process.stdout.readline().decode() for _ in range(3)] == [f"{waiting:6} | {number}\n" for number in range(1, 4)]
+    assert process.poll() is None, "one still runs"
+    gates[2].touch()
+    rest, words = process.communicate(timeout=live.PATIENCE_S)
+    assert (process.returncode, rest) == (0, b"")
+    told = [f"job {first} failed (exit 3)", f"job {never} never ran", f"job {waiting} completed", f"job {later} completed"]
+    assert all(f"nexus: {line}" in words.decode() for line in told), words
+    done = own_home.main("logs", "--group", "g")
+    assert set(done.out.splitlines()) == {f"{name:6} | {line}" for name, lines in (
+        ("a b", ["one", " 20%"]), (ended, ["over"]), (waiting, "123"), ("joined", "1234")) for line in lines}
+    assert done.out.startswith("a b") and done.err.count("a b    | bad\n") == 1
+    with own_home.terminal("logs", "--group", "g", "-n", "1", "--stream", "stdout") as terminal:
+        code, shown = terminal.end()
+    labels = [(match[1], match[2]) for line in shown.splitlines() if (match := re.match(r"\x1b\[(\d+)m(.*) \|\x1b\[0m ", line))]
+    assert code == 0 and {name.strip() for _, name in labels} == {"a b", ended, waiting, "joined"}
+    assert len({colour for colour, _ in labels}) == 4 and {len(name) for _, name in labels} == {6}, "a colour each"
+    held = add(own_home, "true", "--group", "h", "--begin", "+2h")
+    assert f"pending: {held}" in own_home.main("logs", "--group", "h").err
+
+
+def test_logs_are_searched(home):
+    job_id = add_and_wait(home, "seq 20; echo Loss NaN >&2; echo loss 0.1")
+    for words, code, out, err in ((["--grep", "loss"], 0, "loss 0.1\n", "Loss NaN\n"), (["--grep", "Loss"], 0, "", "Loss NaN\n"),
+                                  (["--grep", "l.ss"], 1, "", ""), (["--grep", "9", "-C", "1"], 0, "8\n9\n10\n--\n18\n19\n20\n", ""),
+                                  (["--grep", "19", "-n", "4", "--stream", "stdout"], 0, "19\n", ""),
+                                  (["-f", "--grep", "20"], 0, "20\n", "")):
+        done = home.main("logs", job_id, *words)
+        assert (done.code, done.out, done.err) == (code, out, err), words
+    other = add_and_wait(home, "echo no", "--group", "searched")
+    done = home.main("logs", job_id, other, "--grep", "no")
+    assert (done.code, done.out) == (0, f"{other} | no\n") and home.main("logs", "--group", "searched", "--grep", "yes").code == 1
+    for words in (["--grep", ""], ["-C", "1"], ["--grep", "a", "-C", "101"]):
+        assert home.main("logs", job_id, *words).code == 2, words
+    assert "| grep" in home.main("logs", "service", "--grep", "x").err
+
+
+def test_a_search_in_a_log_of_any_size_goes_on_to_its_end(home):
+    """Of 600 MiB, in three replies, while two others search; the service needs no more memory for it."""
+    job_id = add_and_wait(home)
+    with open(home.file("logs", f"job_{job_id}", "stdout.log"), "wb") as file:
+        for number in range(600):
+            file.seek(number * 2**20)
+            file.write(b"\nneedle %d\n" % number)
+        file.write(b"3%\rneedle 4%\r5%\n")
+
+    def peak_kib():
+        return int(re.search(r"VmHWM:\s+(\d+)", read(f"/proc/{home.service['pid']}/status"))[1])
+
+    before = peak_kib()
+    searches = [home.popen("logs", job_id, "--grep", "needle") for _ in range(3)]
+    found = [search.communicate(timeout=live.PATIENCE_S) for search in searches]
+    assert [search.returncode for search in searches] == [0, 0, 0] and {err for _, err in found} == {b""}
+    assert {out for out, _ in found} == {b"".join(b"needle %d\n" % number for number in range(600))}
+    assert peak_kib() - before < 30000
+    assert b"".join(home.client().logs(job_id, grep="needle 59", context=0)).count(b"\n") == 11
+    home.file("logs", f"job_{job_id}", "stdout.log").unlink()
 
 
 PROGRESS = [  # words, what is shown of 1%\r2%\r\nend\r\nlast 1\rlast 2\r

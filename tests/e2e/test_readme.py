@@ -206,6 +206,7 @@ ONLY_PARSED = [                                 # by test_nexus_takes_these_word
     (r"nexus attach ", "it takes the terminal: tests/e2e/test_terminal.py"),
     (r"nexus run --tty ", "it takes the terminal: tests/e2e/test_interactive.py"),
     (r"nexus top", "it goes on for ever: test_commands.py"),
+    (r"nexus logs abc --grep ", "it finds nothing in what a test's job prints: test_commands.py"),
 ]
 BY_OTHERS = {                                   # blocks with tests of their own, by how they begin
     "NEXUS_HOME=~/.nexus-trial ": "test_the_trial_leaves_nothing_behind",

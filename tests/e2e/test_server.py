@@ -196,6 +196,10 @@ REFUSALS = [  # reason, method, path, query, body, headers, status, what its mes
     ("not a number", "GET", "/jobs", {"limit": "-1"}, None, {}, 400, "limit"),
     ("not a stream", "GET", "/jobs/abc/logs", {"stream": "stdin"}, None, {}, 400, "stream"),
     ("not a flag", "GET", "/service/logs", {"follow": "maybe"}, None, {}, 400, "follow"),
+    ("nothing to look for", "GET", "/jobs/abc/logs", {"grep": ""}, None, {}, 400, "grep"),
+    ("two lines", "GET", "/jobs/abc/logs", {"grep": "a\nb"}, None, {}, 400, "grep"),
+    ("lines around nothing", "GET", "/jobs/abc/logs", {"context": "2"}, None, {}, 400, "grep"),
+    ("too many lines around", "GET", "/jobs/abc/logs", {"grep": "a", "context": "101"}, None, {}, 400, "context"),
     ("not a version", "GET", "/status", {"after": "x"}, None, {}, 400, "after"),
     ("an empty change", "PATCH", "/queue/abc", {}, {}, {}, 400, "priority"),
     ("an unknown change", "PATCH", "/queue/abc", {}, {"cwd": "/"}, {}, 400, "priority"),
@@ -697,6 +701,82 @@ def test_logs(bench):
     assert bench.ask("GET", f"/jobs/{job_id}/logs", query={"follow": "true", "offset": "5"}) == (200, b"x\ny\nc")
 
 
+def make_logs(bench, out, err=b"", status="running"):
+    job_id = bench.add()
+    folder = os.path.join(bench.layout.log_dir, f"job_{job_id}")
+    bench.become(job_id, "running", log_dir=folder)
+    os.mkdir(folder)
+    for name, content in (("stdout.log", out), ("stderr.log", err)):
+        with open(os.path.join(folder, name), "wb") as file:
+            file.write(content)
+    if status != "running":
+        bench.become(job_id, status, exit_code=0)
+    return job_id, f"/jobs/{job_id}/logs"
+
+
+GREPS = [  # query, what is found
+    ({"grep": "loss"}, b"Loss 1\n30% loss 2\nloss 3\n"), ({"grep": "Loss"}, b"Loss 1\n"), ({"grep": "los."}, b""),
+    ({"grep": "30%"}, b"30% loss 2\n"),
+    ({"grep": "20%"}, b""), ({"grep": "loss", "stream": "stderr"}, b"loss 3\n"), ({"grep": "loss 3"}, b"loss 3\n"),
+    ({"grep": "a", "context": "1"}, b"Loss 1\na\nb\n--\nc\nd a\ne\n"), ({"grep": "a", "context": "0"}, b"a\nd a\n"),
+    ({"grep": "a", "offset": "9,0"}, b"d a\n"), ({"grep": "loss", "tail": "2"}, b"loss 3\n"),
+    ({"grep": "loss 3", "timestamps": "true"}, b"-                      loss 3\n"), ({"grep": "c", "follow": "true"}, b"c\n"),
+]
+
+
+@pytest.mark.parametrize("query, found", GREPS, ids=[str(row[0]) for row in GREPS])
+def test_logs_are_searched(bench, query, found):
+    _, path = make_logs(bench, b"Loss 1\na\nb\nb\nc\nd a\ne\n 10%\r20%\r30% loss 2\n", b"x\nloss 3", "completed")
+    assert bench.ask("GET", path, query=query) == (200, found)
+    entries = map(json.loads, b"".join(bench.respond("GET", path, None, {"accept": nexus.NDJSON}, query).stream).splitlines())
+    texts = ["--\n" * ("is_after_gap" in entry) + entry["text"] for entry in entries]
+    assert "timestamps" in query or "".join(texts).encode() == found
+
+
+def test_a_search_in_a_large_log_goes_on_where_the_last_reply_ended(bench, monkeypatch):
+    """Each reply looks through so many bytes, in small steps, each of which looks whether the caller is still there."""
+    monkeypatch.setattr(nexus, "MAX_SEARCH_BYTES", 10**6)
+    lines = [b"line %d%s\n" % (number, b" needle" * (number % 10000 == 0)) for number in range(200000)]
+    _, path = make_logs(bench, b"".join(lines), b"needle\n" * 3)
+    query, found, replies = {"grep": "needle"}, b"", 0
+    while query:
+        response = bench.respond("GET", path, query=query)
+        pieces = list(response.stream)
+        assert (len(pieces) > 6 or "Log-Next" not in response.headers) and max(map(len, pieces)) < 2000, "small steps"
+        found, replies = found + b"".join(pieces), replies + 1
+        query = {"grep": "needle", "offset": response.headers["Log-Next"]} if "Log-Next" in response.headers else None
+    assert sorted(found.splitlines(True)) == sorted([line for line in lines if b"needle" in line] + [b"needle\n"] * 3) and replies == 3
+    followed = bench.respond("GET", path, query={"grep": "needle", "follow": "true"})
+    assert followed.headers["Log-Next"] and b"".join(followed.stream).count(b"needle") > 3, "the next one follows"
+
+
+def test_what_is_found_later_is_followed(bench):
+    job_id, path = make_logs(bench, b"a 1\nb\na")
+    stream = bench.respond("GET", path, query={"grep": "a", "follow": "true"}).stream
+    assert next(stream) == b"a 1\n"
+    with open(os.path.join(bench.layout.log_dir, f"job_{job_id}", "stdout.log"), "ab") as file:
+        file.write(b" 2\nb\na 3")
+    until(lambda: next(stream) == b"a 2\n")
+    bench.become(job_id, "completed", exit_code=0)
+    assert b"".join(stream) == b"a 3\n"
+
+
+def test_two_searches_at_once_and_a_third_is_told_to_wait(bench):
+    _, path = make_logs(bench, b"x\n" * 10**6)
+    query = {"grep": "needle", "follow": "true"}
+    first, second = [bench.respond("GET", path, query=query) for _ in range(2)]
+    for again in (query, {"grep": "x"}):
+        status, answer = bench.ask("GET", path, query=again)
+        assert (status, answer["error"]) == (503, "unavailable") and "2 searches" in answer["message"] and answer["hint"]
+    assert bench.ask("GET", path, query={"tail": "1"}) == (200, b"x\n"), "logs are shown as ever"
+    first.after()                                   # its caller has gone: the connection's end calls that
+    assert bench.ask("GET", path, query={"grep": "y"}) == (200, b"")
+    third = bench.respond("GET", path, query=query)
+    assert bench.ask("GET", path, query=query)[0] == 503
+    until(lambda: next(second.stream) == b"" and len(bench.api.searches) == 1, "its turn is over when it has seen what was there")
+    third.after()
+
+
 # /api: a script by form
 
 FORM_TYPE = {"content-type": "multipart/form-data; boundary=B"}
@@ -1084,6 +1164,25 @@ def test_who_leaves_while_following_leaves_no_thread_behind(listening, path):
         line.close()
     until(lambda: not set(threading.enumerate()) - before, "the end of the threads")
     assert listening.service.failure_count == 0
+
+
+def test_a_search_ends_when_its_caller_has_gone(listening, monkeypatch):
+    monkeypatch.setattr(nexus, "MAX_SEARCH_BYTES", 2**50)
+    job_id = listening.add()
+    folder = os.path.join(listening.layout.log_dir, f"job_{job_id}")
+    os.mkdir(folder)
+    with open(os.path.join(folder, "stdout.log"), "wb") as file:
+        file.truncate(2**40)                        # it would take an hour
+    listening.become(job_id, "running", log_dir=folder)
+    before = set(threading.enumerate())
+    lines = [listening.connect() for _ in range(3)]
+    for line, code in zip(lines, (200, 200, 503)):
+        line.sendall(f"GET /jobs/{job_id}/logs?grep=needle HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        assert line.recv(65536).startswith(b"HTTP/1.1 %d" % code)
+    for line in lines:
+        line.close()
+    until(lambda: not set(threading.enumerate()) - before, "the end of the threads")
+    assert listening.api.searches == set() and listening.service.failure_count == 0
 
 
 def test_a_client_that_does_not_read_delays_nobody_and_is_dropped(monkeypatch):

@@ -281,6 +281,50 @@ def test_a_reader_of_logs_loses_and_repeats_nothing(tmp_path_factory, steps, not
         assert len(rest) == sum(len(entry.content) for entry in entries[place:])
 
 
+@given(STEPS, st.sets(st.integers(0, 30)), st.integers(1, 20))
+def test_logs_can_be_read_in_parts_of_whole_lines(tmp_path_factory, steps, noted, most):
+    folder = tmp_path_factory.mktemp("logs")
+    sizes = grow(folder, steps, noted.__contains__)
+    offsets, seen, has_more = [0, 0], [b"", b""], True
+    while has_more:
+        reader = nexus.LogReader(DISK, str(folder))
+        reader.begin((), offsets, None)
+        has_more = reader.limit((), most)
+        entries = [*reader.read(), *reader.flush()]
+        assert 0 < sum(len(entry.content) for entry in entries) <= most or not sum(sizes)
+        for entry in entries:
+            seen[entry.stream] += entry.content
+        for stream, begin, end in zip((0, 1), offsets, reader.offsets):
+            content = (folder / nexus.STREAM_FILES[stream]).read_bytes() if sizes[stream] else b""
+            is_cut = end not in (begin, sizes[stream]) and content[end - 1:end] != b"\n"
+            assert not (is_cut and b"\n" in content[begin:end]), "only a line that is longer than a part is cut"
+        offsets = list(reader.offsets)
+        assert not has_more or offsets == reader.limits
+    assert [len(content) for content in seen] == sizes == offsets
+
+
+LONG_BARS = [  # reason, log, bytes of a part, what is shown of each part
+    ("the state at the end of a part is not the last one", b"1%\r2%\r3%\r4%\n", 7, [b"", b"4%\n"]),
+    ("it goes on in lines", b"1%\r2%\r3%\nend\n", 7, [b"", b"3%\nend\n"]),
+    ("a long line is no bar", b"a" * 12, 8, [b"a" * 8, b"a" * 4]),
+    ("it is all in the first part", b"1%\r2%", 7, [b"2%"]),
+]
+
+
+@pytest.mark.parametrize("reason, log, most, shown", LONG_BARS, ids=[case[0] for case in LONG_BARS])
+def test_a_progress_bar_that_is_longer_than_a_part_has_one_last_state(tmp_path, reason, log, most, shown):
+    (tmp_path / "stdout.log").write_bytes(log)
+    offset, has_more = 0, True
+    for expected in shown:
+        assert has_more
+        reader = nexus.LogReader(DISK, str(tmp_path), (0,))
+        reader.begin((), (offset, 0), None)
+        has_more = reader.limit((), most)
+        assert b"".join(entry.content for entry in [*reader.read((), 0), *reader.flush()]) == expected
+        offset = reader.offsets[0]
+    assert not has_more
+
+
 @given(st.lists(st.sampled_from([0, 1]), max_size=30))
 def test_whole_lines_that_are_all_noted_come_in_their_order(tmp_path_factory, streams):
     folder = tmp_path_factory.mktemp("logs")
