@@ -663,6 +663,9 @@ class ServiceConfig(Value):
     tls_cert: str = optional("", TEXT, "a PEM file, and with tls_key another: https instead of http")
     tls_key: str = optional("", TEXT, "the certificate's private key")
     node_lost_after_seconds: float = optional(0, SECONDS, "jobs fail on a node out of reach for so long; 0 = never")
+    public_url: str = optional(
+        "", matching(r"^(https?://[^\s/?#\"'<>\\]+(/[^\s?#\"'<>\\]*)?)?$", "an address like https://gpu1.example.org"),
+        "the page's address where messages of [hooks] are read, which link there")
 
 
 PORTS = range(ServiceConfig.port, ServiceConfig.port + 66)      # the first start in a home takes one if none is named
@@ -744,7 +747,11 @@ class HooksConfig(Value):
     on_unhealthy: str = optional("", TEXT, "a command, run when `nexus health` turns bad, and again when it is well")
     on_idle: str = optional("", TEXT, "run once for a job that is idle for idle_minutes: NEXUS_JOB_ID, _COMMAND, _GPU")
     on_finish: str = optional(
-        "", TEXT, "run at least once for each finished job: NEXUS_JOB_ID, _STATUS, _CAUSE, _EXIT_CODE, _COMMAND, _GPU")
+        "", TEXT, "run at least once for each finished job: NEXUS_JOB_ID, _STATUS, _CAUSE, _EXIT_CODE, _COMMAND, _GPU, "
+        "_NAME, _TITLE, _MESSAGE, _MESSAGE_JSON")
+    on_group_finish: str = optional(
+        "", TEXT, "run once for a group of which nothing has waited or run for 60 s: NEXUS_GROUP, NEXUS_JOB_TITLE, "
+        "_MESSAGE, _MESSAGE_JSON")
 
 
 class SlurmConfig(Value):
@@ -1137,6 +1144,7 @@ class Job(Value):
     attempts: tuple[Attempt, ...] = ()          # the last one is `current`
     retried_as: str | None = optional(None, JOB_ID, "the job that was added to do it again")
     is_hook_due: bool = False                   # it has ended, and on_finish has yet to run for it
+    is_group_due: bool = False                  # it has ended, and on_group_finish has yet to run for its group
     begin_at: float | None = optional(None, TIME, "it was asked not to start before")
     is_held: bool = optional(False, FLAG, "it does not start before it is resumed: nexus resume ID")
     retry_at: Epoch | None = optional(None, TIME, "it does not start again before")
@@ -1326,6 +1334,7 @@ class State:
     damage: str = ""                                        # what a start did not find whole, and so paused the queue
     pause_reasons: tuple[tuple[str, str], ...] = ()         # (uuid, why nexus itself paused it)
     has_hook: bool = False                                  # on_finish is configured
+    has_group_hook: bool = False                            # on_group_finish is
     next_number: int = 1                                    # the next job's sequence number
 
     def __init__(self) -> None:
@@ -1542,11 +1551,11 @@ def end_branch(state: State, job: Job, status: str, now: float, **facts: Any) ->
 
     release_dependents() follows, once for all jobs that end together.  Raises: conflict.
     """
-    yield end_one(job, status, now, is_hook_due=state.has_hook, **facts)
+    yield end_one(job, status, now, **find_due_hooks(state, job), **facts)
     branch = find_branch(state, [job.id]) if status != COMPLETED else {}
     for child_id, parent_id in branch.items():
         child = state.jobs[child_id]
-        yield end_one(child, CANCELLED, now, cause="dependency", is_hook_due=state.has_hook,
+        yield end_one(child, CANCELLED, now, cause="dependency", **find_due_hooks(state, child),
                       cause_line=describe_parent(child, state.jobs[parent_id]))
     return [job.id, *branch]
 
@@ -1699,6 +1708,11 @@ def check_rings(state: State, job_ids: Sequence[str], is_new: bool = False) -> N
     raise NexusError("conflict", f"{'the job' if is_new else f'job {job_id}'} would wait for itself: it "
                      + ", which ".join(words), "a job of a group, or one that it waits for, cannot come after it: "
                      "take another group" if has_group else f"nexus show {job_id}")
+
+
+def find_due_hooks(state: State, job: Job) -> dict[str, bool]:
+    """The fields of a job that ends now which say what hooks are due."""
+    return {"is_hook_due": state.has_hook, "is_group_due": state.has_group_hook and bool(job.group)}
 
 
 def end_one(job: Job, status: str, now: float, **facts: Any) -> Put:
@@ -5052,6 +5066,32 @@ def get_outcome(attempt: Attempt) -> str | None:
     if attempt.cause not in (None, "exit"):
         return attempt.cause
     return None if attempt.exit_code is None else f"exit {attempt.exit_code}"
+
+
+# Messages of hooks, for people who read them elsewhere
+
+def describe_notice(job: Job, word: str, public_url: str) -> list[str]:
+    """The lines of a message about a job: what it is and what has become of it, the line with the cause, more."""
+    last, name = job.current, f" ({job.name})" if job.name else f" ({format_line(job.command, 60)})"
+    outcome = get_outcome(last) if job.status != COMPLETED else None
+    return list(filter(None, [
+        f"job {job.id}{name} {word}{f' ({outcome})' if outcome else ''}", format_line(last.cause_line or "", 500),
+        "" if last.runtime_seconds is None else f"runtime {format_duration(last.runtime_seconds)}",
+        f"{public_url.rstrip('/')}/#/jobs/{job.id}" if public_url else ""]))
+
+
+def describe_group_notice(group: str, jobs: Sequence[Job], public_url: str) -> list[str]:
+    """The lines of a message about a group that has ended: how many of these jobs ended how, some that failed, more."""
+    quoted = re.sub(rb"[^\w.~-]", lambda match: b"%%%02X" % match[0][0], group.encode()).decode()
+    counts = [(sum(job.status == word for job in jobs), word) for word in FINAL]
+    bad = [" ".join(describe_notice(job, job.status, "")[:2]) for job in jobs if job.status != COMPLETED]
+    starts = [attempt.started_at for job in jobs for attempt in job.attempts if attempt.started_at is not None]
+    ends = [job.current.finished_at or 0.0 for job in jobs]
+    return list(filter(None, [
+        f"group {group} has ended: {', '.join(f'{count} {word}' for count, word in counts if count)}",
+        *[format_line(line, 200) for line in list_some(bad, 5)],
+        f"runtime {format_duration(max(ends) - min(starts))}" if starts else "",
+        f"{public_url.rstrip('/')}/#/?group={quoted}" if public_url else ""]))
 
 
 def attempt_json(attempt: Attempt, now: float) -> dict[str, Any]:
@@ -11916,6 +11956,7 @@ JOBS_A_PIECE = 200              # of a list that is streamed
 HEALTH_INTERVAL_S = 5.0         # between two checks for on_unhealthy
 HOOK_TIMEOUT_S = 60.0           # of one [hooks] command
 MAX_HOOK_TEXT = 32000           # characters of a variable
+GROUP_QUIET_S = 60.0            # nothing of a group has waited or run for so long: it has ended
 MAX_FAULTS_LOGGED = 20          # each time the jobs file is read
 
 
@@ -11977,25 +12018,36 @@ class JobsFile:
 
 
 class Hooks:
-    """Runs the [hooks] commands in a thread; on_finish at least once for each job: State notes for which it is due."""
+    """Runs the [hooks] commands in a thread.
+
+    State notes the jobs for which on_finish is due, and on_group_finish for their group: each runs at least once.
+    """
 
     def __init__(self, service: Service) -> None:
         import collections
         self.service, self.config = service, service.config.hooks
         self.is_healthy, self.looked_at = True, float("-inf")
         self.due: collections.deque[tuple[str, Job]] = collections.deque()      # (hook, job; State may lack it)
+        self.groups = set[tuple[str, str]]()                # (user, group) of those that may have ended
         self.worker = Worker(service, "running hooks", self.look)
 
     def begin(self) -> None:
-        """Record whether on_finish is configured, and queue the jobs for which a former service has not run it."""
-        has_hook, store = bool(self.config.on_finish), self.service.store
-        if store.state.has_hook != has_hook:
-            store.update(lambda state: [Put("facts", "has_hook", has_hook)])
+        """Record which hooks are configured, and queue the jobs for which a former service has not run them."""
+        store = self.service.store
+        facts = {"has_hook": bool(self.config.on_finish), "has_group_hook": bool(self.config.on_group_finish)}
+        puts = [Put("facts", name, fact) for name, fact in facts.items() if getattr(store.state, name) != fact]
+        if puts:
+            store.update(lambda state: puts)
         self.note_status_changes(list_finished(store.state))
 
     def note_status_changes(self, jobs: Iterable[Job]) -> None:
-        """Queue on_finish for those jobs that have ended."""
+        """Queue on_finish for those jobs that have ended, and look at their groups."""
+        jobs = list(jobs)
         self.queue("on_finish", [job for job in jobs if job.is_hook_due])
+        groups = {(job.user, job.group) for job in jobs if job.is_group_due and job.group}
+        if groups and self.config.on_group_finish:
+            self.groups.update(groups)
+            self.worker.wanted.set()
 
     def queue(self, name: str, jobs: Iterable[Job]) -> None:
         """Run a hook for each of these jobs, if it is configured."""
@@ -12007,17 +12059,54 @@ class Hooks:
         """Run the hooks that are due; return the seconds until the next call, or None to wait for `wanted`."""
         self.look_at_health()
         if not self.due:
-            return WATCH_INTERVAL_S if self.config.on_unhealthy else None
+            pauses = [WATCH_INTERVAL_S] if self.config.on_unhealthy else []
+            return min([*pauses, *self.look_at_groups()], default=None)
         name, job = self.due.popleft()
         last = job.current
         self.call(name, {
             "NEXUS_JOB_ID": job.id, "NEXUS_JOB_STATUS": job.status, "NEXUS_JOB_CAUSE": last.cause or "",
             "NEXUS_JOB_EXIT_CODE": "" if last.exit_code is None else str(last.exit_code),
-            "NEXUS_JOB_COMMAND": job.command, "NEXUS_JOB_GPU": ",".join(last.gpu_places)})
+            "NEXUS_JOB_COMMAND": job.command, "NEXUS_JOB_GPU": ",".join(last.gpu_places),
+            "NEXUS_JOB_NAME": job.name or "", **self.make_message(describe_notice(
+                job, "is idle" if name == "on_idle" else job.status, self.service.config.service.public_url))})
         if job.is_hook_due:
             self.service.store.update(
                 lambda state: [change_job(state.jobs[job.id], is_hook_due=False)] if job.id in state.jobs else [])
         return 0.0
+
+    def make_message(self, lines: Sequence[str]) -> dict[str, str]:
+        """The variables that have a message; one has it as JSON, from which no text can break out."""
+        text = "\n".join(lines)
+        return {"NEXUS_JOB_TITLE": lines[0], "NEXUS_JOB_MESSAGE": text, "NEXUS_JOB_MESSAGE_JSON": json.dumps(text)}
+
+    def look_at_groups(self) -> list[float]:
+        """Run on_group_finish for the groups that have ended; return in how many seconds others may have."""
+        pauses = []
+        for key in list(self.groups):
+            self.groups.discard(key)                        # first: whatever ends from now on puts it in again
+            state, now = self.service.store.state, self.service.clock.now()
+            user, group = key
+            if key in state.queued_in or any((job.user, job.group) == key for job in state.running.values()):
+                continue
+            jobs = [state.jobs[job_id] for owner, job_id in state.members.get(group, ()) if owner == user]
+            jobs = [job for job in jobs if job.is_group_due]
+            left_s = max((job.current.finished_at or 0.0 for job in jobs), default=now) + GROUP_QUIET_S - now
+            if left_s > 0:
+                self.groups |= {key} if jobs else set()
+                pauses += [left_s] if jobs else []
+            else:
+                self.call_for_group(group, jobs)
+        return pauses
+
+    def call_for_group(self, group: str, jobs: Sequence[Job]) -> None:
+        """Run on_group_finish for a group, of which these jobs have ended since it ran last."""
+        jobs = sorted(jobs, key=lambda job: job.number)
+        lines = describe_group_notice(group, jobs, self.service.config.service.public_url)
+        self.call("on_group_finish", {"NEXUS_GROUP": group, **self.make_message(lines)})
+        numbers = {job.id: job.number for job in jobs}
+        self.service.store.update(lambda state: [
+            change_job(state.jobs[job_id], is_group_due=False) for job_id, number in numbers.items()
+            if job_id in state.jobs and state.jobs[job_id].number == number])
 
     def look_at_health(self) -> None:
         service, now = self.service, self.service.clock.monotonic()

@@ -213,7 +213,7 @@ class Home:
         if known is not None:
             is_edited = nexus.stamp_of(self.disk, self.layout.state_file) != store.stamp
             facts = () if is_edited else ("paused", "paused_gpus")
-            for table in (*nexus.ROWS, *facts, "pause_reasons", "has_hook"):
+            for table in (*nexus.ROWS, *facts, "pause_reasons", "has_hook", "has_group_hook"):
                 ours, theirs = find_used(known, table), find_used(state, table)
                 if ours != theirs:
                     raise Violation(f"{table} in memory and on the disk differ: {describe_difference(ours, theirs)}")

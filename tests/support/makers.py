@@ -196,6 +196,7 @@ jobs = values(
 environments = st.dictionaries(texts, texts, max_size=4)
 state_facts = {
     "paused": st.booleans(), "paused_gpus": tuples(texts), "pause_reasons": tuples(st.tuples(texts, texts)), "has_hook": st.booleans(),
+    "has_group_hook": st.booleans(),
     "next_number": st.integers(1, 2**53)}
 groups = st.builds(nexus.Group, texts, st.integers(0, 99), st.none() | texts)
 nodes = st.builds(nexus.KnownNode, st.builds(nexus.NodeConfig, texts, texts, texts, st.integers(0, 65535)), st.booleans(), st.booleans())
