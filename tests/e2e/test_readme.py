@@ -5,6 +5,7 @@ line of nexus is read by its parser too, in the text as well.
 """
 
 import collections
+import io
 import os
 import pathlib
 import re
@@ -101,7 +102,7 @@ def check_words(words):
         return
     name, *rest = words or ["status"]
     command = nexus.find_command([name], nexus.COMMANDS)
-    nexus.make_parser(command).parse_args([{"GPU": "0"}.get(word, word) for word in rest])
+    nexus.parse_words(command, [{"GPU": "0"}.get(word, word) for word in rest], io.StringIO())
 
 
 LINES = [(path, line) for path, line in STATEMENTS if words_of(line) is not None]
@@ -123,7 +124,7 @@ def test_options_exist():
     known = {flag for command in commands for argument in command.arguments for flag in argument[0]}
     others = {"docs/coming-from.md", "docs/slurm.md"}        # of task-spooler, sbatch ...
     used = {span.split()[0].partition("=")[0] for path, span in SPANS if span.startswith("--") and path not in others}
-    assert used <= known | {"--cuda", "--unix-socket"}       # of what jobs run, and of curl
+    assert used <= known | {"--cuda", "--unix-socket", "--"}    # of what jobs run, and of curl; before a command
 
 
 # Keys of config.toml
