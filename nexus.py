@@ -3652,13 +3652,14 @@ def translate_sbatch(words: Sequence[str], ignored: list[str]) -> list[str]:
         name, text = (match[1], match[2]) if match[1] else (SBATCH_LETTERS.get(match[3], match[3]), match[4])
         if not text:
             text = left.pop(0) if left and not left[0].startswith("-") else ""
-        if name not in SBATCH_OPTIONS or (name == "gres" and "gpu" not in text):
+        if name not in SBATCH_OPTIONS or SBATCH_NEEDED.get(name, "") not in text:
             ignored.append(f"{'--' if len(name) > 1 else '-'}{name}{SBATCH_INSTEAD.get(name, '')}")
             continue
         pattern, translate = SBATCH_OPTIONS[name]
         given = re.fullmatch(pattern, text)
         if not given:
-            refuse(f"--{name}={format_line(text, 60)} cannot be read", hint="use an option of nexus: nexus help add")
+            refuse(f"--{name}={format_line(text, 60)} cannot be read", hint=SBATCH_TAKES.get(
+                name, "use an option of nexus: nexus help add"))
         made += translate(given)
     return made
 
@@ -3666,9 +3667,12 @@ def translate_sbatch(words: Sequence[str], ignored: list[str]) -> list[str]:
 def explain_sbatch(words: Sequence[str]) -> str:
     """What to type here for an option of sbatch with its value, perhaps the next word; empty if that is not known."""
     ignored, ours = list[str](), list[str]()
-    with contextlib.suppress(NexusError):
+    try:
         ours = translate_sbatch(words[:1] if "=" in words[0] else words[:2], ignored)
-    return " ".join(map(quote, ours)) or " ".join(word for word in ignored if "(" in word)
+    except NexusError as error:
+        return error.hint if error.hint in SBATCH_TAKES.values() else ""
+    instead = re.search(r"\((.+)\)", "".join(ignored))
+    return " ".join(map(quote, ours)) or (f"leave it out; instead: {instead[1]}" if instead else "")
 
 
 def translate_limit(given: re.Match[str]) -> list[str]:
@@ -3693,9 +3697,11 @@ def translate_gpus(given: re.Match[str]) -> list[str]:
 
 SBATCH_LETTERS = {"J": "job-name", "G": "gpus", "t": "time", "a": "array", "D": "chdir", "d": "dependency",
                   "b": "begin", "o": "output", "e": "error", "p": "partition", "c": "cpus-per-task", "n": "ntasks",
-                  "N": "nodes"}
+                  "N": "nodes", "H": "hold"}
 SBATCH_INSTEAD = {"output": " (nexus logs ID)", "error": " (nexus logs ID)", "nodelist": " (--node)",
                   "export": " (--env)", "requeue": " (--retries)", "hold": " (nexus pause ID)"}
+SBATCH_NEEDED = {"gres": "gpu", "export": "="}      # {option: what it must have to be of use here}
+SBATCH_TAKES = {"dependency": "of these, nexus has afterok and afterany: --after ID, --after-any ID"}
 ARRAY_PART = r"\d{1,12}(?:-\d{1,12}(?::[1-9]\d{0,8})?)?"
 SBATCH_GPUS = r"([A-Za-z_][\w.-]*)?:?(\d+)?(?:\(.*\))?"
 SBATCH_OPTIONS: Mapping[str, tuple[str, Callable[[re.Match[str]], list[str]]]] = {      # {name: (what it takes, ours)}
@@ -3708,6 +3714,7 @@ SBATCH_OPTIONS: Mapping[str, tuple[str, Callable[[re.Match[str]], list[str]]]] =
     "array": (f"({ARRAY_PART}(?:,{ARRAY_PART})*)(?:%([1-9]\\d*))?", translate_array),
     "signal": (r"(?:[BR]+:)?(?:SIG)?([A-Z]\w*)(?:@(\d+))?", lambda given: [f"--warn={given[1]}@{given[2] or 60}s"]),
     "begin": (".+", lambda given: ["--begin=" + re.sub(r"^now\+(\d+)([smhdw]?)[a-z]*$", r"+\1\2", given[0])]),
+    "export": (".+", lambda given: [f"--env={pair}" for pair in given[0].split(",") if "=" in pair]),
     "dependency": (r"(after(ok|any)(:\w+)+(,|$))+", lambda given: [
         f"--after{'-any' if kind == 'any' else ''}={ids.replace(':', ',')}"
         for kind, ids in re.findall(r"after(ok|any):([\w:]+)", given[0])])}
@@ -12300,7 +12307,8 @@ class Drafts(Part):
         """Raises: usage, forbidden."""
         check_gpus(job)
         if re.fullmatch(GPU_PLACE, job.name or ""):
-            refuse(f"the name {job.name} would be taken for a GPU", hint="begin it with a letter, like --name run-1")
+            refuse(f"the name {job.name} would be taken for a GPU", hint="begin it with a letter, like --name run-1; "
+                   "if it is Slurm's -n, the number of tasks: leave it out")
         limit_s = find_limits(job, self.config.jobs).timeout_seconds
         if job.warn and limit_s <= parse_duration(job.warn.partition("@")[2]):
             refuse(f"warn {job.warn} needs a longer time limit, and this job "
@@ -16500,12 +16508,19 @@ ALL_END = "all that wait or run: nexus cancel --status pending,running"
 FOREIGN = {f"{command} {word}": hint for key, hint in {
     "add -p -A -q -N -c --partition --account --qos --nodes --ntasks --cpus-per-task --mem --exclusive": "leave it out",
     "add --wrap": "the command itself, in quotes", "add -W --wait": "nexus run, or nexus wait ID",
-    "add -e": "--env NAME=VALUE", "jobs -u --me": "--user NAME", "jobs -j --jobs": "nexus show ID",
-    "jobs -t --state --states running pending failed": "--status running,failed", "jobs -o -O --format": "--json",
+    "add -e": "--env NAME=VALUE", "add --parsable": "leave it out: add prints the id alone",
+    "add --test-only": "--dry-run", "jobs -u": "--user {}", "jobs --me": '--user "$USER"',
+    "jobs -j --jobs": "nexus show {}", "show -j --jobs": "nexus show {}",
+    "jobs -t -s --state --states --status": "--status {status}",
+    "jobs running pending failed": "--status running,failed",
+    "jobs -S --starttime --since": "--since {since}", "usage --since": "--since {since}",
+    "jobs -a --allusers": "leave it out", "jobs -o -O --format": "--json",
+    "jobs -n --jobname": "--name {}", "pause -n --jobname": "--name {}",
     "add --pty -it": "--tty: nexus run --tty bash", "kill -9": "--signal KILL",
     "cancel all --all --me": ALL_END, "stop --all": ALL_END,
     "cancel -u": "nexus cancel --user {}", "cancel -n --jobname": "nexus cancel --name {}",
-    "cancel -t --state": "nexus cancel --status {}", "cancel -s": "nexus kill --signal {} ID", "logs --tail": "-n 5",
+    "cancel -t --state": "nexus cancel --status {status}", "cancel -s": "nexus kill --signal {} ID",
+    "logs --tail": "-n 5",
     "status -l": "nexus jobs", "status -t": "nexus logs -f ID", "status -c": "nexus logs ID",
     "status -k": "nexus kill ID", "status -w": "nexus wait ID", "status -r": "nexus remove ID",
     "status -C": "nexus clear --all", "status -K": "nexus stop", "status -u": "nexus move ID --first",
@@ -16514,7 +16529,19 @@ FOREIGN = {f"{command} {word}": hint for key, hint in {
     "nexus salloc": "nexus run --tty bash: a shell on a GPU",
     "nexus upgrade update": "run the new nexus.py: python3 nexus.py install, then nexus restart (jobs go on)",
 }.items() for command, *words in [key.split()] for word in words}
-SAME = {"run": "add", "history": "jobs", "queue": "jobs", "kill": "cancel"}      # in FOREIGN
+SAME = {"run": "add", "history": "jobs", "queue": "jobs", "kill": "cancel", "resume": "pause"}      # in FOREIGN
+# {what scontrol is told to do, perhaps with what: what to type}
+SCONTROL = {"top": "nexus move {} --first", "hold": "nexus hold {}", "release": "nexus release {}",
+            "requeue": "nexus retry {}", "update": "nexus edit {}", "show": "nexus show {}",
+            "show node": "nexus node list", "show nodes": "nexus node list", "show partition": "nexus status",
+            "show config": "nexus config"}
+# {a field of a job in `scontrol update`: sbatch's option for it}
+SCONTROL_FIELDS = {"timelimit": "time", "jobname": "job-name", "name": "job-name", "starttime": "begin",
+                   "dependency": "dependency", "gres": "gres", "priority": "priority"}
+# {a state in squeue and sacct: our status}
+SLURM_STATES = {"pd": PENDING, "r": RUNNING, "cg": RUNNING, "completing": RUNNING, "cd": COMPLETED, "f": FAILED,
+                "to": FAILED, "timeout": FAILED, "oom": FAILED, "out_of_memory": FAILED, "nf": FAILED,
+                "node_fail": FAILED, "ca": CANCELLED}
 OTHER_FLAGS = {"gpus": ["-g"], "name": ["-n"], "timeout_seconds": ["--time"]}       # {field of a job: further flags}
 
 
@@ -16545,7 +16572,7 @@ def find_command(words: Sequence[str], commands: Sequence[Command]) -> Command:
     for command in commands:
         if command.name == ALIASES.get(name, [name])[0]:
             return command
-    hint = FOREIGN.get(f"nexus {name}")
+    hint = (translate_scontrol(words[1:]) if name == "scontrol" else "") or FOREIGN.get(f"nexus {name}")
     if not hint and (find_program(first) or os.path.isfile(first)):
         hint = f"to queue it: nexus add {quote(complete_command(join_command(words)))}"
     hint = hint or suggest(name, [command.name for command in commands if command.summary])
@@ -16602,8 +16629,39 @@ def translate_word(name: str, flag: str, words: Sequence[str]) -> str:
     for key, value in ((flag, words[0].partition("=")[2]), (flag[:2] if flag[1:2] != "-" else "", flag[2:])):
         hint = FOREIGN.get(f"{name} {key}") or FOREIGN.get(f"{SAME.get(name)} {key}")
         if key and hint:
-            return hint.format(quote(value or "".join(words[1:2]) or "NAME"))
+            given = value or "".join(word for word in words[1:2] if word[:1] != "-") or "NAME"
+            return hint.format(quote(given), status=translate_states(given), since=translate_since(given))
     return ""
+
+
+def translate_states(text: str) -> str:
+    """Our statuses for states of Slurm, as `PD,RUNNING`."""
+    given = text.lower().split(",")
+    return quote(",".join(dict.fromkeys(SLURM_STATES.get(state, state) for state in given)))
+
+
+def translate_since(text: str) -> str:
+    """Our --since for a time of sacct, as `now-2days`, `2days` or `2024-10-24`; a day for any other."""
+    import datetime
+    if match := re.fullmatch(r"(?:now-)?(\d+)([smhdw])[a-z]*", text):
+        return match[1] + match[2]
+    with contextlib.suppress(ValueError):
+        return f"{max(1, (datetime.date.today() - datetime.date.fromisoformat(text[:10])).days + 1)}d"
+    return "1d"
+
+
+def translate_scontrol(words: Sequence[str]) -> str:
+    """What to type for `scontrol hold 12`, or `scontrol update JobId=12 TimeLimit=30`; "" if it is not known."""
+    line = SCONTROL.get(" ".join(words[:2])) or SCONTROL.get("".join(words[:1]), "")
+    named, changed = list[str](), list[str]()
+    for word in words[1:]:
+        key, _, value = word.rpartition("=")
+        name = SCONTROL_FIELDS.get(key.lower())
+        if name:
+            changed.append(explain_sbatch([f"--{name}={value}"]) or f"--{name} {quote(value)}")
+        elif key.lower() in ("", "job", "jobid", "joblist") and value.lower() not in ("job", "jobs", "jobid"):
+            named += map(quote, value.split(","))
+    return " ".join([line.format(" ".join(named) or "ID"), *changed]) if line else ""
 
 
 def parse_words(command: Command, words: Sequence[str], out: TextIO) -> argparse.Namespace:
@@ -16611,17 +16669,20 @@ def parse_words(command: Command, words: Sequence[str], out: TextIO) -> argparse
     if command.name in ("retry", "edit") and "--" in words:
         return parse_again(command, words, words.index("--"), out)
     parser, name, takes_command, begin = make_parser(command), command.name, command.name in ("add", "run"), 0
-    actions = parser._option_string_actions
+    actions, elsewhere = parser._option_string_actions, dict[str, str]()    # {an option that both have: what to type}
     while begin < len(words):
         word = words[begin]
         if takes_command and (word[:1] != "-" or word in ("-", "--")):
             break                                   # the command begins
         flag, action = word.partition("=")[0], actions.get(word)        # None: as --gpus=2, or -g2
         hint = translate_word(name, flag, words[begin:])
-        if not hint and takes_command:
+        if not hint and (takes_command or name in ("edit", "retry")):
             hint = explain_sbatch(words[begin:])
-        if hint and flag not in actions:
+        ours = next((own for own in (flag, flag[:2]) if own in actions), "")
+        if hint and not ours:
             refuse(f"{name} does not know '{flag}'", hint=hint)
+        if hint and f"{hint} ".replace("=", " ") not in f"{' '.join(words)} ".replace("=", " "):
+            elsewhere[ours] = hint
         begin += 2 if action and action.nargs is None else 1
     rest = words[begin:]                            # the command, and what stands after it
     try:
@@ -16630,7 +16691,9 @@ def parse_words(command: Command, words: Sequence[str], out: TextIO) -> argparse
     except NexusError as error:
         is_of_command = takes_command and "unrecognized" in error.message and bool(rest) and " " not in rest[0]
         if not is_of_command or not any(word[:1] == "-" for word in rest):
-            raise NexusError(error.kind, error.message, error.hint or f"nexus help {name}") from None
+            hint = error.hint or f"nexus help {name}"
+            hint = next((elsewhere[own] for own in elsewhere if re.search(f"(^|[ /]){own}[ /]", error.message)), hint)
+            raise NexusError(error.kind, error.message, hint) from None
     else:
         if not takes_command or len(options.command) < 2 or rest[0] == "--":
             return options
@@ -17058,6 +17121,10 @@ def read_commands(call: Call) -> tuple[list[str], bool]:
         if whole != line and not call.is_remote:
             refuse(f"{first} is a file, and no command", hint=f"nexus add --file {quote(first)} adds its lines"
                    if first.endswith(".txt") else f"nexus {call.options.subcommand} {quote(whole)}")
+        is_missing = re.fullmatch(r"\S+\.(sh|py|slurm|sbatch)|\./\S+", line) and not find_program(line) and (
+            not os.path.exists(os.path.join(call.options.cwd or "", line)))
+        if is_missing and not call.is_remote and not call.options.node:
+            call.say(f"there is no file {line} yet: the job fails if there is none when it starts")
         return [line], False
     if words:
         refuse("give a command or --file, not both")
@@ -17153,8 +17220,8 @@ TYPED_TO = (r"(?:\S*/)?(?:(?:(?:ba|z|fi|da|k|c|tc)?sh|i?python[\d.]*|R|julia|nod
 SCRIPT_NOTES = (
     (r"(?m)^[ \t]*(?:exec |time )*srun\b", "it calls srun, which has Slurm start programs: nexus has started it, so "
      "leave srun out"),
-    (r"\$\{?(SLURM_(?!ARRAY_TASK_ID\b)\w+)", r"it reads $\1, which only Slurm sets: NEXUS_JOB_ID, NEXUS_GPU_ID and "
-     "NEXUS_TASK_ID tell a job's id, GPUs and number here"))
+    (r"\$\{?(SLURM_(?!ARRAY_TASK_ID\b)\w+)", r"it reads $\1, which only Slurm sets: NEXUS_JOB_ID, NEXUS_GPU_ID and, of "
+     "an array, NEXUS_SWEEP_task tell a job's id, GPUs and task here"))
 
 
 def submit(call: Call, jobs: Sequence[Json]) -> dict[str, Any]:
@@ -17646,6 +17713,15 @@ def make_job_text(call: Call, job: Json) -> str:
 
 LAST_LINES = 5                  # that `show` prints
 LAST_BYTES = 2**22              # of each log, where it looks for them
+
+
+def split_ids(call: Call, word: str) -> list[str]:
+    """The ids, names and GPUs of `a,b`; [word] when that is a name itself, or none of its parts is there."""
+    parts = [part for part in word.split(",") if part]
+    if "," not in word or find_kept(call.client, word, ""):
+        return [word]
+    are_there = any(re.fullmatch(GPU_PLACE, part) or find_kept(call.client, part, "") for part in parts)
+    return parts if are_there else [word]
 
 
 def find_targets(call: Call, target: str, takes_all: bool = False) -> list[str]:
@@ -18647,7 +18723,8 @@ COMMANDS = (
             "printed once."),
     Command("add", "queue a job; prints its id", cmd_add, (*JOB_OPTIONS, JSON_OPTION),
             "The job runs on the next GPU that is truly free, with this directory, environment and umask. A script may "
-            "begin with lines like: #NEXUS --gpus 2 --timeout 2h; #SBATCH lines are read too.",
+            "begin with lines like: #NEXUS --gpus 2 --timeout 2h; #SBATCH lines are read too. No copy of it is made: "
+            "the job runs what the file holds when it starts (--snapshot keeps a git work tree as it is).",
             examples=(
                 'add "python train.py --lr 0.1"',
                 'add --gpus 2 --timeout 2h --name baseline "torchrun train.py"',
@@ -18783,6 +18860,21 @@ COMMANDS = (
 )
 
 
+def run_command(call: Call) -> int:
+    """Raises: what the command does; a hint how to choose what was named here is of this very command."""
+    options = call.options
+    try:
+        for name in ("ids", "targets"):
+            if words := getattr(options, name, None):
+                setattr(options, name, [part for word in words for part in split_ids(call, word)])
+        return options.chosen.run(call) or 0
+    except NexusError as error:
+        named = getattr(options, "ids", None) or getattr(options, "targets", None) or []
+        if any(error.hint.endswith(f" {quote(word)}") for word in named):
+            error.hint = error.hint.replace("nexus jobs --", f"nexus {options.subcommand} --")
+        raise
+
+
 def main(argv: Sequence[str], environ: Mapping[str, str], out: TextIO, err: TextIO) -> int:
     """Run the command line; return its exit code."""
     try:
@@ -18797,11 +18889,12 @@ def main(argv: Sequence[str], environ: Mapping[str, str], out: TextIO, err: Text
         if words[0] == "stop" and words[1:] and not words[1].startswith("-"):
             words[0] = "cancel"                 # whoever names a job does not mean the service
         command = find_command(words, COMMANDS)
-        words = [*ALIASES.get(words[0], [""])[1:], *words[1:]]
-        options = parse_words(command, words, out)
-        call = Call(options, environ, out, err, COMMANDS)
+        ours = ALIASES.get(words[0], [""])[1:]
+        if not any(word.partition("=")[0] in ours for word in words[1:]):       # `squeue --status failed`
+            words[1:1] = ours
+        call = Call(parse_words(command, words[1:], out), environ, out, err, COMMANDS)
         call.need_local(command.local)
-        return options.chosen.run(call) or 0
+        return run_command(call)
     except NexusError as error:
         return tell_error(error, environ, err)
     except SystemExit as end:               # argparse's --help

@@ -1153,6 +1153,30 @@ def test_a_name_does_where_an_id_does(own_home):
     assert "no job 'lr'" in own_home.main("show", "lr").err
 
 
+def test_ids_stand_in_a_list(own_home):
+    """Wherever ids are taken, unless a job has that very name."""
+    own_home.main("pause")
+    first, second = add(own_home, "echo 1"), add(own_home, "echo 2", "--name", "b")
+    both = add(own_home, "true", "--name", f"{first},b")
+    assert own_home.main("show", f"{first},b").out.startswith(f"Job {both}")
+    assert own_home.main("cancel", both).code == own_home.main("clear", both).code == 0
+    for command in ("hold", "release"):
+        assert own_home.main(command, f"{first},b").code == 0
+        assert [own_home.job(each)["is_held"] for each in (first, second)] == [command == "hold"] * 2
+    assert own_home.main("edit", f"{first},{second}", "--timeout", "1h").code == own_home.main("pause", "0,1").code == 0
+    assert [gpu["is_paused"] for gpu in own_home.client().status()["gpu_status"]][:2] == [True, True]
+    assert own_home.main("scancel", f"{first},", second).code == 0
+    assert {own_home.job(each)["status"] for each in (first, second)} == {"cancelled"}
+    assert own_home.main("wait", f"{first},{second}").code == 1
+
+
+def test_a_script_that_is_not_there_is_noted(own_home, tmp_path):
+    own_home.main("pause")
+    for command, is_noted in (("typo.sh", True), ("./typo", True), ("typo.sh 1", False), ("true", False)):
+        done = own_home.main("add", "--cwd", str(tmp_path), command)
+        assert done.code == 0 and (f"there is no file {command} yet" in done.err) == is_noted, done
+
+
 def test_cancel_by_status_and_group(own_home):
     own_home.main("pause")
     ids = [own_home.main("add", "--group", group, "true").id for group in ("g", "g", "h")]
@@ -1201,15 +1225,39 @@ def test_what_could_not_be_meant_is_refused(home, words, piped, says):
     ("srun --pty bash", "--tty: nexus run --tty bash"), ("add -it bash", "nexus run --tty bash"), ("salloc", "nexus run --tty bash"),
     ("salloc --gres=gpu:1", "nexus run --tty bash"),
     ("sbatch -J foo x", "--name=foo"), ("add --gpus 1 --gres=gpu:2 x", "--gpus=2"), ("run -o out x", "nexus logs ID"),
-    ("squeue -u root", "--user NAME"), ("scancel -u ann", "nexus cancel --user ann"), ("scancel -uann", "nexus cancel --user ann"),
+    ("squeue -u root", "--user root"), ("scancel -u ann", "nexus cancel --user ann"), ("scancel -uann", "nexus cancel --user ann"),
     ("scancel -n lr=*", "nexus cancel --name 'lr=*'"), ("scancel -t pending", "nexus cancel --status pending"),
-    ("scancel --state=RUNNING", "nexus cancel --status RUNNING"), ("scancel --me", "nexus cancel --status pending,running"),
+    ("scancel --state=RUNNING", "nexus cancel --status running"), ("scancel --me", "nexus cancel --status pending,running"),
     ("cancel all", "nexus cancel --status pending,running"), ("stop --all", "nexus cancel --status pending,running"),
-    ("-k abc", "nexus kill ID"), ("kill -9 abc", "--signal KILL"), ("scontrol show job x", "nexus show ID"),
+    ("-k abc", "nexus kill ID"), ("kill -9 abc", "--signal KILL"), ("scontrol show job x", "hint: nexus show x\n"),
     ("help upgrade", "nexus restart"), ("jobs abc", "nexus show abc"), ("history failed", "--status running,failed"),
     ("abc", "nexus show abc"), ("add python3 t.py --lr 3", "nexus add 'python3 t.py --lr 3'"),
     ("run --gpus 0 sh -c true", "nexus run --gpus 0 'sh -c true'"), ("add --gpu 2 x", "did you mean '--gpus'?"),
-    ("add --time 5 x", "--timeout/--time must be")])
+    ("add --time 5 x", "--timeout/--time must be"),
+    ("add --time 10:00 x", "hint: --timeout=600s\n"), ("edit abc --time=10", "hint: --timeout=600s\n"),
+    ("add --begin=now+1hour x", "hint: --begin=+1h\n"), ("add --begin=soon9 x", "hint: like \"22:00\""),
+    ("add --gpus a100:2 x", "hint: --gpus=2 --gpu-type=a100\n"),
+    ("sbatch -o out.log x", "hint: leave it out; instead: nexus logs ID\n"), ("sbatch -H x", "leave it out; instead: nexus pause ID\n"),
+    ("sbatch --export=ALL,SEED=3,A=b x", "hint: --env=SEED=3 --env=A=b\n"), ("sbatch --export=ALL x", "leave it out; instead: --env\n"),
+    ("retry abc --export=ALL,SEED=3", "--env=SEED=3"), ("sbatch --parsable x", "add prints the id alone"),
+    ("sbatch --test-only x", "--dry-run"),
+    ("sbatch -n 1 x", "the number of tasks: leave it out"),
+    ("squeue -n sw", "hint: --name sw\n"), ("hold -n sw*", "hint: --name 'sw*'\n"), ("release --jobname=sw", "hint: --name sw\n"),
+    ("squeue -t pending", "hint: --status pending\n"), ("squeue -t PD,R", "hint: --status pending,running\n"),
+    ("squeue --state=PENDING", "hint: --status pending\n"), ("sacct --state failed", "hint: --status failed\n"),
+    ("sacct -s FAILED,TIMEOUT", "hint: --status failed\n"), ("scancel -t PD", "nexus cancel --status pending\n"),
+    ("jobs --status PD", "hint: --status pending\n"), ("sacct -S now-1days", "hint: --since 1d\n"),
+    ("sacct --starttime=yesterday", "hint: --since 1d\n"), ("sacct -a", "leave it out"), ("sacct -u ann", "hint: --user ann\n"),
+    ("sacct --me", 'hint: --user "$USER"\n'), ("history --since yesterday", "hint: --since 1d\n"),
+    ("usage --since 1day", "hint: --since 1d\n"),
+    ("squeue -j abc", "hint: nexus show abc\n"), ("sacct -j abc", "hint: nexus show abc\n"), ("sstat -j abc", "hint: nexus show abc\n"),
+    ("scontrol top abc", "hint: nexus move abc --first\n"), ("scontrol requeue abc", "hint: nexus retry abc\n"),
+    ("scontrol hold a b,c", "hint: nexus hold a b c\n"), ("scontrol show job abc", "hint: nexus show abc\n"),
+    ("scontrol show JobId=abc", "hint: nexus show abc\n"), ("scontrol show nodes", "hint: nexus node list\n"),
+    ("scontrol update JobId=a TimeLimit=2h", "hint: nexus edit a --time 2h\n"),
+    ("scontrol update jobid=a TimeLimit=10 JobName=x", "hint: nexus edit a --timeout=600s --name=x\n"),
+    ("scontrol reboot", "nexus show ID, edit ID"), ("sbatch -d singleton x", "afterok"),
+    ("move abc top", "--first"), ("move abc --top", "--first")])
 def test_what_was_learned_elsewhere_is_answered_with_what_to_type(home, line, hint):
     done = home.main(*line.split())
     assert done.code == 2 and hint in done.err, done
@@ -1230,7 +1278,9 @@ def test_a_guess_at_a_job_is_answered(own_home):
     first = add(own_home, "true", "--name", "Long-One", "--group", "g1")
     add(own_home, "true")
     for line, says in (("cancel g1", "--group g1"), ("cancel Long*", "--name 'Long*'"), ("wait n[12]", "--name 'n[12]'"),
-                        ("show long-one", "did you mean 'Long-One'?"), ("move Long-One top", "--first")):
+                        ("show long-one", "did you mean 'Long-One'?"), ("move Long-One top", "--first"),
+                        ("scancel g1", "hint: it is a group, see nexus cancel --group g1\n"), ("hold g1", "nexus pause --group g1\n"),
+                        ("wait Long*", "nexus wait --name 'Long*'\n"), ("show x,y", "no job 'x,y'"), (f"hold {first},x", "no job 'x'")):
         done = own_home.main(*line.split())
         assert done.code in (2, 3) and says in done.err, done
     own_home.main("cancel", "--status", "PENDING")

@@ -113,6 +113,14 @@ def test_what_is_a_script_and_how_it_runs(home, folder):
     assert "options in ./able.sh are not read over" in done.err and home.job(done.id)["command"] == "./able.sh", done
 
 
+def test_the_variables_of_export_are_set(home, folder):
+    (folder / "job.sh").write_text("#!/bin/bash\n#SBATCH --gpus=0 --export=ALL,SEED=4,A=b\n#SBATCH --export=ALL\necho $SEED $A\n")
+    home.main("resume")
+    done = [home.run("run", *words, "job.sh", cwd=folder) for words in ([], ["--env", "SEED=5"])]
+    home.main("pause")
+    assert [each.out for each in done] == ["4 b\n", "5 b\n"] and "without --export (--env)" in done[0].err, done
+
+
 def test_sbatch_and_run_take_scripts(home, folder):
     write(folder, [NEXUS + "--gpus 0"])
     (folder / "job.sh").write_text("#!/bin/bash\n#SBATCH --gpus=0 --array=3\necho task $SLURM_ARRAY_TASK_ID $1\n")
