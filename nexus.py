@@ -1146,7 +1146,8 @@ class Job(Value):
     is_hook_due: bool = False                   # it has ended, and on_finish has yet to run for it
     is_group_due: bool = False                  # it has ended, and on_group_finish has yet to run for its group
     begin_at: float | None = optional(None, TIME, "it was asked not to start before")
-    is_held: bool = optional(False, FLAG, "it does not start before it is resumed: nexus resume ID")
+    is_held: bool = optional(
+        False, FLAG, "it does not start before it is resumed: nexus resume ID", "asked", flag="--hold")
     retry_at: Epoch | None = optional(None, TIME, "it does not start again before")
     exclusive: bool = False                      # after a CUDA out-of-memory error: it gets whole GPUs, the emptiest
     log_base: tuple[FileSize, FileSize] = (0, 0)        # bytes of stdout.log and stderr.log of former attempts
@@ -2211,7 +2212,7 @@ CANCEL = object_of(CANCEL_KEYS, "which jobs", minProperties=1, examples=CHOICE["
 # What `edit` may change of a pending job, and `retry` of a finished one: what `add` takes.  LIVE_CHANGES: of a running
 # one
 CHANGES = {name: row for name, row in ASKED.items()
-           if (row.flag and name != "unique") or name in ("command", "snapshot", "snapshot_repo")}
+           if (row.flag and name not in ("unique", "is_held")) or name in ("command", "snapshot", "snapshot_repo")}
 CLEARED = CHANGES.keys() - {"command", "cwd", "env", "llm"}     # of these, null takes away what was set
 LIVE_CHANGES = ("name", "group", "priority", "timeout_seconds", "expected_time", "warn", "retries")
 LIVE_FLAGS = ", ".join(str(JOB_FIELDS[name].flag).split()[0] for name in LIVE_CHANGES)
@@ -3651,7 +3652,8 @@ def translate_sbatch(words: Sequence[str], ignored: list[str]) -> list[str]:
             refuse(f"{word} is not an option of sbatch")
         name, text = (match[1], match[2]) if match[1] else (SBATCH_LETTERS.get(match[3], match[3]), match[4])
         if not text:
-            text = left.pop(0) if left and not left[0].startswith("-") else ""
+            is_next = name != "hold" and left and not left[0].startswith("-")
+            text = left.pop(0) if is_next else ""
         if name not in SBATCH_OPTIONS or SBATCH_NEEDED.get(name, "") not in text:
             ignored.append(f"{'--' if len(name) > 1 else '-'}{name}{SBATCH_INSTEAD.get(name, '')}")
             continue
@@ -3668,7 +3670,7 @@ def explain_sbatch(words: Sequence[str]) -> str:
     """What to type here for an option of sbatch with its value, perhaps the next word; empty if that is not known."""
     ignored, ours = list[str](), list[str]()
     try:
-        ours = translate_sbatch(words[:1] if "=" in words[0] else words[:2], ignored)
+        ours = translate_sbatch(words[:1] if "=" in words[0] or words[0] in ("-H", "--hold") else words[:2], ignored)
     except NexusError as error:
         return error.hint if error.hint in SBATCH_TAKES.values() else ""
     instead = re.search(r"\((.+)\)", "".join(ignored))
@@ -3699,7 +3701,7 @@ SBATCH_LETTERS = {"J": "job-name", "G": "gpus", "t": "time", "a": "array", "D": 
                   "b": "begin", "o": "output", "e": "error", "p": "partition", "c": "cpus-per-task", "n": "ntasks",
                   "N": "nodes", "H": "hold"}
 SBATCH_INSTEAD = {"output": " (nexus logs ID)", "error": " (nexus logs ID)", "nodelist": " (--node)",
-                  "export": " (--env)", "requeue": " (--retries)", "hold": " (nexus pause ID)"}
+                  "export": " (--env)", "requeue": " (--retries)"}
 SBATCH_NEEDED = {"gres": "gpu", "export": "="}      # {option: what it must have to be of use here}
 SBATCH_TAKES = {"dependency": "of these, nexus has afterok and afterany: --after ID, --after-any ID"}
 ARRAY_PART = r"\d{1,12}(?:-\d{1,12}(?::[1-9]\d{0,8})?)?"
@@ -3714,6 +3716,7 @@ SBATCH_OPTIONS: Mapping[str, tuple[str, Callable[[re.Match[str]], list[str]]]] =
     "array": (f"({ARRAY_PART}(?:,{ARRAY_PART})*)(?:%([1-9]\\d*))?", translate_array),
     "signal": (r"(?:[BR]+:)?(?:SIG)?([A-Z]\w*)(?:@(\d+))?", lambda given: [f"--warn={given[1]}@{given[2] or 60}s"]),
     "begin": (".+", lambda given: ["--begin=" + re.sub(r"^now\+(\d+)([smhdw]?)[a-z]*$", r"+\1\2", given[0])]),
+    "hold": ("", lambda given: ["--hold"]),
     "export": (".+", lambda given: [f"--env={pair}" for pair in given[0].split(",") if "=" in pair]),
     "dependency": (r"(after(ok|any)(:\w+)+(,|$))+", lambda given: [
         f"--after{'-any' if kind == 'any' else ''}={ids.replace(':', ',')}"

@@ -1237,7 +1237,7 @@ def test_what_could_not_be_meant_is_refused(home, words, piped, says):
     ("add --time 10:00 x", "hint: --timeout=600s\n"), ("edit abc --time=10", "hint: --timeout=600s\n"),
     ("add --begin=now+1hour x", "hint: --begin=+1h\n"), ("add --begin=soon9 x", "hint: like \"22:00\""),
     ("add --gpus a100:2 x", "hint: --gpus=2 --gpu-type=a100\n"),
-    ("sbatch -o out.log x", "hint: leave it out; instead: nexus logs ID\n"), ("sbatch -H x", "leave it out; instead: nexus pause ID\n"),
+    ("sbatch -o out.log x", "hint: leave it out; instead: nexus logs ID\n"), ("sbatch -H x", "hint: --hold\n"),
     ("sbatch --export=ALL,SEED=3,A=b x", "hint: --env=SEED=3 --env=A=b\n"), ("sbatch --export=ALL x", "leave it out; instead: --env\n"),
     ("retry abc --export=ALL,SEED=3", "--env=SEED=3"), ("sbatch --parsable x", "add prints the id alone"),
     ("sbatch --test-only x", "--dry-run"),

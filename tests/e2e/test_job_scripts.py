@@ -39,6 +39,8 @@ OPTIONS = [  # lines, words before the script, what the job has
     ([SBATCH + "-J sl -G 2", SBATCH + "-t1-12 -Dsub"], [], {"name": "sl", "gpus": 2, "timeout_seconds": 129600}),
     ([SBATCH + "--gres=gpu:mock:2"], [], {"gpus": 2, "gpu_type": "mock"}),
     ([SBATCH + "-t 5 --signal=B:USR1@120"], [], {"warn": "USR1@120s"}), ([SBATCH + "-t 5 --signal=SIGINT"], [], {"warn": "INT@60s"}),
+    ([SBATCH + "--hold --gpus=2"], [], {"is_held": True, "gpus": 2}), ([SBATCH + "-H"], [], {"is_held": True}),
+    ([SBATCH + "--gpus=2"], ["--hold"], {"is_held": True}),
     ([SBATCH + "--gpus=mock"], [], {"gpus": 1, "gpu_type": "mock"}),
     ([SBATCH + "--gpus-per-node 2 --time=2:00:00"], [], {"gpus": 2, "timeout_seconds": 7200}),
     ([SBATCH + "--gres=nvme:1,gpu --time=10:30"], [], {"gpus": 1, "timeout_seconds": 630}),
