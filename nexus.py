@@ -13326,10 +13326,9 @@ class LogWatch(Part):
         return [growth.seen, (self.clock.now(), *measure_logs(self.disk, folder))] if growth else []
 
     def find_last_line(self, folder: str | None, starts: Sequence[int]) -> str | None:
-        """The last line of a job's logs from these sizes on, without the bar that is drawn in it."""
+        """The last line of a job's logs from these sizes on."""
         growth = self.growths.get(folder or "") or LogGrowth(self.disk, folder or "")
-        line = growth.find_last_line(starts) if folder else None
-        return line and drop_bar(line)
+        return growth.find_last_line(starts) if folder else None
 
     def find_progress(self, folder: str | None) -> OutputProgress:
         """How far a running job is, by what it prints."""
@@ -13632,13 +13631,14 @@ class Answers(Part):
     def measure_running(self, job: Job, now: float) -> dict[str, Any]:
         """Return what a running job uses, and its run time, by their keys in its JSON."""
         usage, node = self.service.observer.find_usage(job.id), self.service.pool.nodes.get(job.current.node)
+        line = self.service.log_watch.find_last_line(job.log_dir, job.log_base)
         return {
             **{name: round_known(number) for name, number in vars(usage.samples).items()},
             "rss_mib": round_known(usage.rss_mib), "cpu_percent": round_known(usage.cpu_percent),
             "runtime_seconds": round(self.service.outcomes.find_runtime_s(job, now), 3),
             **(node.describe_unknown(job) if node else {}),
             "idle_since": format_time(self.service.gpu_watch.find_idle_since(job)),
-            "last_line": self.service.log_watch.find_last_line(job.log_dir, job.log_base),
+            "last_line": line and drop_bar(line),
             "unrecorded": self.service.outcomes.describe_unrecorded(job), **self.estimate_progress(job, now)}
 
     def estimate_progress(self, job: Job, now: float) -> dict[str, Any]:
