@@ -2212,12 +2212,12 @@ CANCEL = object_of(CANCEL_KEYS, "which jobs", minProperties=1, examples=CHOICE["
 # What `edit` may change of a pending job, and `retry` of a finished one: what `add` takes.  LIVE_CHANGES: of a running
 # one
 CHANGES = {name: row for name, row in ASKED.items()
-           if (row.flag and name not in ("unique", "is_held")) or name in ("command", "snapshot", "snapshot_repo")}
+           if (row.flag and name != "unique") or name in ("command", "snapshot", "snapshot_repo")}
 CLEARED = CHANGES.keys() - {"command", "cwd", "env", "llm"}     # of these, null takes away what was set
 LIVE_CHANGES = ("name", "group", "priority", "timeout_seconds", "expected_time", "warn", "retries")
 LIVE_FLAGS = ", ".join(str(JOB_FIELDS[name].flag).split()[0] for name in LIVE_CHANGES)
 EDIT_KEYS = {
-    **CHANGES, "is_held": JOB_FIELDS["is_held"],
+    **CHANGES,
     "position": Field({**integer_in(-1, 0), "title": "0 (before all others) or -1 (behind them)"},
                       "0: before all others; -1: behind them", default=None),
     "before": Field(STRING, "the pending job, by its id or name, right before which it is to be", default=None)}
