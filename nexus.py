@@ -12662,7 +12662,12 @@ class Admission(Part):
             raise_refused(refused, len(jobs))
             moved = [state.jobs[job.id] for job in jobs]
             if not asked.isdisjoint(("group", *LINKS)):
-                yield from settle_groups(state, [*jobs, *moved])
+                try:
+                    yield from settle_groups(state, [*jobs, *moved])
+                except NexusError as error:
+                    ring = {name for is_group, name in find_ring(state, [job.id for job in moved]) if not is_group}
+                    raise_refused({job.id: error for job in moved if job.id in ring}, len(jobs))
+                    raise
             if position is not None and moved:
                 yield from move_jobs(state, moved, position == 0)
             elif before is not None:

@@ -551,7 +551,7 @@ def test_wait_for_a_group(home):
     assert home.main("wait", "--group", "waited").code == 5 and home.job(again)["group"] == "waited"
     add_and_wait(home, "true", "--group", "fine")
     assert home.main("wait", "--group", "fine").code == 0
-    assert "nexus jobs --group fine" in home.main("logs", "fine").err, "which takes no --group"
+    assert "nexus logs --group fine" in home.main("logs", "fine").err
     done = home.main("wait", "--group", "fien")
     assert done.code == 3 and "did you mean 'fine'?" in done.err
 
