@@ -13649,15 +13649,15 @@ class Answers(Part):
     def estimate_progress(self, job: Job, now: float) -> dict[str, Any]:
         """How far a running job is, and when it ends, by their keys in its JSON."""
         runtime_s = self.service.outcomes.find_runtime_s(job, now)
-        found = self.service.log_watch.find_progress(job.log_dir)
-        expected_s, by = job.expected_time, "expected"
-        if expected_s is None:
-            expected_s, by = self.find_median_s(job), "group"
         if runtime_s < PROGRESS_AFTER_S:
             return {}
+        found = self.service.log_watch.find_progress(job.log_dir)
         if found.reached:                       # it may have fallen: then nothing is told
             end = None if found.left_s is None else max(now, found.at + found.left_s)
             return progress_json(found.fraction, end, "output")
+        expected_s, by = job.expected_time, "expected"
+        if expected_s is None:
+            expected_s, by = self.find_median_s(job), "group"
         if expected_s and runtime_s < expected_s:
             return progress_json(runtime_s / expected_s, now + expected_s - runtime_s, by)
         return {}
@@ -13665,12 +13665,14 @@ class Answers(Part):
     def find_median_s(self, job: Job) -> float | None:
         """The median run time of the jobs of its group and user that have completed lately, in seconds."""
         import statistics
-        state, ended = self.store.state, list[Job]()
-        for *_, job_id in state.ended_in.get((job.user, job.group), ())[-MAX_LIKE:] if job.group else ():
-            ended.append(state.jobs[job_id])
-        times = [other.current.runtime_seconds for other in ended if other.status == COMPLETED]
-        measured = [runtime_s for runtime_s in times if runtime_s is not None]
-        return statistics.median(measured) if measured else None
+        if not job.group:
+            return None
+        state, times = self.store.state, list[float]()
+        for *_, job_id in state.ended_in.get((job.user, job.group), ())[-MAX_LIKE:]:
+            ended = state.jobs[job_id]
+            if ended.status == COMPLETED and ended.current.runtime_seconds is not None:
+                times.append(ended.current.runtime_seconds)
+        return statistics.median(times) if times else None
 
     def info(self) -> dict[str, Any]:
         return {"version": __version__, "hash": self.service.hash, "pid": os.getpid(), "user": self.service.user,
