@@ -3361,14 +3361,14 @@ def take_last(lines: Iterable[str], count: int) -> list[str]:
 
 # How far a job is, from what it prints.  A bar is tqdm's, rich's or Keras's, and a counter has its word before it: no
 # other number counts, as most of them tell something else (`GPU mem 41%`, `rank 3/8`).
-TQDM_BAR = re.compile(r"\d%\|[^|]*\|\s*([\d.]+)([kMGTP]?)/([\d.]+)([kMGTP]?)\w*\s*\[[\d:]+<([\d:]+|\?)")
-RICH_BAR = re.compile(r"[━╸╺]{4}\s+(\d{1,3})%\s+(\d[\d:]+)\s*$")
-COUNTED_BAR = re.compile(
+TQDM_BAR = r"\d%\|[^|]*\|\s*([\d.]+)([kMGTP]?)/([\d.]+)([kMGTP]?)\w*\s*\[[\d:]+<([\d:]+|\?)"
+RICH_BAR = r"[━╸╺]{4}\s+(\d{1,3})%\s+(\d[\d:]+)\s*$"
+COUNTED_BAR = (
     r"(?:^|\s)(\d+)/(\d+)\s*\[[=>.]{4}|(?:^|\s)(\d+)/(\d+)\s+[━╸╺]{4}|[━╸╺]{4}\s+(\d+)/(\d+)\s")
-COUNTER = re.compile(
+COUNTER = (
     r"(?i)(?<![\w/.-])(epoch|step|iteration|iter|batch)(?:es|s)?\b[\s:=#\[(]{0,4}(\d+)\s*(?:/|of\s)\s*(\d+)(?![\w/.])")
-EPOCH_ALONE = re.compile(r"(?i)(?<![\w/.-])epoch[\s:=#]{0,3}\d+(?!\s*(?:/|of\s|\d))")  # Lightning's, of unknown many
-ULTRALYTICS = re.compile(r"^\s*(\d+)/(\d+)\s+[\d.]+G\s.*(?:%\||[━╸╺]{4})")        # its epochs, before a bar
+EPOCH_ALONE = r"(?i)(?<![\w/.-])epoch[\s:=#]{0,3}\d+(?!\s*(?:/|of\s|\d))"  # Lightning's, of unknown many
+ULTRALYTICS = r"^\s*(\d+)/(\d+)\s+[\d.]+G\s.*(?:%\||[━╸╺]{4})"        # its epochs, before a bar
 MAIN_SILENCE_S = 600.0          # a bar that stands still for so long, while another goes on, was left
 MAX_TOTALS = 20
 UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
@@ -3399,26 +3399,26 @@ class Counted(Value):
 
 def read_counted(line: str) -> Counted:
     """What a line counts, if it has one of the forms above."""
-    counters = {match[1].lower()[:4]: (int(match[2]), int(match[3])) for match in COUNTER.finditer(line)}
+    counters = {match[1].lower()[:4]: (int(match[2]), int(match[3])) for match in re.finditer(COUNTER, line)}
     epoch = counters.pop("epoc", None)
     count: tuple[float, float] | None = next(iter(counters.values()), None)
     left_s: float | None = None
-    if match := ULTRALYTICS.search(line):
+    if match := re.search(ULTRALYTICS, line):
         epoch = int(match[1]), int(match[2])
-    if match := TQDM_BAR.search(line):
+    if match := re.search(TQDM_BAR, line):
         count = float(match[1]) * UNITS[match[2]], float(match[3]) * UNITS[match[4]]
         left_s = None if match[5] == "?" else read_clock(match[5])
-    elif match := RICH_BAR.search(line):
+    elif match := re.search(RICH_BAR, line):
         count, left_s = (int(match[1]), 100), read_clock(match[2])
     else:
-        bars = [(int(done), int(total)) for match in COUNTED_BAR.finditer(line)
+        bars = [(int(done), int(total)) for match in re.finditer(COUNTED_BAR, line)
                 for done, total in [filter(None, match.groups())]]
         count = next((bar for bar in reversed(bars) if bar != epoch), count)
     if epoch and not is_count(*epoch):
         epoch = None
     if count and not is_count(*count):
         count = None
-    return Counted(epoch, count, left_s if count else None, bool(count and not epoch and EPOCH_ALONE.search(line)))
+    return Counted(epoch, count, left_s if count else None, bool(count and not epoch and re.search(EPOCH_ALONE, line)))
 
 
 def is_count(done: float, total: float) -> bool:
@@ -3485,7 +3485,7 @@ def is_left(progress: OutputProgress, at: float) -> bool:
 def drop_bar(line: str) -> str:
     """A line without the bar that is drawn in it."""
     line = re.sub(r"(\d%)\|[^|]*\|", r"\1", line)
-    return re.sub(r"\s*(?:[━╸╺]{4,}|\[[=>.]{4,}\])", "", line)
+    return re.sub(r"\s?(?:[━╸╺]{4,}|\[[=>.]{4,}\])", "", line)
 
 
 # Slurm's programs.  Times are in UTC; fields are separated by |, and the one that may hold | comes last.

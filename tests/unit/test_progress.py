@@ -1,5 +1,7 @@
 """How far a job is: from lines that real programs print, and from at least as many that say nothing of it."""
 
+import time
+
 import pytest
 
 import nexus
@@ -102,3 +104,16 @@ def test_there_are_as_many_lines_that_say_nothing():
     ("450/900 [=============>.....] - ETA: 5s", "450/900 - ETA: 5s"), ("loss | 0.3 | x", "loss | 0.3 | x")])
 def test_a_line_without_its_bar(line, kept):
     assert nexus.drop_bar(line) == kept
+
+
+@pytest.mark.parametrize("text", [" ", "1", "━", "|", "1%|", "epoch ", "step 1 ", "1/", "[===", ": 1/2 "])
+def test_no_line_takes_long(text):
+    """A job may print anything: twice as much takes about twice as long, which a square would not."""
+    seconds = []
+    for count in (20_000, 80_000):
+        line = (text * count)[:count] + "x"
+        began = time.process_time()
+        nexus.read_progress(nexus.OutputProgress(), line, 0.0)
+        nexus.drop_bar(line)
+        seconds.append(time.process_time() - began)
+    assert seconds[1] < 8 * max(seconds[0], 0.02), seconds
