@@ -1143,6 +1143,7 @@ class Job(Value):
     status_history: tuple[tuple[str, Epoch], ...] = ()
     attempts: tuple[Attempt, ...] = ()          # the last one is `current`
     retried_as: str | None = optional(None, JOB_ID, "the job that was added to do it again")
+    dismissed_by: tuple[str, ...] = ()          # the users to whose failures it does not belong any more
     is_hook_due: bool = False                   # it has ended, and on_finish has yet to run for it
     is_group_due: bool = False                  # it has ended, and on_group_finish has yet to run for its group
     begin_at: float | None = optional(None, TIME, "it was asked not to start before")
@@ -2229,6 +2230,9 @@ EDIT_CHOICE_KEYS = {**CHOICE_KEYS, "change": Field(
 EDIT_CHOICE = object_of(EDIT_CHOICE_KEYS, "which jobs, and what is to be otherwise", minProperties=2,
                         examples=[{"ids": ["abc", "abd"], "change": {"position": 0}},
                                   {"group": "sweep", "change": {"timeout_seconds": 3600}}])
+DISMISS_KEYS = {**CHOICE_KEYS, "undo": Field(FLAG, "show them again", default=False)}
+DISMISS = object_of(DISMISS_KEYS, "which failures", minProperties=1, examples=[
+    {"status": "failed"}, {"group": "sweep", "undo": True}])
 RETRY_KEYS = {
     **CHOICE_KEYS, "change": Field(
         CHANGE, "what is to be otherwise", default=None, convert=functools.partial(read_object, CHANGES, CHANGE))}
@@ -5027,6 +5031,8 @@ JOB: dict[str, Field] = {
     "gpu_index": Field(or_null(INTEGER), "the first of its GPUs", "public"),
     "stopping": Field(or_null(STRING), "it is to be stopped, for this cause"),
     "attempts": Field(list_of(object_ref("Attempt")), "all that began"),
+    "preemptions": Field(INTEGER, "how many of them ended to make room for another job"),
+    "preempted_seconds": Field(FLOAT, "how long those had run"),
     "status_history": Field(
         list_of({"type": "array", "prefixItems": [STATUS, or_null(TIME)], "minItems": 2, "maxItems": 2}),
         "[[status, since when], ...]"),
@@ -5049,7 +5055,7 @@ OVERVIEW_JOB_KEYS = (                           # what GET /status?after= has of
     "status", "id", "command", "user", "gpus", "name", "group", "only_node", "node", "gpu_places", "started_at",
     "finished_at", "runtime_seconds", "processes_left", "stopping", "unknown_since", "idle_since", "outcome",
     "cause_line", "waiting_for", "is_held", "estimated_start", "last_line", "unrecorded", "fraction", "estimated_end",
-    "progress_by")
+    "progress_by", "preemptions", "preempted_seconds")
 OVERVIEW_GPU_KEYS = ("uuid", "name", "profile", "node", "place", "state", "job_ids", "memory_total_mib", "is_paused",
                      "is_available", "unavailable", "used_by", "fault")
 GPU_READINGS = ("memory_used_mib", "utilization", "utilization_mean", "temperature", "power_watts")
@@ -5134,9 +5140,16 @@ def job_json(job: Job, now: float, node: str | None, **computed: Any) -> dict[st
         "stopping": None if job.status in FINAL else last.stop_cause,
         "attempts": [current if attempt is last else attempt_json(attempt, now)
                      for attempt in job.attempts if attempt.started_at is not None],
+        **preemptions_json(job.attempts),
         "status_history": [[status, format_time(at)] for status, at in job.status_history],
         "unknown_since": None, "idle_since": None, "rss_mib": None, "cpu_percent": None, "unrecorded": None,
         "fraction": None, "estimated_end": None, "progress_by": None, **computed}
+
+
+def preemptions_json(attempts: Sequence[Attempt]) -> dict[str, Any]:
+    """How often a job had to make room for another, and what it had computed by then."""
+    lost = [attempt.runtime_seconds or 0.0 for attempt in attempts if attempt.cause == PREEMPTED]
+    return {"preemptions": len(lost), "preempted_seconds": round(sum(lost), 3)}
 
 
 def progress_json(fraction: float | None, end: float | None, by: str) -> dict[str, Any]:
@@ -5883,7 +5896,8 @@ FORM = {
         "config_file": {**STRING, "contentMediaType": "application/yaml", "examples": ["expected_time: 10\n"],
                         "description": f"lines like expected_time: 10; its keys are {', '.join(FORM_KEYS)}"}}}
 BODIES = {                                      # {name: schema} of request bodies
-    "Submission": SUBMISSION, "Edit": EDIT, "Choice": CHOICE, "CancelChoice": CANCEL, "RetryChoice": RETRY,
+    "Submission": SUBMISSION, "Edit": EDIT, "Choice": CHOICE, "CancelChoice": CANCEL, "DismissChoice": DISMISS,
+    "RetryChoice": RETRY,
     "EditChoice": EDIT_CHOICE,
     "NodeAdded": NODE, "Form": FORM,
     "Submissions": {"title": "a job, or a list of jobs",
@@ -12627,6 +12641,27 @@ class Admission(Part):
             self.service.wake()
         return new_ids
 
+    def dismiss(self, choice: Choice, caller: Caller, is_undone: bool) -> list[str]:
+        """Take failed jobs off the caller's list of failures, or put them back; return the ids of those that changed.
+
+        Raises: usage, not_found, forbidden; conflict, for a named one that has not failed.
+        """
+        now = self.clock.now()
+
+        def mark(state: State) -> Changes:
+            jobs, changed = choose_jobs(state, choice, caller, (FAILED,), now), list[str]()
+            for job in jobs if choice.ids else ():
+                check_status(job, (FAILED,), "nothing was dismissed")
+            for job in jobs:
+                others = tuple(user for user in job.dismissed_by if user != caller.user)
+                users = others if is_undone else (*others, caller.user)
+                if job.status == FAILED and {*users} != {*job.dismissed_by}:
+                    yield change_job(job, dismissed_by=users)
+                    changed.append(job.id)
+            return changed
+
+        return list(self.store.update(mark))
+
     def edit(self, choice: Choice, caller: Caller, change: Mapping[str, Any]) -> list[Job]:
         """Change jobs that have not ended, all or none, by the keys of EDIT_KEYS; return them.
 
@@ -13881,11 +13916,11 @@ class Overview(Part):
         visible = list_visible_groups(state, caller) if not is_chosen or choice.group else {}
         lists = Lists(state, caller, choice, {} if is_chosen else visible, self.clock.now())
         waiting, ended = (list(itertools.islice(jobs, limit)) for jobs in (lists.waiting, lists.ended))
-        failures = list(itertools.islice(lists.list_failures(), MAX_FAILURES))
+        failures = lists.fold_failures()[:MAX_FAILURES]
         listed = [*waiting, *ended]
         groups = {job.group for job in listed if lists.is_folded(job)} | {choice.group}
         shown = [job for job in listed if not lists.is_folded(job)]
-        rows = [*state.running.values(), *shown, *failures]
+        rows = [*state.running.values(), *shown, *(job for job, _ in failures)]
         users_of = {name: users for name, users in visible.items() if name in groups}
         described = views.describe_jobs(rows, OVERVIEW_JOB_KEYS)
         return {
@@ -13902,15 +13937,16 @@ class Overview(Part):
             "jobs": {job.id: settle(caller.show(job.user, row)) for job, row in zip(rows, described)},
             "groups": {name: drop_nulls(row) for name, row in views.describe_groups(state, users_of).items()},
             "waiting": [lists.name_entry(job) for job in waiting], "ended": [lists.name_entry(job) for job in ended],
-            "failures": [job.id for job in failures],
+            "failures": [[job.id, count] for job, count in failures],
             "found": {"running": [job.id for job in lists.running] if is_chosen else None,
-                      "waiting": lists.waiting_count, "ended": lists.ended_count}}
+                      "waiting": lists.waiting_count, "ended": lists.ended_count, "failures": len(lists.failures)}}
 
 
 class Lists:
     """The lists of jobs that a document has the first of: what waits in the queue's order, what has ended last first.
 
-    A group stands in them as its first job that the list has; one that is not over, in the waiting list alone.
+    A group stands in them as its first job that the list has; one that is not over, in the waiting list alone.  A job
+    that stands among the failures is not in the list of all that have ended.
     """
 
     def __init__(self, state: State, caller: Caller, choice: Choice, groups: Mapping[str, Sequence[str]],
@@ -13920,6 +13956,7 @@ class Lists:
         self.queue = PendingQueue(state)
         self.user_of = {group: find_group_user(self.queue, group, users) for group, users in groups.items()}
         statuses = choice.status or STATUSES
+        self.failures = self.list_failures()
         self.running = choice.select(state.running.values() if RUNNING in statuses else (), caller.may_see, now)
         self.waiting: Iterable[Job] = ()
         self.ended: Iterable[Job] = ()
@@ -13956,6 +13993,7 @@ class Lists:
     def fold_ended(self, quiet: Container[str]) -> None:
         """`quiet`: the groups of which nothing runs."""
         import heapq
+        shown = {job.id for job in self.failures if not self.is_folded(job)}
         heads: list[EndedItem] = []
         others: list[list[EndedItem]] = []
         waiting = {group for user, group in self.state.queued_in if self.caller.may_see(user)}
@@ -13965,19 +14003,27 @@ class Lists:
             elif group in quiet and group not in waiting:
                 heads.append(items[-1])
         lists = [sorted(heads, reverse=True), *map(reversed, others)]
-        self.ended = (self.state.jobs[job_id] for *_, job_id in heapq.merge(*lists, reverse=True))
-        self.ended_count = sum(map(len, (heads, *others)))
+        self.ended = (
+            self.state.jobs[job_id] for *_, job_id in heapq.merge(*lists, reverse=True) if job_id not in shown)
+        self.ended_count = sum(map(len, (heads, *others))) - len(shown)
 
-    def list_failures(self) -> Iterator[Job]:
-        """The failed jobs that were not queued again, the last first."""
-        for *_, job_id in reversed(self.state.ended.get(FAILED, ())):
-            job = self.state.jobs[job_id]
-            if not job.retried_as and self.caller.may_see(job.user):
-                yield job
+    def list_failures(self) -> list[Job]:
+        """The failed jobs that were not queued again, and not dismissed by the caller, the last first."""
+        jobs = [self.state.jobs[job_id] for *_, job_id in reversed(self.state.ended.get(FAILED, ()))]
+        return [job for job in jobs if not job.retried_as and self.caller.user not in job.dismissed_by
+                and self.caller.may_see(job.user)]
+
+
+    def fold_failures(self) -> list[tuple[Job, int]]:
+        """The last failure of each group, and those of no group, with how many there are of it."""
+        from collections import Counter
+        names = [(job.user, job.group) if job.group else job.id for job in self.failures]
+        counts, first = Counter(names), dict(zip(reversed(names), reversed(self.failures)))
+        return [(first[name], count) for name, count in counts.items()]
 
 
 MAX_DOCUMENTS = 20              # kept of all callers
-MAX_FAILURES = 20               # shown at once
+MAX_FAILURES = 20               # shown at once, of groups and of jobs without one
 NEWS_LOOK_S = 5.0               # between two looks for what is no change of State: GPUs, nodes, jobs' last lines
 # What is told with other news, or after NEWS_TIMEOUT_S: it changes all the time.
 UNIMPORTANT = {"state_version", "is_whole", "readings", "host"}
@@ -14786,6 +14832,14 @@ class Api:
     def post_clear(self, caller: Caller, body: Any) -> dict[str, Any]:
         return {"ids": self.service.housekeeping.clear(
             Choice(**read_object(CHOICE_KEYS, CHOICE, body)), caller)}
+
+    @route("POST /jobs/dismiss", "user",
+           "take failed jobs off the caller's list of failures: those named, or all of a group; `undo` puts them back",
+           "Ids", body="DismissChoice")
+    def post_dismissals(self, caller: Caller, body: Any) -> dict[str, Any]:
+        choice = read_object(DISMISS_KEYS, DISMISS, body)
+        is_undone = choice.pop("undo", False)
+        return {"ids": self.service.admission.dismiss(Choice(**choice), caller, is_undone)}
 
     @route("POST /jobs/retry", "user",
            "run finished jobs again, as new ones, all or none: those named; or of a group or status those that were "
@@ -16064,6 +16118,10 @@ class Client:
     def clear(self, **choice: Any) -> list[str]:
         """Forget finished jobs and their logs: `ids`, or those of a `group` or `status`; return their ids."""
         return list(self.ask("POST", "/jobs/clear", choice)["ids"])
+
+    def dismiss(self, **choice: Any) -> list[str]:
+        """Take failures off one's list: `ids`, or those of a `group`; `undo`: put them back.  Return their ids."""
+        return list(self.ask("POST", "/jobs/dismiss", choice)["ids"])
 
     def retry(self, **choice: Any) -> list[str]:
         """Queue finished jobs again, all or none: `ids`, or those of a `group` or `status`; return the new ids.
@@ -19031,17 +19089,24 @@ section, #job > div > * { margin-bottom: .8rem; }
 .rows > li { padding: .2rem .8rem; min-height: 34px; }
 .rows > li + li { border-top: 1px solid var(--line); }
 .rows + .rows, details > .rows { margin: .5rem 0; }
-.job, .group > .title { flex: 0 0 clamp(13rem, 16vw, 18rem); min-width: 0; }
+.job { flex: 0 0 clamp(13rem, 3.8rem + var(--name), min(38vw, 34rem)); min-width: 0; }
+.group > .title { flex: 0 1 auto; min-width: 13rem; max-width: 38vw; }
+.name { display: flex; min-width: 0; white-space: pre; }
+.name .clip { white-space: inherit; }
+.name .clip:first-child { flex-shrink: 9999; min-width: 4ch; }
+.name .clip:empty { display: none; }
 .job { color: inherit; }
 .id { flex: 0 0 2.7rem; color: var(--accent); }
-.actions { display: flex; flex-wrap: wrap; gap: .3rem .6rem; }
+.actions { display: flex; align-items: center; flex-wrap: wrap; gap: .3rem .6rem; }
 .rows .actions { flex-shrink: 0; min-width: 4.4rem; margin-left: auto; justify-content: flex-end; }
 .why, .cause { flex: 1; min-width: 0; }
 .time { min-width: 4.5rem; margin-left: auto; text-align: right; white-space: nowrap; }
-.time .link { margin-left: .6rem; color: var(--muted); }
+.later { background: var(--panel); }
+.later .link { color: var(--muted); }
 .rows > .gpu { display: grid; grid-template-columns: 3.4rem 10rem 10rem minmax(0, 1fr) auto; min-height: 31px; }
 .gauge span { min-width: 4.4rem; text-align: right; }
-.use .job { flex-shrink: 1; }
+.use .job { flex-shrink: 1; max-width: 50%; }
+.use > .muted { white-space: nowrap; }
 .rows .line { flex: 1; color: var(--muted); }
 .rows :not(.gauge) > progress { flex: 0 1 6rem; }
 
@@ -19085,6 +19150,11 @@ dl { display: grid; grid-template-columns: minmax(6rem, max-content) minmax(0, 1
 dd { margin: 0; }
 summary b { display: inline-block; min-width: 4rem; color: var(--accent); }
 
+@media (hover: hover) {                          /* beside a job's time it would be what one reads first */
+  .rows > .gpu { position: relative; }
+  .later { position: absolute; right: .8rem; padding-left: 1rem; }
+  .rows > li:not(:hover, :focus-within) .later { opacity: 0; }
+}
 @media (max-width: 1000px) {
   #host, .gauge progress { display: none; }
   .rows > .gpu { grid-template-columns: 2.2rem 2.8rem 4.4rem minmax(0, 1fr) auto; }
@@ -19094,7 +19164,7 @@ summary b { display: inline-block; min-width: 4rem; color: var(--accent); }
 }
 @media (max-width: 700px) {
   .bar, main, footer { padding: .4rem .7rem; }
-  .quiet, .heading, .memory, .use :is(.line, progress), #failures .time, .rows > li:has(.far) .time {
+  .quiet, .heading, .memory, .use :is(.line, progress), .use:has(.far) .time, .rows > li:not(.gpu):has(.far) .time {
     display: none !important;
   }
   header { position: static; }
@@ -19105,6 +19175,9 @@ summary b { display: inline-block; min-width: 4rem; color: var(--accent); }
   .rows .job { flex: 1 1 6rem; }
   .rows .actions, .time { min-width: 0; }
   .rows > li > :is(.why, .cause) { order: 1; flex-basis: 100%; }
+  #failures .actions { order: 2; flex-basis: 100%; }
+  .use .job { max-width: none; }
+  .use .id { display: none; }
   .group progress { order: 1; flex-basis: 60%; }
 }
 @media (pointer: coarse) { button, input, textarea { min-height: 40px; } }
@@ -19154,6 +19227,7 @@ const NEWS_PAUSE_MS = 1500;                     // between an answer with news a
 const HIDDEN_PAUSE_MS = 20000;                  // the same for a tab that nobody sees
 const ANSWER_MS = 20000, SILENCE_MS = 45000, TRIAL_MS = 60000, DOWNLOAD_MS = 3600000;      // timeouts
 const LOG_TAIL = 2000, LOG_MOST = 20000;        // lines of a log at first; with earlier ones
+const UNDO_MS = 30000;                          // so long an action can be taken back
 const LINE_LENGTH = 20000;                      // characters of a line that are shown
 const LOG_PAUSE_MS = 1500;                      // between two looks for more of a log
 const ANSWER_LENGTH = 200000;                   // characters of an answer that /docs shows
@@ -19181,7 +19255,7 @@ function el(tag, facts = {}, ...children) {     // keys and handlers become prop
 const button = (text, onclick, facts = {}) => el('button', {type: 'button', onclick, key: text, ...facts}, text);
 const action = (text, name, onclick, facts) =>  // a button of a row; a phone has no room for what is `quiet`
   button(text, onclick, {class: 'quiet', 'aria-label': `${text} ${name}`, ...facts});
-const banner = (kind, text) => text && el('p', {class: `banner ${kind}`, key: text}, text);
+const banner = (kind, text) => text && el('p', {class: `banner ${kind}`, key: text}, worded(text));
 const muted = (text) => text && el('span', {class: 'muted'}, text);
 const badge = (word, text = word) => el('span', {class: `badge ${KINDS[word] ?? ''}`}, text);
 const section = (id, title, note, ...content) => el('section', {id, 'aria-label': title},
@@ -19190,9 +19264,25 @@ const section = (id, title, note, ...content) => el('section', {id, 'aria-label'
 // Everything is drawn anew each time, and only differences are applied: rows are kept, moved and updated, so that the
 // focus, a selection and the scroll position survive.
 function show(parent, ...children) {
-  const focused = document.activeElement, hadFocus = parent.contains(focused);
+  const focused = document.activeElement, hadFocus = parent.contains(focused), rows = hadFocus ? listRows(focused) : [];
   sync(parent, el('div', {}, ...children));
-  if (hadFocus && focused.isConnected) focused.focus({preventScroll: true});    // what was moved has lost it
+  if (!hadFocus) return;
+  const isThere = (node) => node?.isConnected && !node.disabled && node.checkVisibility();
+  const others = rows.filter(isThere).flatMap((row) => {        // in each the same button, or else what comes first
+    const nodes = [...row.querySelectorAll('a, button')];
+    return [nodes.find(({key}) => key && key === focused.key), ...nodes];
+  });
+  const next = [focused, ...others, byId('job').querySelector('h1'), byId('main')].find(isThere);
+  next.focus({preventScroll: true});            // what was moved has lost it
+}
+
+function listRows(node) {                       // the row it is in, then those after it and before it; then its list's
+  const rows = [];
+  for (let row = node.closest('.use, li'); row; row = row.parentElement.closest('.use, li')) {
+    const all = [...row.parentElement.children], index = all.indexOf(row);
+    rows.push(row, ...all.slice(index + 1), ...all.slice(0, index).reverse());
+  }
+  return rows;
 }
 
 function sync(parent, fresh) {                  // children with the same tag, id and key are the same
@@ -19219,7 +19309,8 @@ function update(node, fresh) {
   }
   for (const name of new Set([...node.getAttributeNames(), ...fresh.getAttributeNames()])) {
     const value = fresh.getAttribute(name);
-    if (name === 'open' || node.getAttribute(name) === value) continue;         // its reader opens and closes it
+    // its reader opens and closes it; fitNames() sets the style
+    if (['open', 'style'].includes(name) || node.getAttribute(name) === value) continue;
     if (value === null) node.removeAttribute(name);
     else node.setAttribute(name, value);
   }
@@ -19249,14 +19340,21 @@ const about = (seconds) => duration(Math.max(60, seconds), 1);
 const ago = (stamp) => secondsSince(stamp) < 60 ? 'just now' : `${about(secondsSince(stamp))} ago`;
 const clock = (stamp) => new Date(stamp).toLocaleString([],
   {month: 'short', day: 'numeric', hour: '2-digit', minute: '2-digit', second: '2-digit'});
-const gpuList = (job) => job.gpu_places?.length ? `GPU ${job.gpu_places.join(', ')}` : 'CPU';
-const where = (job) => listed(hasNodes() && job.node, gpuList(job));
+const gpuList = (job) => job.gpu_places?.length ? `GPU ${job.gpu_places.join(', ')}` : !job.gpus && 'CPU';
+const where = (job) => job.started_at ? listed(hasNodes() && job.node, gpuList(job)) : '';
 const sleep = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
 const hasNodes = () => Object.keys(view?.nodes ?? {}).length > 0;
 const isOver = (job) => FINAL.includes(job?.status);
 const commandOf = (job) => job.command ?? `(${job.user}'s)`;     // a token of another user gets no command
 const pathOf = (id) => `jobs/${encodeURIComponent(id)}`;
 const addressOf = (id) => `#/${pathOf(id)}`;
+const IDS = /((?:\b(?:after|before|for) jobs? |\bgroup \S+: )[A-HJ-NP-Za-km-z]{3,4}\b(?:, [A-HJ-NP-Za-km-z]{3,4}\b)*)/;
+// What the service says of a reason, for a page that has buttons: Resume for its command, and the ids are links.
+function worded(text) {
+  return text.replace(/ \(nexus resume[^)]*\)/g, '').replace(/nexus resume[^),;]*/g, 'Resume').split(IDS)
+    .map((part, index) => index % 2
+      ? part.split(/\b([A-HJ-NP-Za-km-z]{3,4})(?=,|$)/).map((piece, at) => at % 2 ? jobLink(piece) : piece) : part);
+}
 const jobLink = (id) => el('a', {class: 'id', href: addressOf(id), 'aria-label': `Job ${id}`}, id);
 
 // ---- Asking the service
@@ -19297,10 +19395,10 @@ async function ask(method, path, {body, headers, ...options} = {}) {
 }
 
 // Does a button's work; says when it is done, or why it failed.
-async function act(method, path, body, done, refuse = complain, headers = {}) {
+async function act(method, path, body, done, refuse = complain, headers = {}, undo = null) {
   try {
     const answer = await ask(method, path, {body, headers});
-    tell(typeof done === 'function' ? done(answer) : done);
+    tell(typeof done === 'function' ? done(answer) : done, undo && (() => undo(answer)));
     wake();
     loadJob();
     return answer ?? true;
@@ -19309,10 +19407,11 @@ async function act(method, path, body, done, refuse = complain, headers = {}) {
   }
 }
 
-function tell(text) {
-  const notice = el('div', {}, text);
+function tell(text, undo) {                     // undo: takes it back
+  const notice = el('div', {}, el('div', {class: 'grow'}, text),
+    undo && button('Undo', () => { notice.remove(); undo(); }, {class: 'link'}));
   byId('notices').append(notice);
-  setTimeout(() => notice.remove(), 6000);
+  setTimeout(() => notice.remove(), undo ? UNDO_MS : 6000);
 }
 
 function complain({message, hint, status}) {    // it stays until it is closed
@@ -19433,6 +19532,7 @@ function draw() {
   if (view) drawHeader();
   if (jobPage) return drawJobPage();
   if (!view) return;
+  measureNames();
   const hasJobs = Object.values(view.counts).some(Boolean), checks = view.bad_checks.join(', ');
   const state = [el('div', {id: 'banners'},
     banner('warn', view.is_paused && 'The queue is paused: running jobs go on, nothing new starts.'),
@@ -19444,10 +19544,11 @@ function draw() {
   const lists = (hasJobs || isFiltered()) && drawLists();       // what was looked for comes first
   show(byId('overview'), el('h1', {class: 'unseen'}, 'nexus: GPUs and jobs'),
     isFiltered() ? [lists, state] : [state, lists]);
+  fitNames();
 }
 
 function drawHeader() {
-  const {counts, host} = view, failures = listFailures().length, job = jobPage?.job;
+  const {counts, host} = view, failures = view.found.failures, job = jobPage?.job;
   const count = (status, word, kind) => el('a', {href: `#/?status=${status}`, class: kind},
     el('b', {}, number(counts[status])), ` ${word}`);
   show(byId('host'), listed(host.name, isSet(host.cpu_percent) && `CPU ${percent(host.cpu_percent)}`,
@@ -19473,17 +19574,49 @@ function pauseButton(isPaused, name, path, {query = '', noun = '', kind = 'quiet
     {class: isPaused ? null : kind, 'aria-label': label, title: label});
 }
 
+// Where there is no room for a name, what it has in common with another one is cut, and not what tells them apart.
+
+const titleOf = (job) =>
+  job.name ?? commandOf(job).replace(/^(\S*\/)?(python[\d.]*|bash|sh)\s+(?=[^-\s])(\S*\/)?/, '');
+let commonLengths = new Map();                  // {title: characters at its begin that another one has too}
+
+function measureNames() {
+  const titles = [...new Set([...Object.values(view.jobs).map(titleOf), ...Object.keys(view.groups)])].sort();
+  const common = (one = '', other = '') => {
+    let length = 0;
+    while (length < one.length && one[length] === other[length]) length += 1;
+    length = one.slice(0, length).search(/[^\s=/_.,:-]*$/);      // whole words
+    return length < 8 ? 0 : length;
+  };
+  commonLengths = new Map(titles.map((title, index) =>
+    [title, Math.max(common(title, titles[index - 1]), common(title, titles[index + 1]))]));
+}
+
+function fitNames() {                           // in each list, they have the room that its longest name takes
+  for (const list of byId('overview').querySelectorAll('section')) {
+    const lengths = [...list.querySelectorAll('.job .name')].map(({textContent}) => textContent.length);
+    list.style.setProperty('--name', `${Math.max(0, ...lengths)}ch`);
+  }
+}
+
+function drawName(title, kind) {
+  const length = commonLengths.get(title) ?? 0;
+  return el('span', {class: `name ${kind}`}, el('span', {class: 'clip'}, title.slice(0, length)),
+    el('span', {class: 'clip'}, title.slice(length)));
+}
+
 // What a row tells of a job.
 function describe(job, note, reason = job.waiting_for) {
   const {status, last_line: line, estimated_start: start} = job, isRunning = status === 'running';
-  const title = job.name ?? commandOf(job).replace(/^(\S*\/)?(python[\d.]*|bash|sh)\s+(?=[^-\s])(\S*\/)?/, '');
+  const title = titleOf(job), {preemptions, preempted_seconds: lost} = job;
   const since = (word, stamp) => stamp && badge('Paused', `${word} for ${about(secondsSince(stamp))}`);
   return [
     el('a', {class: 'job', href: addressOf(job.id), title: commandOf(job), 'aria-label': `Job ${job.id} ${title}`},
-      el('span', {class: 'id'}, job.id), el('span', {class: `clip ${job.name ? 'title' : 'command'}`}, title)),
+      el('span', {class: 'id'}, job.id), drawName(title, job.name ? 'title' : 'command')),
     job.is_held && badge('Paused', 'held'),
     isOver(job) && badge(status, job.outcome && status !== 'completed' ? job.outcome : `${MARKS[status]} ${status}`),
     muted(job.user !== view.user && job.user), note,
+    preemptions > 0 && muted(`${preemptions} \u00d7 preempted, ${about(lost)} lost`),
     isRunning && [
       job.gpus % 1 > 0 && el('span', {class: 'quiet muted'}, `${job.gpus} GPU`), since('idle', job.idle_since),
       since('unknown', job.unknown_since), job.stopping && badge('cancelled', 'stopping'),
@@ -19491,8 +19624,9 @@ function describe(job, note, reason = job.waiting_for) {
       drawProgress(job),
       el('span', {class: 'line clip', title: line}, line)],
     job.unrecorded && el('span', {class: 'why'}, `${status}; ${job.unrecorded}`),
-    status === 'pending' && el('span', {class: 'why'}, listed(hasNodes() && job.only_node && `on ${job.only_node}`,
-      reason, start && `starts in about ${about(-secondsSince(start))}`)),
+    status === 'pending' && el('span', {class: 'why'}, worded(listed(
+      hasNodes() && job.only_node && `on ${job.only_node}`, reason,
+      start && `starts in about ${about(-secondsSince(start))}`))),
     isOver(job) && el('span', {class: 'cause small command clip', title: job.cause_line}, job.cause_line)];
 }
 
@@ -19511,35 +19645,33 @@ function drawTime(job) {                        // how long it runs, or ran, and
     isSet(run) && el('span', {class: 'quiet'}, `${duration(run)} \u00b7 `), ago(end));
 }
 
-// Failures stay until they are dismissed, in this browser, or retried.  Those of a group are one line.
+// Failures stay until their reader dismisses them, or they are retried.  Those of a group are one line.
 
-const readDismissed = () => (localStorage.getItem('nexus-dismissed') ?? '').split(',');
-
-function listFailures() {
-  const dismissed = readDismissed();
-  return view.failures.filter((id) => !dismissed.includes(id)).map((id) => view.jobs[id]);
-}
-
-function dismiss(jobs) {
-  localStorage.setItem('nexus-dismissed', [...readDismissed(), ...jobs.map(({id}) => id)].slice(-500).join());
-  draw();
+function dismiss(choice, isUndone = false) {
+  const done = ({ids}) => `${counted(ids.length, 'failure')} ${isUndone ? 'shown again' : 'dismissed'}.`;
+  return act('POST', 'jobs/dismiss', {...choice, undo: isUndone}, done, complain, {},
+    isUndone ? null : ({ids}) => dismiss({ids}, true));
 }
 
 function drawFailures() {
-  const failures = listFailures();
-  const lines = Object.entries(Object.groupBy(failures, ({group, id}) => group ? `group ${group}` : `job ${id}`));
-  const drawLine = ([key, jobs]) => {
-    const [{id, group}] = jobs, more = jobs.length - 1;
-    const note = more > 0 && el('a', {class: 'clip', href: groupAddress(group, 'failed')}, `+${more} of ${group}`);
-    return el('li', {key, class: 'bad'}, describe(jobs[0], note), drawTime(jobs[0]),
-      action('Retry', key, () => retry(more ? {group} : {ids: [id]})),
-      button('\u00d7', () => dismiss(jobs), {'aria-label': `Dismiss ${key}`, title: 'Dismiss'}));
+  const drawLine = ([id, count]) => {
+    const job = view.jobs[id], {group} = job, isMany = count > 1, key = group ? `group ${group}` : `job ${id}`;
+    const what = isMany ? `${counted(count, 'failure')} of ${key}` : `job ${id}`;
+    const note = isMany && el('a', {class: 'clip', href: groupAddress(group, 'failed')}, `+${count - 1} of ${group}`);
+    return el('li', {key, class: 'bad', 'data-job': id}, describe(job, note), drawTime(job),
+      el('span', {class: 'actions'}, el('a', {href: addressOf(id), 'aria-label': `Log of ${titleOf(job)}`}, 'Log'),
+        button(isMany ? `Retry ${number(count)} failed` : 'Retry', () => retry(isMany ? {group} : {ids: [id]}),
+          {key: 'retry', 'aria-label': `Retry ${what}`}),
+        button('\u00d7', () => dismiss(isMany ? {group, status: 'failed'} : {ids: [id]}),
+          {'aria-label': `Dismiss ${what}`, title: `Dismiss ${what}`})));
   };
-  return el('section', {id: 'failures', 'aria-label': 'Failures'}, lines.length > 0 && el('ul', {class: 'rows panel'},
-    lines.slice(0, SHOWN_FAILURES).map(drawLine),
-    lines.length > 1 && el('li', {class: 'bad', key: 'all'}, el('span', {class: 'grow'}),
-      lines.length > SHOWN_FAILURES && el('a', {href: '#/?status=failed'}, `${lines.length - SHOWN_FAILURES} more`),
-      button('Dismiss all', () => dismiss(failures), {class: 'link'}))));
+  const {failures, found} = view, shown = failures.slice(0, SHOWN_FAILURES);
+  const left = found.failures - shown.reduce((sum, [, count]) => sum + count, 0);
+  return el('section', {id: 'failures', 'aria-label': 'Failures'}, shown.length > 0 && el('ul', {class: 'rows panel'},
+    shown.map(drawLine),
+    failures.length > 1 && el('li', {class: 'bad', key: 'all'}, el('span', {class: 'grow'}),
+      left > 0 && el('a', {href: '#/?status=failed'}, `${number(left)} more`),
+      button(`Dismiss all ${number(found.failures)}`, () => dismiss({status: 'failed'}), {class: 'link'}))));
 }
 
 // GPUs, a row for each: its load, its memory, and who has it.  Where there are nodes, they are folded by machine.
@@ -19582,6 +19714,7 @@ function drawGpu(gpu) {
   const {utilization, utilization_mean: mean, memory_used_mib: used, temperature, power_watts: watts}
     = view.readings[place] ?? {};
   const jobs = gpu.job_ids.map((id) => view.jobs[id]).filter(Boolean);
+  const drawUse = (job) => el('div', {class: 'use', key: job.id, 'data-job': job.id}, describe(job), drawTime(job));
   const unavailable = jobs.length > 0 || isPaused ? null : gpu.unavailable;
   const note = gpu.fault ?? gpu.used_by ?? unavailable;
   const title = listed(name, gpu.name, isSet(mean) && `load in the last hour ${percent(mean)}`,
@@ -19596,10 +19729,10 @@ function drawGpu(gpu) {
     el('div', {title}, el('b', {}, localPlace(gpu)),
       gpu.profile && el('div', {class: 'muted quiet small'}, gpu.profile)),
     gauge('load', utilization, 100, percent), gauge('memory', used, gpu.memory_total_mib, size),
-    el('div', {}, jobs.map((job) => el('div', {class: 'use', key: job.id, 'data-job': job.id}, describe(job))),
+    el('div', {}, jobs.map(drawUse),
       (state !== 'Busy' || note) && el('div', {class: 'use', key: 'state'}, badge(state), isPaused && pause,
-        el('span', {class: gpu.fault ? 'red' : 'muted'}, note))),
-    el('span', {class: 'time'}, jobs[0] && drawTime(jobs[0]), !isPaused && pause));
+        note && el('span', {class: gpu.fault ? 'red' : 'muted'}, worded(note)))),
+    el('span', {class: 'later'}, !isPaused && pause));
 }
 
 // What waits and what has ended.  A group is one row with a bar, and a link to its jobs.
@@ -19615,17 +19748,22 @@ function drawLists() {
   view.groups[group] && el('ul', {class: 'rows panel', key: 'group'}, drawGroup(view.groups[group])),
   found.running?.length > 0 && wants('running') && drawList('running', 'Running', found.running, found.running.length),
   wants('pending') && drawList('waiting', 'Waiting', waiting, found.waiting, 'Nothing waits.', counts.pending),
-  wants(...FINAL) && drawList('ended', 'Ended', ended, found.ended, 'No job has ended yet.'));
+  wants(...FINAL) && drawList('ended', 'Ended', ended, found.ended,
+    found.failures ? 'No other job has ended yet.' : 'No job has ended yet.',
+    FINAL.reduce((sum, word) => sum + counts[word], 0), !isFiltered() && found.failures));
 }
 
-function drawList(id, title, entries, total, empty, jobs = total) {
+// `total`: rows, of which entries are the first.  `jobs`: how many those are; `above`, of them, failures.
+function drawList(id, title, entries, total, empty, jobs = total, above = 0) {
   const left = total - entries.length;
   const rows = entries.map((entry, index) => {
     const job = view.jobs[entry], reason = job?.waiting_for;
     const isSame = reason && reason === view.jobs[entries[index - 1]]?.waiting_for;
     return job ? drawJob(job, isSame ? 'as above' : reason) : drawGroup(view.groups[entry.slice('group:'.length)]);
   });
-  return section(id, title, total > 0 && number(isFiltered() ? total : jobs), el('div', {class: 'panel'},
+  const count = isFiltered() ? total : jobs;
+  return section(id, title, listed(count > 0 && number(count), above > 0 && `${counted(above, 'failure')} above`),
+    el('div', {class: 'panel'},
     rows.length ? el('ul', {class: 'rows'}, rows)
       : el('p', {class: 'pad muted'}, isFiltered() ? 'No job matches the filter.' : empty),
     left > 0 && el('p', {class: 'pad'}, button(`Show ${Math.min(PAGE, left)} more of ${number(left)}`,
@@ -19643,9 +19781,9 @@ function drawJob(job, reason) {
       !isOver(job) && cancelButton(), isOver(job) && status !== 'completed' && retryButton()));
 }
 
-const edit = (id, change, refuse) => act('PATCH', `queue/${id}`, change, `Job ${id} was changed.`, refuse);
+const edit = (id, change, done, refuse) => act('PATCH', `queue/${id}`, change, `Job ${id} ${done}.`, refuse);
 const holdButton = ({id, is_held: isHeld}) => action(isHeld ? 'Resume' : 'Hold', `job ${id}`,
-  () => edit(id, {is_held: !isHeld}), {class: null});
+  () => edit(id, {is_held: !isHeld}, isHeld ? 'was resumed' : 'was held'), {class: null, key: 'hold'});
 
 function drawGroup(group) {
   const {name, hold, estimated_end: end} = group, isOn = group.pending + group.running > 0;
@@ -19654,14 +19792,14 @@ function drawGroup(group) {
   const ended = total - group.pending - group.running, label = `group ${name}`, far = group.fraction;
   const kind = filter.group ? null : 'quiet';   // its own page has room
   return el('li', {class: 'group', key: label, 'data-group': name},
-    el('a', {class: 'title clip', href: groupAddress(name)}, name),
+    el('a', {class: 'title', href: groupAddress(name)}, drawName(name, '')),
     el('progress', {'aria-label': `${number(ended)} of ${number(total)} have ended`,
       value: isSet(far) ? far * total : ended, max: total}),
     statuses.map((status) => el('a', {class: `badge ${KINDS[status] ?? ''}`, key: status, title: status,
       href: groupAddress(name, status)}, `${number(group[status])} ${MARKS[status]}`,
     el('span', {class: 'unseen'}, status))),
-    el('span', {class: 'why'}, listed(hold ?? group.waiting_for, isSet(far) && percent(100 * far),
-      end && !hold && `about ${about(-secondsSince(end))} left`, !isOn && group.failed_line)),
+    el('span', {class: 'why'}, worded(listed(hold ?? group.waiting_for, isSet(far) && percent(100 * far),
+      end && !hold && `about ${about(-secondsSince(end))} left`, !isOn && group.failed_line))),
     el('span', {class: 'actions'}, group.failed_id
       && action('Retry failed', label, () => retry({group: name}), {class: kind}),
     isOn && pauseButton(Boolean(hold), label, 'service', {query: `?group=${encodeURIComponent(name)}`, kind}),
@@ -19993,17 +20131,18 @@ function drawActions(job) {
     return [button('Retry', () => retry({ids: [id]})), button('Change and retry', () => openForm(
       'retry', `Run job ${id} again`, 'Retry', job, (change, refuse) => retry({ids: [id]}, change, refuse)))];
   }
-  const move = (position, words) => view?.is_owner && button(`Move ${words}`, () => edit(id, {position}));
+  const move = (position, words) => view?.is_owner
+    && button(`Move ${words}`, () => edit(id, {position}, `was moved ${words}`));
   return [
     job.status === 'pending' && [holdButton(job), move(0, 'to the front'), move(-1, 'to the end')],
     button('Change', () => openForm(job.status, `Change job ${id}`, 'Change', job,
-      (change, refuse) => edit(id, change, refuse))),
+      (change, refuse) => edit(id, change, 'was changed', refuse))),
     button('Cancel', () => cancelJob(job), {disabled: Boolean(job.stopping)})];
 }
 
 function drawFacts(job) {
   const {id, user, why, idle_since: idle, unknown_since: unknown} = {...job, ...jobPage};
-  const list = (lines, kind) => lines.map((line) => el('li', {class: kind}, line));
+  const list = (lines, kind) => lines.map((line) => el('li', {class: kind}, worded(line)));
   const attempts = job.attempts.map((attempt) => listed(`attempt ${attempt.attempt}: ${attempt.outcome ?? 'running'}`,
     where(attempt), duration(attempt.runtime_seconds ?? 0), attempt.cause_line));
   const facts = {...job, place: where(job), retries: job.retries || null};

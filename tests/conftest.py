@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 TESTS = os.path.dirname(os.path.abspath(__file__))
@@ -25,3 +26,10 @@ settings.register_profile("steady", derandomize=True, deadline=None, max_example
                           suppress_health_check=slow_is_fine)
 settings.register_profile("search", deadline=None, max_examples=2000, suppress_health_check=slow_is_fine)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
+
+
+@pytest.fixture(scope="module")
+def browser():
+    import pages
+    with pages.launch() as chromium:
+        yield chromium

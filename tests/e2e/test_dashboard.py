@@ -14,28 +14,10 @@ import time
 import live
 import network
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from pages import FORWARDED, axe, clear_jobs, row, visit
+from playwright.sync_api import expect
 
 import nexus
-
-CHROMIUM = shutil.which("chromium")
-PATIENCE_MS = live.PATIENCE_S * 1000
-expect.set_options(timeout=PATIENCE_MS)
-
-# What the browser itself says of a service that is away, of a refusal and of a missing job: expected where a test brings it about
-EXPECTED = re.compile("net::ERR_(CONNECTION|EMPTY|INCOMPLETE|SOCKET)|status of (401|403|404|400|409)"
-                      "|Cannot convert undefined|Cannot read properties of undefined")
-
-
-FORWARDED = {"X-Forwarded-For": "192.0.2.7"}
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"], timeout=PATIENCE_MS)
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture(scope="module")
@@ -46,42 +28,9 @@ def box():
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(request):
-    """Of one test's jobs for the next one in the same box."""
     yield
     if "box" in request.fixturenames:
-        shared = request.getfixturevalue("box")
-        shared.ask("POST", "/service/resume")
-        for job in shared.ask("GET", "/queue")[::-1]:
-            shared.call("DELETE", f"/queue/{job['id']}")
-        for job in shared.ask("GET", "/jobs?status=running"):
-            shared.call("DELETE", f"/jobs/{job['id']}")
-            shared.wait(job["id"])
-        for status in ("failed", "cancelled", "completed"):
-            shared.ask("POST", "/jobs/clear", {"status": status})
-
-
-@contextlib.contextmanager
-def visit(browser, box, path="", is_expecting_errors=False, width=1280, height=900, is_waiting=True, **options):
-    """A page of its own; at the end, nothing must have been said on its console, thrown, or kept out by the policy."""
-    context = browser.new_context(viewport={"width": width, "height": height}, **options)
-    context.set_default_timeout(PATIENCE_MS)
-    faults = []
-    context.add_init_script("""
-        window.violations = [];
-        addEventListener('securitypolicyviolation', (event) => violations.push(`${event.violatedDirective} ${event.blockedURI}`));
-        window.loadedAt = Math.random();
-    """)
-    page = context.new_page()
-    page.on("console", lambda message: message.type in ("error", "warning") and faults.append(message.text))
-    page.on("pageerror", lambda error: faults.append(str(error)))
-    page.on("dialog", lambda dialog: (faults.append(f"a dialog: {dialog.message}"), dialog.dismiss()))
-    page.goto(f"http://127.0.0.1:{box.port}/{path}")
-    if is_waiting:
-        expect(page.locator("#connection")).to_have_text("live")
-    yield page
-    assert page.evaluate("violations") == []
-    assert [fault for fault in faults if not (is_expecting_errors and EXPECTED.search(fault))] == []
-    context.close()
+        clear_jobs(request.getfixturevalue("box"))
 
 
 def curl(box, command, **more):
@@ -89,11 +38,6 @@ def curl(box, command, **more):
     done = subprocess.run(["curl", "-sS", "-H", "Content-Type: application/json", "-d", json.dumps({"command": command, **more}),
                            f"http://127.0.0.1:{box.port}/queue"], capture_output=True, text=True, check=True, timeout=60)
     return json.loads(done.stdout)["id"]
-
-
-def row(page, job_id):
-    """What the overview tells of a job: at its GPU, or in a list."""
-    return page.locator(f"[data-job={job_id}]").first
 
 
 def cancel(page, job_id):
@@ -603,7 +547,7 @@ def test_failures_stay_until_they_are_dismissed_or_tried_again(browser, box):
         expect(page).to_have_title(re.compile("^\u2717 5 "))
         expect(failures.locator("li")).to_have_count(4)              # the group is one line; and those for all
         expect(failures).to_contain_text("+2 of sweep")
-        page.get_by_role("button", name="Dismiss group sweep").click()
+        page.get_by_role("button", name="Dismiss 3 failures of group sweep").click()
         page.get_by_role("button", name=f"Dismiss job {other}").click()
         expect(failures.locator("li")).to_have_count(1)
         page.reload()
@@ -1003,13 +947,6 @@ def test_it_reconnects_after_a_restart(browser):
 
 
 # For everybody
-
-def axe(page):
-    """What axe finds against WCAG 2.1 A and AA."""
-    from axe_playwright_python.sync_playwright import Axe
-    found = Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}).response["violations"]
-    return [(rule["id"], [node["target"] for node in rule["nodes"]][:5], rule["nodes"][0]["failureSummary"]) for rule in found]
-
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1600, 390, 320])

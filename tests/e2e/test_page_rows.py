@@ -1,0 +1,253 @@
+"""Section 23: what the rows of the overview say, and where the focus goes; the failures that one has dismissed."""
+
+import contextlib
+import hashlib
+import json
+import re
+import time
+
+import live
+import pytest
+from pages import FORWARDED, clear_jobs, row, visit
+from playwright.sync_api import expect
+
+import nexus
+
+BOB = "a-token-of-bobs-0000"
+
+
+@pytest.fixture(scope="module")
+def box():
+    with live.Box(gpus=2) as shared:
+        yield shared
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(request):
+    yield
+    if "box" in request.fixturenames:
+        clear_jobs(request.getfixturevalue("box"))
+
+
+def fail(box, code=3, **options):
+    return box.wait(box.add(f"exit {code}", gpus=0, **options), "failed")["id"]
+
+
+def shown(box, **headers):
+    """The failures of whoever asks, as [[id, how many]]; and how many in all."""
+    answer = box.call("GET", "/status?after=0", **headers)[1]
+    return answer["failures"], answer["found"]["failures"]
+
+
+# Failures that are dismissed
+
+def test_a_dismissal_is_its_users_and_survives_a_restart():
+    with live.Box(cpu_slots=8) as box:
+        token = nexus.Token("bob", hashlib.sha256(BOB.encode()).hexdigest(), time.time())
+        nexus.change_tokens(nexus.DISK, str(box.home / "tokens.json"), lambda tokens: {token.sha256: token})
+        bob = {"Authorization": f"Bearer {BOB}", **FORWARDED}
+        mine = fail(box)
+        his = box.call("POST", "/queue", {"command": "exit 4", "gpus": 0}, **bob)[1]["id"]
+        box.wait(his, "failed")
+        many = [fail(box, group="sweep") for _ in range(3)]
+        assert shown(box) == ([[many[2], 3], [his, 1], [mine, 1]], 5)
+        assert shown(box, **bob) == ([[his, 1]], 1)
+        assert box.call("POST", "/jobs/dismiss", {"ids": [mine]}, **bob)[0] == 403
+        assert box.ask("POST", "/jobs/dismiss", {"group": "sweep"}) == {"ids": many}
+        assert box.ask("POST", "/jobs/dismiss", {"ids": [his]}) == {"ids": [his]}
+        assert box.ask("POST", "/jobs/dismiss", {"ids": [his]}) == {"ids": []}, "it was"
+        box.kill_service()
+        box.start()
+        assert shown(box) == ([[mine, 1]], 1)
+        assert shown(box, **bob) == ([[his, 1]], 1), "bob has not seen it yet"
+        assert box.call("POST", "/jobs/dismiss", {"status": "failed"}, **bob)[1] == {"ids": [his]}
+        assert shown(box, **bob) == ([], 0)
+        assert box.ask("POST", "/jobs/dismiss", {"ids": many, "undo": True}) == {"ids": many}
+        assert shown(box) == ([[many[2], 3], [mine, 1]], 4)
+
+
+def test_only_failures_are_dismissed(box):
+    done = box.wait(box.add("true", gpus=0), "completed")["id"]
+    for body, status, words in (
+            ({"ids": [done]}, 409, "is completed"), ({"ids": ["zzz"]}, 404, "no job"), ({}, 400, ""),
+            ({"undo": True}, 400, "nothing says which jobs"), ({"ids": [done], "undo": "yes"}, 400, "undo")):
+        answered, answer = box.call("POST", "/jobs/dismiss", body)
+        assert answered == status and words in answer["message"], (body, answer)
+    assert box.ask("POST", "/jobs/dismiss", {"status": "completed"}) == {"ids": []}
+
+
+def test_what_stands_above_is_not_repeated_below(browser, box):
+    box.wait(box.add("true", gpus=0, name="well"), "completed")
+    bad, again = fail(box), fail(box)
+    for _ in range(2):
+        box.wait(box.ask("POST", "/queue", {"command": "true", "gpus": 0, "group": "both"})["id"], "completed")
+    with visit(browser, box) as page:
+        expect(page.locator("#ended-count")).to_have_text("5 · 2 failures above")
+        expect(page.locator("#ended li")).to_have_count(2)              # the group is one
+        page.get_by_role("button", name=f"Dismiss job {bad}").click()
+        expect(page.locator("#notices")).to_contain_text("1 failure dismissed.")
+        expect(page.locator(f"#ended [data-job={bad}]")).to_be_visible()
+        expect(page.locator("#ended-count")).to_have_text("5 · 1 failure above")
+        page.get_by_role("button", name="Undo").click()
+        expect(page.locator("#notices")).to_contain_text("1 failure shown again.")
+        expect(page.locator(f"#failures [data-job={bad}]")).to_be_visible()
+        page.get_by_role("button", name="Dismiss all 2").click()
+        expect(page.locator("#failures li")).to_have_count(0)
+        expect(page).to_have_title(re.compile("^0 running"))
+        page.reload()
+        expect(page.locator(f"#ended [data-job={again}]")).to_be_visible()
+        expect(page.locator("#failures li")).to_have_count(0)
+
+
+def test_a_failure_on_a_phone_has_its_time_its_log_and_another_try(browser, box):
+    first = box.wait(box.add("echo 'ValueError: no such file' >&2; exit 3", gpus=0, name="train"), "failed")["id"]
+    many = [fail(box, group="sweep") for _ in range(3)]
+    with visit(browser, box, width=390, height=844, is_expecting_errors=True) as page:
+        line = page.locator(f"#failures [data-job={first}]")
+        for part in (line.locator(".time"), line.get_by_text("ValueError: no such file"), line.get_by_role("button", name="Retry")):
+            expect(part).to_be_visible()
+        expect(line.locator(".time")).to_have_text(re.compile("just now|ago"))
+        expect(page.get_by_role("button", name="Retry 3 failures of group sweep")).to_have_text("Retry 3 failed")
+        line.get_by_role("link", name="Log of train").click()
+        expect(page.get_by_role("log")).to_contain_text("ValueError: no such file")
+        page.go_back()
+        page.get_by_role("button", name="Retry 3 failures of group sweep").click()
+        expect(page.locator("#notices")).to_contain_text("3 jobs run again.")
+        live.until(lambda: len(box.ask("GET", "/jobs?group=sweep")) == 2 * len(many))
+
+
+# Where the focus goes
+
+def has_focus(page, selector):
+    page.wait_for_function("selector => document.activeElement.closest(selector)", arg=selector)
+
+
+def test_the_focus_goes_to_the_next_row(browser, box):
+    bad = [fail(box) for _ in range(2)]
+    box.ask("POST", "/service/pause")
+    ids = [box.add("true", gpus=0) for _ in range(4)]
+    with visit(browser, box) as page:
+        def press(name):
+            page.get_by_role("button", name=name).focus()
+            page.keyboard.press("Enter")
+
+        for gone, next_row in ((0, 1), (3, 2)):
+            press(f"Cancel job {ids[gone]}")
+            page.get_by_role("dialog").get_by_role("button", name="Cancel job").press("Enter")
+            expect(page.locator(f"#waiting [data-job={ids[gone]}]")).to_have_count(0)
+            has_focus(page, f"#waiting [data-job={ids[next_row]}]")
+            assert page.evaluate("document.activeElement.textContent") == "Cancel"
+        press(f"Dismiss job {bad[1]}")
+        has_focus(page, f"#failures [data-job={bad[0]}]")
+        assert page.evaluate("document.activeElement.textContent") == "\u00d7"
+        box.ask("PATCH", f"/queue/{ids[1]}", {"is_held": True})
+        press(f"Resume job {ids[1]}")
+        expect(page.locator("#notices")).to_contain_text(f"Job {ids[1]} was resumed.")
+        has_focus(page, f"#waiting [data-job={ids[1]}]")
+        press(f"Dismiss job {bad[0]}")
+        has_focus(page, "main")
+
+
+# What the rows say
+
+def test_jobs_that_share_a_gpu_have_each_its_time(browser):
+    with live.Box(gpus=1) as box:
+        ids = [box.wait_started(box.add("sleep 1000", gpus=0.5))["id"] for _ in range(2)]
+        with visit(browser, box) as page:
+            for job_id in ids:
+                expect(page.locator(f"#gpus [data-job={job_id}] .time")).to_have_text(re.compile(r"^\d+s$"))
+            gpu = page.locator("[data-gpu='0']")
+            gpu.locator("a").first.focus()
+            for _ in ids:
+                page.keyboard.press("Tab")
+            expect(gpu.get_by_role("button", name="Pause GPU 0")).to_be_focused()
+            expect(gpu.locator(".later")).to_have_css("opacity", "1")
+
+
+def test_reasons_are_in_the_words_of_the_page(browser, box):
+    runs = box.wait_started(box.add("sleep 1000", gpus=0))["id"]
+    held = box.add("true", gpus=0, is_held=True)
+    later = [box.add("true", gpus=0, after=[runs, held]), box.add("true", gpus=0, after=[held])]
+    box.ask("POST", "/gpus/1/pause")
+    with visit(browser, box) as page:
+        expect(row(page, held).locator(".why")).to_have_text("it is held")
+        expect(row(page, later[0]).locator(".why a")).to_have_text([runs, held])
+        row(page, later[1]).locator(".why").get_by_role("link", name=f"Job {held}").click()
+        expect(page.get_by_role("heading", name=f"Job {held}")).to_be_focused()
+        expect(page.locator("#why")).to_contain_text("it is held")
+        assert "nexus resume" not in page.locator("main").inner_text()
+        page.get_by_role("button", name="Resume").click()
+        expect(page.locator("#notices")).to_contain_text(f"Job {held} was resumed.")
+        page.goto(page.url.split("#")[0] + f"#/jobs/{later[0]}")
+        expect(page.locator("#why a")).to_have_text([runs, held])
+    box.ask("POST", "/gpus/1/resume")
+
+
+def test_a_job_that_has_no_place_yet_does_not_say_where_it_is(browser, box):
+    box.ask("POST", "/service/pause")
+    job_id, cpu = box.add("true"), box.add("true", gpus=0)
+    box.ask("POST", "/service/resume")
+    for each, words in ((box.wait(job_id, "completed")["id"], "where: GPU "), (box.wait(cpu, "completed")["id"], "where: CPU")):
+        with visit(browser, box, f"#/jobs/{each}") as page:
+            page.get_by_text("Details").click()
+            expect(page.locator("#job .facts")).to_contain_text(words)
+    box.ask("POST", "/service/pause")
+    with visit(browser, box, f"#/jobs/{box.add('true')}") as page:
+        page.get_by_text("Details").click()
+        expect(page.locator("#job .facts")).to_contain_text("submitted: ")
+        assert "where:" not in page.locator("#job .facts").inner_text() and "CPU" not in page.locator("#job").inner_text()
+
+
+NAMES = [  # names, what can be seen of each where there is no room for the whole
+    ([f"llama-sft-on-all-of-the-alpaca-data seed={seed}" for seed in (7, 8)], ["7", "8"]),
+    (["an-only-one-whose-name-is-too-long-for-every-phone"], ["an-only-one"]),
+    ([f"{rate} is the learning rate of a sweep of long names" for rate in ("1e-3", "1e-4")], ["1e-3", "1e-4"])]
+
+
+@pytest.mark.parametrize("names, wanted", NAMES, ids=[words[0].split()[0] for words, _ in NAMES])
+def test_names_are_cut_in_what_they_have_in_common(browser, box, names, wanted):
+    box.ask("POST", "/service/pause")
+    ids = [box.add("true", name=name, gpus=0) for name in names]
+    with visit(browser, box, width=390, height=844) as page:
+        for job_id, name, part in zip(ids, names, wanted):
+            link = row(page, job_id).get_by_role("link", name=f"Job {job_id}").first
+            assert link.locator(".name").text_content() == name
+            pieces = link.locator(".name .clip").all()
+            piece = next(each for each in reversed(pieces) if part in each.text_content())
+            # the part is within what is seen of its piece
+            assert piece.evaluate("""(node, part) => {
+                const range = document.createRange(), at = node.textContent.indexOf(part);
+                range.setStart(node.firstChild, at);
+                range.setEnd(node.firstChild, at + part.length);
+                return range.getBoundingClientRect().right <= node.getBoundingClientRect().right + 1;
+            }""", part), name
+        page.set_viewport_size({"width": 1600, "height": 900})
+        for job_id in ids:
+            cut = "nodes => nodes.filter((node) => node.scrollWidth > node.clientWidth + 1).length"
+            assert row(page, job_id).locator(".name .clip").evaluate_all(cut) == 0, "there is room"
+
+
+@contextlib.contextmanager
+def changed_status(page, change):
+    """The service's answers, with what is rare."""
+    def answer(route):
+        reply = route.fetch()
+        document = reply.json()
+        change(document)
+        route.fulfill(response=reply, body=json.dumps(document))
+
+    page.route("**/status?*", answer)
+    yield
+    page.unroute_all(behavior="ignoreErrors")
+
+
+def test_preemptions_stand_in_the_row(browser, box):
+    job_id = box.wait_started(box.add("sleep 1000", gpus=0))["id"]
+
+    def preempt(document):
+        if job_id in document.get("jobs", {}):
+            document["jobs"][job_id].update(preemptions=3, preempted_seconds=860.5)
+
+    with visit(browser, box, width=390, height=844) as page, changed_status(page, preempt):
+        page.reload()
+        expect(row(page, job_id)).to_contain_text("3 \u00d7 preempted, 14m lost")
