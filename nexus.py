@@ -14365,7 +14365,8 @@ PARAMETERS: Mapping[str, Field] = {             # names with a dash are headers;
     "after": Field(COUNT, "reply when something has changed since this state_version, or after 15 s; 0: at once"),
     "since": Field(DURATION_TEXT, "at most so old, like 24h (7d)", parse=parse_duration),
     "by": Field(one_of("user", "group"), "a row for each user (the default) or group"),
-    "wait": Field(integer_in(0, 3600), "reply only when the job has ended, or after so many seconds"),
+    "wait": Field(integer_in(0, 3600), "reply only when the job has ended, or after so many seconds; of logs, also "
+                  "when there is more after the offset"),
     "follow": Field(QUERY_FLAG, "go on as it grows, until the end", parse=parse_flag),
     "tail": Field(COUNT, "begin so many lines before the end; a progress bar is shown as it was last"),
     "stream": Field(one_of(*STREAMS), "which of the two files"),
@@ -14857,9 +14858,11 @@ class Api:
            "application/x-ndjson", "text/plain")
     def get_logs(self, caller: Caller, request: Request, id: str, follow: bool = False, stream: str = "both",
                  tail: int | None = None, offset: Sequence[int] | None = None, timestamps: bool = False,
-                 grep: str | None = None, context: int | None = None) -> Response:
+                 grep: str | None = None, context: int | None = None, wait: int = 0) -> Response:
         if context is not None and grep is None:
             refuse("context is of lines that grep finds", hint="grep=TEXT&context=3")
+        if wait and (follow or grep is not None):
+            refuse("wait is for one reply with all that is new: without follow and grep", hint="offset=100,20&wait=30")
         job, streams = self.find_job(id, caller), [STREAMS.index(stream)] if stream != "both" else [0, 1]
 
         def look() -> tuple[str, Sequence[Attempt], bool]:
@@ -14876,7 +14879,7 @@ class Api:
         make_text = log_entry_json if is_json else make_log_text(timestamps, len(streams) > 1)
         kind = NDJSON if is_json else PLAIN_TEXT
         if grep is None:
-            return self.send_logs(reader, look, make_text, follow, kind, longest)
+            return self.send_logs(reader, look, make_text, follow, kind, longest, wait)
         return self.search_logs(reader, look, LogSearch(grep, context or 0, make_text), follow, kind)
 
     def search_logs(self, reader: LogReader, look: Callable[[], tuple[str, Sequence[Attempt], bool]],
@@ -14895,15 +14898,17 @@ class Api:
 
     def send_logs(self, reader: LogReader, look: Callable[[], tuple[str, Sequence[Attempt], bool]],
                   make_text: Callable[[LogEntry, Sequence[Attempt]], bytes], is_followed: bool,
-                  kind: str = PLAIN_TEXT, longest: int | None = None) -> Response:
+                  kind: str = PLAIN_TEXT, longest: int | None = None, wait_s: float = 0) -> Response:
         """Stream logs from the reader's offsets; with `is_followed`, until the job is over.
 
         `look`: where the logs are, and whether the job is over.  `longest`: for read(), of what is there at first.
+        `wait_s`: how long to wait for more when there is nothing.
         """
         search = make_text if isinstance(make_text, LogSearch) else None
 
         def pieces() -> Iterator[bytes]:
-            is_on, limit = True, longest
+            clock = self.service.clock
+            is_on, limit, give_up_at = True, longest, clock.monotonic() + wait_s
             while is_on:
                 reader.folder, attempts, was_over = look()
                 # Small entries are joined: each piece costs a system call.  A piece, if empty, also finds who has gone.
@@ -14917,6 +14922,9 @@ class Api:
                         size = 0
                         text.clear()
                 limit, is_on = limit if search else None, is_followed and (found or not was_over)
+                # A part of a line is worth a reply too: read() keeps it until flush().
+                is_held = not (found or reader.partial or was_over or self.service.is_stopping)
+                is_on = is_on or (is_held and clock.monotonic() < give_up_at)
                 # A search takes whole lines alone.
                 for piece in reader.flush() if not is_on or not (found or search) else ():
                     text += make_text(piece, attempts)
@@ -14924,7 +14932,7 @@ class Api:
                 if search:
                     self.searches.discard(search)       # what comes now is little
                 if is_on:
-                    self.service.clock.sleep(LOG_LOOK_S)
+                    clock.sleep(LOG_LOOK_S)
 
         headers = {"Log-Offset": reader.format_offsets(reader.offsets)}
         return Response(200, content_type=kind, headers=headers, stream=pieces())
@@ -19229,7 +19237,9 @@ const ANSWER_MS = 20000, SILENCE_MS = 45000, TRIAL_MS = 60000, DOWNLOAD_MS = 360
 const LOG_TAIL = 2000, LOG_MOST = 20000;        // lines of a log at first; with earlier ones
 const UNDO_MS = 30000;                          // so long an action can be taken back
 const LINE_LENGTH = 20000;                      // characters of a line that are shown
-const LOG_PAUSE_MS = 1500;                      // between two looks for more of a log
+const LOG_PAUSE_MS = 1500;                      // between an answer with more of a log and the next question
+const LOG_WAIT_S = 30, LOG_SILENCE_MS = 40000;  // how long the service holds that question; its timeout
+const JOB_STALE_MS = 30000;                     // a job without news is loaded again after so long: its use changes
 const ANSWER_LENGTH = 200000;                   // characters of an answer that /docs shows
 const FINAL = ['completed', 'failed', 'cancelled'];
 const PRIORITIES = ['high', 'normal', 'low'];
@@ -19489,8 +19499,8 @@ async function follow() {
       version = view.state_version;
       delay = 500;
       showConnection(...view.bad_checks.length ? ['warn', 'not well'] : ['ok', 'live']);
+      if (jobPage && hasNewsOfJob(changes)) loadJob();
       draw();
-      if (!isOver(jobPage?.job)) loadJob();
       await pause(document.hidden ? HIDDEN_PAUSE_MS : NEWS_PAUSE_MS);
     } catch (error) {
       if (signal.aborted || tokenDialog) continue;
@@ -19990,7 +20000,25 @@ class LogSource {
   }
 }
 
-// The page polls: an open log holds no connection, and a failed poll does no harm.
+// The service holds the question for more of a log until there is more.  A browser has six connections to a service,
+// for all its tabs: one tab that is seen may have its question held, the others ask again and again.
+
+const TAB = `${Math.random()}`;
+
+function mayBeHeld() {
+  const [tab, until] = (localStorage.getItem('nexus-log') ?? '').split(' ');
+  if (tab && tab !== TAB && Number(until) > Date.now()) return false;
+  localStorage.setItem('nexus-log', `${TAB} ${Date.now() + LOG_SILENCE_MS}`);
+  return true;
+}
+
+function endHolding() {
+  log?.asking.abort();
+  if (localStorage.getItem('nexus-log')?.startsWith(TAB)) localStorage.removeItem('nexus-log');
+}
+
+document.addEventListener('visibilitychange', () => document.hidden && endHolding());
+addEventListener('pagehide', endHolding);
 
 const box = byId('lines'), newer = byId('newer');               // `newer` is seen when the end is not
 let log = null;                                 // the one that is shown, as it was opened
@@ -19998,25 +20026,28 @@ const isWhole = () => !/[1-9]/.test(log.begin ?? '');
 const canLoadEarlier = () => log?.isShown && !isWhole() && log.tail < LOG_MOST;
 
 function closeLog() {
+  endHolding();
   log = null;
   box.replaceChildren();
   newer.hidden = byId('log').hidden = true;
 }
 
 async function openLog(id, tail = LOG_TAIL, isSeeking = false) {
+  endHolding();
   const mine = log = {id, tail, begin: null, attempt: 1, partials: [], problem: 'opening',
-    sources: {stdout: new LogSource(null), stderr: new LogSource('err')}};
+    asking: new AbortController(), sources: {stdout: new LogSource(null), stderr: new LogSource('err')}};
   byId('log').hidden = false;
   while (log === mine && !mine.isOver) {
     const isFinal = isOver(jobPage.job);        // then all that it has printed comes now
     let lines = [], error = null;
+    mine.asking = new AbortController();
     try {
-      lines = await readLog(mine);
+      lines = await readLog(mine, mine.begin && !isFinal && mayBeHeld() ? LOG_WAIT_S : 0);
     } catch (failed) {
-      error = failed;
+      error = mine.asking.signal.aborted ? null : failed;
     }
     if (log !== mine) return;
-    mine.isOver = error ? error.status >= 400 && error.status < 500 : isFinal;
+    mine.isOver = error ? error.status >= 400 && error.status < 500 : isFinal && !mine.asking.signal.aborted;
     mine.problem = error && (error.status ? error.message : 'the connection is lost');
     if (!error) drawLog(lines);
     describeLog();
@@ -20025,11 +20056,12 @@ async function openLog(id, tail = LOG_TAIL, isSeeking = false) {
   }
 }
 
-async function readLog(mine) {                  // returns the lines that are new
+async function readLog(mine, wait) {            // returns the lines that are new
   const sources = Object.values(mine.sources), offsets = sources.map(({offset}) => offset).join();
-  const query = mine.begin ? `offset=${offsets}` : `tail=${mine.tail}`;
-  const {answer, content} = await request('GET', `${pathOf(mine.id)}/logs?${query}`,
-    {headers: {Accept: 'application/x-ndjson'}});
+  const query = mine.begin ? {offset: offsets, wait} : {tail: mine.tail};
+  const {answer, content} = await request('GET', `${pathOf(mine.id)}/logs?${new URLSearchParams(query)}`,
+    {headers: {Accept: 'application/x-ndjson'}, signal: mine.asking.signal,
+      timeout: wait ? LOG_SILENCE_MS : ANSWER_MS});
   const starts = answer.headers.get('Log-Offset'), lines = [];
   mine.begin ??= starts;
   sources.forEach((source, index) => { source.offset = Number(starts.split(',')[index]); });
@@ -20092,11 +20124,26 @@ byId('download').onclick = async () => {
 const SHOWN = SHOW_ROWS;                        // {heading: {key of a job: [its line, what makes the text in it]}}
 const FORMS = {clock, duration, size, percent, priority: (rank) => PRIORITIES[rank] ?? rank,
   text: (fact) => fact === true ? 'yes' : typeof fact === 'object' ? Object.values(fact).join(', ') : fact};
-let jobPage = null;                             // {id, job, why, error} of the one that is shown
+let jobPage = null;                             // {id, job, why, error, loadedAt} of the one that is shown
+
+const PRINTED = ['last_line', 'fraction', 'estimated_end', 'progress_by'];      // what a job's row has from its output
+
+// Whether what has changed asks for the job that is shown.  The reason why one waits may lie anywhere.
+function hasNewsOfJob({state_version: _, is_whole: isWhole, readings, host, jobs = {}, ...others}) {
+  const {id, job, loadedAt} = jobPage, row = jobs[id], isRunning = job?.status === 'running';
+  if (isOver(job)) return false;
+  if (isWhole || !job || Date.now() - loadedAt > JOB_STALE_MS) return true;
+  if (!isRunning) return Object.keys({...jobs, ...others}).length > 0;
+  if (!(id in jobs)) return false;
+  if (!row || Object.keys(row).some((name) => !PRINTED.includes(name))) return true;
+  Object.assign(job, row);
+  return false;
+}
 
 async function loadJob() {
   const page = jobPage;
   if (!page || page.error) return;
+  page.loadedAt = Date.now();
   try {
     const job = await ask('GET', pathOf(page.id));
     const why = job.status === 'pending' ? await ask('GET', `${pathOf(page.id)}/why`) : null;
