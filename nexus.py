@@ -2601,6 +2601,7 @@ class LogEntry(Value):
     at: float | None = None                             # when it had arrived; None: unknown
     content: bytes = b""
     is_after_gap: bool = False                          # a search has left out lines before it, and others before those
+    line: int = 1                                       # the number of its first line, of all lines that are read
 
 
 def parse_log_times(lines: Iterable[bytes]) -> Iterator[LogMark]:
@@ -2673,7 +2674,8 @@ class LogSearch:
             at = content.rfind(b"\n", 0, max(0, at))
         begin = at + 1 if self.context else at
         self.left_out += content.count(b"\n", 0, begin)
-        return replace(piece, start=piece.end - len(content) + begin, content=content[begin:])
+        return replace(piece, start=piece.end - len(content) + begin, content=content[begin:],
+                       line=piece.line + content.count(b"\n", 0, begin))
 
     def choose(self, piece: LogEntry, lines: Sequence[bytes], found: Sequence[int]) -> list[LogEntry]:
         """What is shown of these lines of a piece, and before it.  `found`: the numbers of those with the text."""
@@ -2695,7 +2697,7 @@ class LogSearch:
         def take(start: int, end: int) -> LogEntry:
             content = b"".join(lines[start:end])
             content = content if content.endswith(b"\n") else content.rstrip(b"\r") + b"\n"
-            return replace(piece, start=at[start], end=at[end], content=content)
+            return replace(piece, start=at[start], end=at[end], content=content, line=piece.line + start)
 
         rest = spans[-1][1] if spans else 0         # the first line that is not shown
         has_gap = self.has_shown and self.left_out + (spans[0][0] if spans else 0) > len(early)
@@ -6672,6 +6674,29 @@ def find_line_end(disk: Disk, path: str, start: int, end: int) -> int:
     return end
 
 
+class LineCounts:
+    """Counts the lines of logs.  The last count of each is kept: what comes after it is counted from there."""
+
+    def __init__(self, disk: Disk) -> None:
+        self.disk = disk
+        self.counted: dict[str, tuple[int, int, int]] = {}      # {path: (inode, bytes, lines that end in them)}
+
+    def count(self, path: str, end: int) -> int:
+        """How many lines end in the first `end` bytes."""
+        status = find_status(self.disk, path)
+        inode, at, lines = self.counted.pop(path, (0, 0, 0))
+        if not status or inode != status.st_ino or at > end:
+            at = lines = 0
+        while at < end and (block := read_part(self.disk, path, at, min(2**20, end - at))):
+            lines += block.count(b"\n")
+            at += len(block)
+        self.counted[path] = status.st_ino if status else 0, at, lines
+        for former in list(self.counted)[:-MAX_COUNTED_LOGS]:
+            self.counted.pop(former, None)
+        return lines
+
+
+MAX_COUNTED_LOGS = 100
 LOG_TIMES = "log.times"
 LOG_TIMES_BYTES = 2**24         # its limit
 
@@ -6726,6 +6751,8 @@ class LogReader:
         self.measure_now = measure_now
         self.offsets = [0, 0]                           # of what comes next
         self.limits: Sequence[int] = ()                 # nothing is read from there on; (): all
+        self.number = 1                                 # of the line that comes next
+        self.lines_left: int | None = None              # that may still be read; None: all
         self.partial: dict[int, LogEntry] = {}          # {stream: an incomplete line before its offset}
 
     def find_path(self, stream: int) -> str:
@@ -6755,6 +6782,23 @@ class LogReader:
             self.offsets[stream] = max(start, find_tail(self.disk, self.find_path(stream), tail, start))
         if len(self.streams) > 1:
             self.offsets = self.find_last_lines(attempts, ends, tail)
+
+    def begin_at_line(self, attempts: Sequence[Attempt], number: int) -> None:
+        """Begin at the line of this number, from 1, in the order in which lines ended; or at the end."""
+        at, missing = [0, 0], number - 1                # newlines to find
+        for block in self.walk(attempts, self.measure()) if missing else ():
+            count = block.content.count(b"\n")
+            rest = block.content.split(b"\n", missing)[-1] if count >= missing else block.content.rpartition(b"\n")[2]
+            if count:
+                at[block.stream] = block.end - len(rest)
+            missing -= min(count, missing)
+            if not missing:
+                break
+        self.offsets, self.number = at, number - missing
+
+    def count_lines(self, counts: LineCounts) -> None:
+        """Learn the number of the line that comes next."""
+        self.number = 1 + sum(counts.count(self.find_path(stream), self.offsets[stream]) for stream in self.streams)
 
     def find_last_lines(self, attempts: Sequence[Attempt], ends: Sequence[int], count: int) -> list[int]:
         """The offsets of the last `count` lines of both logs together."""
@@ -6830,7 +6874,22 @@ class LogReader:
             if rest:
                 self.partial[block.stream] = replace(block, start=start, content=rest)
             if whole:
-                yield replace(block, end=start, content=whole)
+                yield replace(block, end=start, content=whole, line=self.number)
+                self.number += whole.count(b"\n")
+
+    def read_some(self, attempts: Sequence[Attempt] = (), longest: int | None = None) -> Iterator[LogEntry]:
+        """As read(), but no more than the lines that are left; then each progress bar is as it was last."""
+        if self.lines_left is None:
+            yield from self.read(attempts, longest)
+            return
+        for piece in self.read(attempts):
+            *first, rest = piece.content.split(b"\n", self.lines_left)
+            self.lines_left -= len(first)
+            content = piece.content if self.lines_left else piece.content[:len(piece.content) - len(rest)]
+            yield replace(piece, end=piece.start + len(content), content=settle_lines(content, 0))
+            if not self.lines_left:
+                self.partial = {}
+                break
 
     def is_longer(self, stream: int, start: int, end: int, longest: int) -> bool:
         """Whether the line that begins there has more than `longest` bytes before `end`."""
@@ -6842,7 +6901,7 @@ class LogReader:
             is_bar = len(line.content) < line.end - line.start          # former states of it are gone
             path, end = self.find_path(line.stream), line.end
             if not (self.limits and is_bar and measure(self.disk, path) > end):
-                yield line
+                yield replace(line, line=self.number)
         self.partial = {}
 
 
@@ -14373,12 +14432,17 @@ PARAMETERS: Mapping[str, Field] = {             # names with a dash are headers;
     "grep": Field(matching(f"^[^\n\0{SURROGATES}]{{1,1000}}$", "a text of one line", examples=["loss"]),
                   "only lines with this text, as it stands; without a capital in it, in any case; of a progress bar "
                   f"its last state.  A reply searches {MAX_SEARCH_BYTES // 2**20} MiB at most; the header Log-Next is "
-                  "the offset to go on from, if there is more"),
+                  "the offset to go on from, if there is more, and Log-End that of the log's end"),
     "context": Field(integer_in(0, MAX_CONTEXT), "with grep: so many lines before and after each"),
     "offset": Field(COUNTS, "from this byte of the files on, or from 0 in a shorter, new one; negative: from the end; "
                     "two numbers are of stdout.log and of stderr.log; the header Log-Offset says where the reply "
                     f"begins; without it a progress bar of more than {MAX_BAR_BYTES} bytes is shown as it was last",
                     parse=parse_offsets),
+    "line": Field(integer_in(1, 10**15), "begin at this line, counted from 1 over what `stream` chooses, in the order "
+                  "in which lines ended"),
+    "lines": Field(integer_in(1, 10**15), "at most so many lines; a progress bar is shown as it was last"),
+    "numbers": Field(QUERY_FLAG, "begin each line with its number, as `line` counts; what comes before is read for it",
+                     parse=parse_flag),
     "timestamps": Field(
         QUERY_FLAG, "begin each line with its time of arrival, to a tenth of a second where it is known",
         parse=parse_flag),
@@ -14621,7 +14685,8 @@ class Api:
         import threading
         self.service, self.page, self.gate = service, page, Gate(service, token)
         self.forms = threading.Semaphore(MAX_FORMS)
-        self.searches, self.search_lock = set[LogSearch](), threading.Lock()
+        self.searches, self.search_lock = set[object](), threading.Lock()
+        self.line_counts = LineCounts(service.disk)
         self.openapi: Response | None = None                        # cached after the first request
 
     def handle(self, request: Request) -> Response:
@@ -14858,11 +14923,16 @@ class Api:
            "application/x-ndjson", "text/plain")
     def get_logs(self, caller: Caller, request: Request, id: str, follow: bool = False, stream: str = "both",
                  tail: int | None = None, offset: Sequence[int] | None = None, timestamps: bool = False,
-                 grep: str | None = None, context: int | None = None, wait: int = 0) -> Response:
+                 grep: str | None = None, context: int | None = None, wait: int = 0, line: int | None = None,
+                 lines: int | None = None, numbers: bool = False) -> Response:
         if context is not None and grep is None:
             refuse("context is of lines that grep finds", hint="grep=TEXT&context=3")
         if wait and (follow or grep is not None):
             refuse("wait is for one reply with all that is new: without follow and grep", hint="offset=100,20&wait=30")
+        if lines and grep is not None:
+            refuse("lines are not counted of what grep finds", hint="grep=TEXT, or line=100&lines=20")
+        if line and (offset is not None or tail is not None):
+            refuse("a reply begins at a line, at an offset, or at a tail", hint="line=100&lines=20")
         job, streams = self.find_job(id, caller), [STREAMS.index(stream)] if stream != "both" else [0, 1]
 
         def look() -> tuple[str, Sequence[Attempt], bool]:
@@ -14872,28 +14942,49 @@ class Api:
 
         folder, attempts, _ = look()
         reader = LogReader(self.service.disk, folder, streams, measure_now=self.service.log_watch.measure_now)
+        reader.lines_left = lines
         reader.begin(attempts, offset or (0, 0), tail)
+        if folder and (line or numbers):
+            with self.take_search(reader):
+                if line:
+                    reader.begin_at_line(attempts, line)
+                else:
+                    reader.count_lines(self.line_counts)
         # Who names an offset goes on where lines may have begun already.
         longest = 0 if tail is not None else MAX_BAR_BYTES if offset is None else None
         is_json = NDJSON in request.headers.get("accept", "")
-        make_text = log_entry_json if is_json else make_log_text(timestamps, len(streams) > 1)
+        make_text = make_log_json(numbers) if is_json else make_log_text(timestamps, len(streams) > 1, numbers)
         kind = NDJSON if is_json else PLAIN_TEXT
         if grep is None:
             return self.send_logs(reader, look, make_text, follow, kind, longest, wait)
         return self.search_logs(reader, look, LogSearch(grep, context or 0, make_text), follow, kind)
 
-    def search_logs(self, reader: LogReader, look: Callable[[], tuple[str, Sequence[Attempt], bool]],
-                    search: LogSearch, is_followed: bool, kind: str) -> Response:
-        """Stream what a search finds in MAX_SEARCH_BYTES.  Raises: unavailable, when others search already."""
-        folder, attempts, _ = look()
-        has_more = bool(folder) and reader.limit(attempts, MAX_SEARCH_BYTES)
+    @contextlib.contextmanager
+    def take_search(self, search: object) -> Iterator[None]:
+        """Count as one who searches.  Raises: unavailable, when others do already."""
+        self.begin_search(search)
+        try:
+            yield
+        finally:
+            self.searches.discard(search)
+
+    def begin_search(self, search: object) -> None:
         with self.search_lock:
             if len(self.searches) >= MAX_SEARCHES:
                 raise NexusError("unavailable", f"{MAX_SEARCHES} searches in logs run already", hint="try again soon")
             self.searches.add(search)
+
+    def search_logs(self, reader: LogReader, look: Callable[[], tuple[str, Sequence[Attempt], bool]],
+                    search: LogSearch, is_followed: bool, kind: str) -> Response:
+        """Stream what a search finds in MAX_SEARCH_BYTES.  Raises: unavailable, when others search already."""
+        folder, attempts, _ = look()
+        headers = {"Log-End": reader.format_offsets(reader.measure())}
+        has_more = bool(folder) and reader.limit(attempts, MAX_SEARCH_BYTES)
+        self.begin_search(search)
         response = self.send_logs(reader, look, search, is_followed and not has_more, kind, 0)
-        next_offsets = {"Log-Next": reader.format_offsets(reader.limits)} if has_more else {}
-        return replace(response, headers={**response.headers, **next_offsets},
+        if has_more:
+            headers["Log-Next"] = reader.format_offsets(reader.limits)
+        return replace(response, headers={**response.headers, **headers},
                        after=lambda: self.searches.discard(search))
 
     def send_logs(self, reader: LogReader, look: Callable[[], tuple[str, Sequence[Attempt], bool]],
@@ -14913,7 +15004,7 @@ class Api:
                 reader.folder, attempts, was_over = look()
                 # Small entries are joined: each piece costs a system call.  A piece, if empty, also finds who has gone.
                 found, size, text = False, 0, bytearray()
-                for piece in reader.read(attempts, limit) if reader.folder else ():
+                for piece in reader.read_some(attempts, limit) if reader.folder else ():
                     found = True
                     size += len(piece.content)
                     text += make_text(piece, attempts)
@@ -14924,7 +15015,7 @@ class Api:
                 limit, is_on = limit if search else None, is_followed and (found or not was_over)
                 # A part of a line is worth a reply too: read() keeps it until flush().
                 is_held = not (found or reader.partial or was_over or self.service.is_stopping)
-                is_on = is_on or (is_held and clock.monotonic() < give_up_at)
+                is_on = (is_on or (is_held and clock.monotonic() < give_up_at)) and reader.lines_left != 0
                 # A search takes whole lines alone.
                 for piece in reader.flush() if not is_on or not (found or search) else ():
                     text += make_text(piece, attempts)
@@ -15105,14 +15196,28 @@ def find_attempt(piece: LogEntry, attempts: Sequence[Attempt]) -> Attempt:
     return next((attempt for attempt in attempts if attempt.number == piece.attempt), NO_ATTEMPT)
 
 
-def log_entry_json(piece: LogEntry, attempts: Sequence[Attempt]) -> bytes:
-    """Bytes that are no UTF-8 become lone surrogates, as with Python's surrogateescape."""
-    attempt = find_attempt(piece, attempts)
-    return (json.dumps({
-        "attempt": piece.attempt, "started_at": format_time(attempt.started_at), "has_earlier": any(attempt.log_start),
-        "stream": STREAMS[piece.stream], "at": format_tenths(piece.at), "end": piece.end,
-        "text": piece.content.decode("utf-8", "surrogateescape"),
-        **({"is_after_gap": True} if piece.is_after_gap else {})}) + "\n").encode()
+def make_log_json(has_numbers: bool) -> Callable[[LogEntry, Sequence[Attempt]], bytes]:
+    """Make the function that turns log entries into lines of JSON.
+
+    Bytes that are no UTF-8 become lone surrogates, as with Python's surrogateescape.
+    """
+    def make_json(piece: LogEntry, attempts: Sequence[Attempt]) -> bytes:
+        attempt = find_attempt(piece, attempts)
+        return (json.dumps({
+            "attempt": piece.attempt, "started_at": format_time(attempt.started_at),
+            "has_earlier": any(attempt.log_start), "stream": STREAMS[piece.stream], "at": format_tenths(piece.at),
+            "end": piece.end, **({"line": piece.line} if has_numbers else {}),
+            "text": piece.content.decode("utf-8", "surrogateescape"),
+            **({"is_after_gap": True} if piece.is_after_gap else {})}) + "\n").encode()
+
+    return make_json
+
+
+def number_lines(content: bytes, first: int, is_at_line: bool) -> bytes:
+    """Put its number before each line; not before the first, where that continues a line."""
+    lines = re.findall(rb"[^\n]*\n|[^\n]+", content)
+    return b"".join((b"%6d " % number if is_at_line or number > first else b"") + line
+                    for number, line in enumerate(lines, first))
 
 
 def stamp_lines(content: bytes, stamp: str, is_at_line: bool) -> bytes:
@@ -15126,7 +15231,8 @@ def format_tenths(at: float | None) -> str | None:
     return None if at is None else f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(at))}.{int(at * 10) % 10}Z"
 
 
-def make_log_text(has_times: bool = False, is_both: bool = False) -> Callable[[LogEntry, Sequence[Attempt]], bytes]:
+def make_log_text(has_times: bool = False, is_both: bool = False,
+                  has_numbers: bool = False) -> Callable[[LogEntry, Sequence[Attempt]], bytes]:
     """Make the function that turns log entries into text.  `is_both`: of both streams, with a line between attempts."""
     former, is_line_whole, last = 0, True, [b"\n", b"\n"]       # `last`: the last byte of each stream
 
@@ -15140,9 +15246,11 @@ def make_log_text(has_times: bool = False, is_both: bool = False) -> Callable[[L
         elif piece.is_after_gap:
             heading = b"--\n"                       # as grep has it
         former = piece.attempt
+        is_at_line = last[piece.stream] in b"\r\n" or bool(heading)
         if has_times:
-            is_at_line = last[piece.stream] in b"\r\n" or bool(heading)
             content = stamp_lines(content, f"{format_tenths(piece.at) or '-':22} ", is_at_line)
+        if has_numbers:
+            content = number_lines(content, piece.line, is_at_line)
         last[piece.stream] = content[-1:]
         is_line_whole = content.endswith(b"\n")
         return heading + content

@@ -1,5 +1,6 @@
 """A job's log as the page reads it: held questions, and what is asked for it."""
 
+import json
 import threading
 import time
 
@@ -51,6 +52,37 @@ def test_what_is_there_is_answered_at_once_and_a_search_or_a_stream_is_not_held(
     for query in ("follow=true&wait=5", "grep=a&wait=5"):
         status, refusal = box.call("GET", f"/jobs/{job_id}/logs?{query}")
         assert status == 400 and "wait" in refusal["message"], query
+
+
+BOTH = "for i in $(seq 5); do echo out $i; sleep 0.25; echo err $i >&2; sleep 0.25; done"
+PARTS = [  # reason, query, what is shown
+    ("a line and those after it", "line=3", ["out 2", "err 2", "out 3", "err 3", "out 4", "err 4", "out 5", "err 5"]),
+    ("so many", "line=3&lines=2", ["out 2", "err 2"]),
+    ("of one stream", "line=3&lines=2&stream=stderr", ["err 3", "err 4"]),
+    ("the first ones", "lines=1", ["out 1"]),
+    ("after an offset", "offset=6,6&lines=1", ["out 2"]),
+    ("after the end", "line=99", []),
+    ("with numbers", "line=3&lines=2&numbers=true", ["     3 out 2", "     4 err 2"]),
+    ("of the last ones", "tail=2&numbers=true", ["     9 out 5", "    10 err 5"]),
+    ("with numbers of one stream", "offset=0,6&stream=stderr&lines=1&numbers=true", ["     2 err 2"]),
+    ("of what is found", "grep=OUT%204&numbers=true", []),
+    ("of what is found in any case", "grep=out%204&numbers=true", ["     7 out 4"]),
+    ("of what stands around it", "grep=out%204&numbers=true&context=1", ["     6 err 3", "     7 out 4", "     8 err 4"]),
+]
+REFUSED = ["line=0", "line=3&tail=1", "line=3&offset=1", "lines=0", "lines=3&grep=a", "numbers=2"]
+
+
+def test_lines_are_counted_and_found_by_their_number(box):
+    job_id = box.wait(box.add(BOTH, gpus=0), "completed")["id"]
+    for reason, query, lines in PARTS:
+        assert box.ask("GET", f"/jobs/{job_id}/logs?{query}").splitlines() == lines, reason
+    for query in REFUSED:
+        assert box.call("GET", f"/jobs/{job_id}/logs?{query}")[0] == 400, query
+    _, text = box.call("GET", f"/jobs/{job_id}/logs?line=4&lines=2&numbers=true", Accept="application/x-ndjson")
+    assert [(entry["line"], entry["stream"], entry["end"], entry["text"]) for entry in map(json.loads, text.splitlines())] == [
+        (4, "stderr", 12, "err 2\n"), (5, "stdout", 18, "out 3\n")]
+    bars = box.wait(box.add(r"for i in 1 2 3; do printf '10%%\r50%%\r100%% '$i'\n'; done", gpus=0), "completed")["id"]
+    assert box.ask("GET", f"/jobs/{bars}/logs?line=2&lines=1&numbers=true") == "     2 100% 2\n"
 
 
 def count_requests(page, milliseconds):

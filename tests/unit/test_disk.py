@@ -338,6 +338,49 @@ def test_whole_lines_that_are_all_noted_come_in_their_order(tmp_path_factory, st
         assert b"".join(entry.content for entry in reader.read()) == b"".join(piece for _, piece in steps[len(steps) - tail:])
 
 
+def list_lines(entries):
+    """[(number, stream, line)] in the order in which lines ended, then those that have not; each entry must say its first number."""
+    lines, rests, number = [], [b"", b""], None
+    for entry in entries:
+        number = entry.line if number is None else number
+        assert entry.line == number
+        *whole, rests[entry.stream] = (rests[entry.stream] + entry.content).split(b"\n")
+        lines += [(number + place, entry.stream, line + b"\n") for place, line in enumerate(whole)]
+        number += len(whole)
+    return lines, rests
+
+
+@given(STEPS, st.sets(st.integers(0, 30)), st.integers(1, 40), st.none() | st.integers(1, 9))
+def test_lines_have_numbers_and_are_found_by_them(tmp_path_factory, steps, noted, number, count):
+    folder = tmp_path_factory.mktemp("logs")
+    grow(folder, steps, noted.__contains__)
+    reader = nexus.LogReader(DISK, str(folder))
+    lines, _ = list_lines([*reader.read(), *reader.flush()])
+    assert [place for place, *_ in lines] == list(range(1, len(lines) + 1))
+    reader = nexus.LogReader(DISK, str(folder))
+    reader.begin_at_line((), number)
+    assert reader.number == min(number, len(lines) + 1)
+    other = nexus.LogReader(DISK, str(folder))
+    other.begin((), reader.offsets, None)
+    counts = nexus.LineCounts(DISK)
+    for _ in range(2):                              # the second time it is remembered
+        other.count_lines(counts)
+        assert other.number == reader.number
+    reader.lines_left = count
+    found, _ = list_lines([*reader.read_some(), *reader.flush()])
+    assert found == lines[number - 1:][:count]
+
+
+def test_lines_of_a_log_that_is_replaced_are_counted_anew(tmp_path):
+    path, counts = tmp_path / "log", nexus.LineCounts(DISK)
+    path.write_bytes(b"a\n" * 10)
+    assert [counts.count(str(path), end) for end in (20, 6, 7, 99)] == [10, 3, 3, 10]
+    (tmp_path / "new").write_bytes(b"longer\n" * 10)
+    (tmp_path / "new").rename(path)
+    assert counts.count(str(path), 70) == 10
+    assert counts.count(str(tmp_path / "none"), 70) == 0
+
+
 # Log folders
 
 

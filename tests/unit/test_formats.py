@@ -183,10 +183,15 @@ def test_a_search_in_logs(reason, text, context, pieces, shown):
         return b"--\n" * entry.is_after_gap + entry.content
 
     search, at, ends, found = nexus.LogSearch(text, context, make_text), [0, 0], [], b""
+    lines = b""
     for number, content in pieces:
         stream = number % 2
-        found += search(nexus.LogEntry(1 + number // 2, stream, at[stream], at[stream] + len(content), None, content), ())
+        entry = nexus.LogEntry(1 + number // 2, stream, at[stream], at[stream] + len(content), None, content, line=1 + lines.count(b"\n"))
+        found += search(entry, ())
         at[stream] += len(content)
+        lines += content
+    for entry in ends:
+        assert entry.content.split(b"\n")[0] in lines.split(b"\n")[entry.line - 1], "its number is right"
     assert found.decode("utf-8", "surrogateescape") == shown
     for stream in (0, 1):
         own = [entry.end for entry in ends if entry.stream == stream]
