@@ -941,6 +941,9 @@ VARIABLES: Schema = {
     "propertyNames": matching("^[^=\\x00]+$", "the name of a variable", **{"x-max-bytes": 1024, "writeOnly": True}),
     "additionalProperties": {**TEXT, "x-max-bytes": MAX_ARGUMENT_BYTES - 1025, "writeOnly": True},
     "examples": [{"WANDB_MODE": "disabled"}]}
+SWEEP_VALUES: Schema = {
+    "type": "object", "maxProperties": 100, "propertyNames": LINE,
+    "additionalProperties": {**TEXT, "x-max-bytes": 65536}, "examples": [{"lr": "0.1", "seed": "1"}]}
 CONDA = {**LINE, "pattern": "^[^-\\sC][^C]*$".replace("C", CONTROL[1:-1]),
          "title": "a conda environment's name or path"}
 GPU_ID = {"anyOf": [integer_in(0, 9999), matching(f"^{SLICE_PLACE}$", "a MIG slice like 0.1")]}
@@ -1009,7 +1012,9 @@ class Attempt(Value):
     signal: Signal | None = optional(None, INTEGER, "that ended it, if one did")
     cause: str | None = optional(None, STRING, "why it did not complete, in a word")
     cause_line: Words | None = optional(None, STRING, "the line that says so")
-    last_line: Words | None = optional(None, STRING, "the last line that it printed, or what its progress bar shows")
+    last_line: Words | None = optional(
+        None, STRING, "the last line that it printed, or what its progress bar shows; of a completed job, the last "
+        "that says more than a bar")
     peak_rss_mib: Amount | None = optional(
         None, FLOAT, "host memory of its processes together, shared pages counted once; null without psutil")
     cpu_seconds: Amount | None = optional(None, FLOAT, "CPU time of its processes")
@@ -1113,6 +1118,9 @@ class Job(Value):
     variables: tuple[tuple[str, str], ...] = optional(
         (), {"type": "object", "additionalProperties": STRING}, "its own over those of `environment`, which many share",
         "kept hidden")
+    sweep_values: tuple[tuple[str, str], ...] = optional(
+        (), SWEEP_VALUES, "what tells it from the other jobs of its sweep: {name: value}", "asked kept", show=dict,
+        convert=lambda values: tuple(values.items()))
     labels: tuple[tuple[str, str], ...] = optional(
         (), {"type": "object", "additionalProperties": TEXT}, "what its submitter calls it by, for whoever asks",
         "kept", show=dict)
@@ -2064,11 +2072,165 @@ def next_place(state: State, priority: int) -> dict[str, Any]:
     return {"number": number, "queue_key": (0, priority, number), "priority": priority}
 
 
+# A sweep: one submission, and a job for each combination of values.
+
+MAX_SWEEP = 10000                       # jobs of one sweep
+SPAN_NUMBER = r"[+-]?[0-9]{1,12}(?:\.[0-9]{1,12})?"
+PLACEHOLDER = r"(?<!\$)\{([A-Za-z_]\w*)\}"             # `{lr}`, and not the shell's `${lr}`
+BRACKETS = {")": "(", "]": "[", "}": "{"}
+AWK_WORDS = ("print", "next", "exit", "getline")       # that awk programs have in braces
+
+
+def parse_sweep(text: str, read_lines: Callable[[str], Iterable[str]]) -> tuple[str, tuple[str, ...]]:
+    """(name, values) of `lr=1e-3,1e-4`, `seed=0..4`, `lr=0.1..0.5..0.2`, `s=@values.txt`, `layers=[64,64],[128]`.
+
+    `read_lines`: returns the lines of a file.  Quotes stay in the values.  Raises: usage; what `read_lines` raises.
+    """
+    name, _, listed = text.partition("=")
+    values: list[str] = []
+    for part in split_values(listed, f"sweep {name}"):
+        if part.startswith("@@"):
+            values.append(part[1:])
+        elif part.startswith("@"):
+            values += [line.strip() for line in read_lines(part[1:]) if line.strip()]
+        elif re.fullmatch(r"(?=.*[0-9])[-+0-9.e]*\.\.[-+0-9.e]*", part):
+            values += expand_span(part, f"sweep {name}")
+        else:
+            values.append(part)
+    if not re.fullmatch(r"[A-Za-z_]\w*", name) or not values or not all(values):
+        refuse(f"sweep {format_line(text, 60)} is not like NAME=VALUE,VALUE", hint="like lr=1e-3,1e-4 or seed=0..4")
+    return name, tuple(values)
+
+
+def split_values(text: str, what: str) -> list[str]:
+    """The parts between commas, except for commas in brackets and quotes.  Raises: usage, when these do not match."""
+    parts, start, still_open = list[str](), 0, list[int]()      # still_open: the places of brackets and of a quote
+    for at, letter in enumerate(text):
+        last = text[still_open[-1]] if still_open else ""
+        if last in ("'", '"'):
+            if letter == last:
+                still_open.pop()
+        elif letter in "'\"([{":
+            still_open.append(at)
+        elif letter in BRACKETS:
+            if last != BRACKETS[letter]:
+                refuse(f"{what}: nothing opens the {letter} at character {at + 1} of {format_line(text, 60)}",
+                       hint=f'in quotes it stands for itself: "{letter}"')
+            still_open.pop()
+        elif letter == "," and not still_open:
+            parts.append(text[start:at])
+            start = at + 1
+    if still_open:
+        at = still_open[-1]
+        refuse(f"{what}: nothing closes the {text[at]} at character {at + 1} of {format_line(text, 60)}",
+               hint="commas in brackets and quotes do not split values, so these must match")
+    return [*parts, text[start:]]
+
+
+def expand_span(part: str, what: str) -> list[str]:
+    """The numbers of `0..4` or `0.1..0.5..0.2`, with both ends, the last if it is met.  Raises: usage."""
+    import decimal
+    match = re.fullmatch(f"({SPAN_NUMBER})\\.\\.({SPAN_NUMBER})(?:\\.\\.({SPAN_NUMBER}))?", part)
+    hint = "ranges are like 0..4, 20..0..-5 or 0.1..0.5..0.2; list other values, like 1e-4,1e-3"
+    if not match:
+        refuse(f"{what}: {format_line(part, 60)} is no range", hint)
+    if not match[3] and "." in match[1] + match[2]:
+        refuse(f"{what}: {part} needs a step", f"like {part}..0.1")
+    first, last, step = (decimal.Decimal(number or 1) for number in match.groups())
+    if (last - first) * step < 0 or not step:
+        refuse(f"{what}: {part} never comes to its end", f"like {match[1]}..{match[2]}..{-1 if last < first else 1}")
+    count = min(int((last - first) / step), MAX_SWEEP) + 1      # one more than allowed is enough to refuse it
+    return [f"{first + number * step:f}" for number in range(count)]
+
+
+def list_combinations(sweeps: Sequence[tuple[str, Sequence[str]]]) -> list[dict[str, str]]:
+    """{name: value} of each combination of the sweeps' values, the last sweep changing fastest.  Raises: usage."""
+    import itertools
+    import math
+    names = [name for name, _ in sweeps]
+    for name in names:
+        if names.count(name) > 1:
+            refuse(f"sweep {name} is given twice", hint=f"put all values of {name} into one")
+    if math.prod(len(values) for _, values in sweeps) > MAX_SWEEP:
+        refuse(f"the sweep has more than {MAX_SWEEP} combinations", hint="sweep over fewer values")
+    return [dict(zip(names, values)) for values in itertools.product(*(values for _, values in sweeps))]
+
+
+def fill_placeholders(text: str, values: Mapping[str, str]) -> str:
+    """The text with each `{name}` of `values` replaced, in one pass: what stands in a value stays as it is."""
+    return re.sub(PLACEHOLDER, lambda match: values.get(match[1], match[0]), text)
+
+
+def find_placeholders(text: str) -> list[str]:
+    """The names in braces, but for words of awk, as in `awk '{print}'`."""
+    return [name for name in re.findall(PLACEHOLDER, text) if name not in AWK_WORDS]
+
+
+def strip_quotes(text: str) -> str:
+    """A text as the shell reads it: without its quotes."""
+    return re.sub(r"""(['"])(.*?)\1""", r"\2", text)
+
+class Spread(Value):
+    """The jobs of a sweep."""
+    rows: Sequence[Mapping[str, Any]]           # what tells them apart, as in `each` of POST /queue
+    texts: frozenset[str]                       # of the texts that all were to have: those that the rows have
+    variables: frozenset[str]                   # and of the variables
+    unfilled: tuple[str, ...]                   # `{words}` that no sweep has a value for
+
+
+MAX_SPREAD_BYTES = 2**26        # of the commands and other texts of one sweep
+
+
+def spread_sweep(sweeps: Sequence[tuple[str, Sequence[str]]], commands: Sequence[str], texts: Mapping[str, str],
+                 env: Mapping[str, str], is_script: bool = False) -> Spread:
+    """The jobs of these commands for each combination of the sweeps' values, which replace `{name}`.
+
+    `texts`: the name, group and cwd that were given; `env`: the variables; `is_script`: a command has its values there.
+    A job's name tells its values, unless these stand in it.  Raises: usage.
+    """
+    combinations = list_combinations(sweeps)
+    own_env = {name: text for name, text in env.items() if find_placeholders(text)}
+    given = {name: text for name, text in texts.items() if find_placeholders(text)}
+    shared = {word for text in (*given.values(), *own_env.values()) for word in find_placeholders(text)}
+    unfilled = set[str]()
+    for command in commands:
+        places, names = {*shared, *find_placeholders(command)}, combinations[0]
+        unfilled |= places.difference(names)
+        unused = [name for name in names if name not in places]
+        if unused and not is_script:            # a script has its values in its environment
+            refuse(f"sweep {unused[0]}: there is no {{{unused[0]}}} in the command {format_line(command, 100)}",
+                   hint=f"put {{{unused[0]}}} where the value belongs, there or in the name, group, cwd or a variable")
+    longest = {name: max(len(value) for value in values) for name, values in sweeps}
+    length = sum(longest.values()) + sum(
+        len(text) + sum(longest.get(word, 0) for word in find_placeholders(text))
+        for text in (*commands, *given.values(), *own_env.values()))
+    if len(combinations) * length > MAX_SPREAD_BYTES or len(combinations) * len(commands) > MAX_JOBS:
+        refuse("the sweep makes too many jobs, or too long commands", "add it in parts")
+    rows = [spread_row(command, number, values, texts, own_env, is_script)
+            for command in commands for number, values in enumerate(combinations)]
+    return Spread(rows, frozenset(given), frozenset(own_env), tuple(sorted(unfilled)))
+
+
+def spread_row(command: str, number: int, values: Mapping[str, str], texts: Mapping[str, str],
+               env: Mapping[str, str], is_script: bool) -> dict[str, Any]:
+    """The row of one combination."""
+    plain = {name: strip_quotes(value) for name, value in values.items()}
+    row: dict[str, Any] = {"command": fill_placeholders(command, values), "sweep_values": plain}
+    row.update((name, fill_placeholders(text, plain)) for name, text in texts.items() if find_placeholders(text))
+    if "name" not in row:
+        words = " ".join(f"{name}={value}" for name, value in plain.items())
+        row["name"] = format_line(f"{texts['name']} {words}" if "name" in texts else words, 60)
+    own = {name: fill_placeholders(text, plain) for name, text in env.items()}
+    if is_script:
+        own.update({"NEXUS_TASK_ID": str(number), **{f"NEXUS_SWEEP_{name}": plain[name] for name in plain}})
+    return {**row, **({"env": own} if own else {})}
+
+
 # A submission.  The command line sends the whole `environment`; other clients send `env`, which is added to the
 # service's own environment.
 
 
-EACH_KEYS = {**{name: Job.FIELDS[name] for name in ("command", "name", "group", "cwd")},
+EACH_KEYS = {**{name: Job.FIELDS[name] for name in ("command", "name", "group", "cwd", "sweep_values")},
              "env": Field(VARIABLES, "its own variables, on top of those that all of them have", default={})}
 EACH = object_of(EACH_KEYS, "one of several jobs", required=["command"],
                  examples=[{"command": "python train.py --lr 0.1", "env": {"SEED": "1"}}])
@@ -2105,6 +2267,10 @@ class Asked(Value):
     each: tuple[Mapping[str, Any], ...] = optional(
         (), list_of(EACH, 1, MAX_JOBS), "instead of command: a job for each of them, with what differs between them",
         "asked")
+    sweep: tuple[str, ...] = optional(
+        (), {**list_of(STRING, 1, 20), "examples": [["lr=1e-3,1e-4", "seed=0..4"]]},
+        "a job for each combination of the values, which replace {lr} in the command, name, group, cwd and env",
+        "asked form", like="lr=1e-3,1e-4")
     dry_run: bool = optional(False, FLAG, "check, and add nothing", "asked")
 
 
@@ -2256,6 +2422,7 @@ def parse_submission(data: Any, where: str = "") -> list[Asked]:
     """One job, or one for each of `commands`.  Raises: usage, whose message begins with `where`."""
     try:
         fields = {name: fact for name, fact in read_object(ASKED, SUBMISSION, data).items() if fact is not None}
+        fields = take_sweep(fields) if "sweep" in fields else fields
         check_submission(fields)
     except NexusError as error:
         message = f"{where}{error.message}; none was added" if where else error.message
@@ -2266,8 +2433,27 @@ def parse_submission(data: Any, where: str = "") -> list[Asked]:
         row["name"] = name
     for row in others.pop("each", ()):
         own = {"variables": tuple(row["env"].items())} if "env" in row else {}
-        rows.append({**{key: fact for key, fact in row.items() if key != "env"}, **own})
+        kept = {key: keep(EACH_KEYS[key], fact, key) for key, fact in row.items() if key != "env"}
+        rows.append({**kept, **own})
     return [Asked({**fields, **row}, **others) for row in rows or [{}]]
+
+
+def take_sweep(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a submission, with the jobs of its sweep in `each`.  Raises: usage."""
+    if ("command" in fields) == ("commands" in fields) or {"each", "names"} & fields.keys():
+        refuse("sweep is for a command, or for commands without names")
+    texts, env = {name: fields[name] for name in ("name", "group", "cwd") if name in fields}, fields.get("env", {})
+    sweeps = [parse_sweep(text, refuse_file) for text in fields["sweep"]]
+    spread = spread_sweep(sweeps, fields.get("commands") or (fields["command"],), texts, env)
+    taken = {"command", "commands", "sweep", "env", *spread.texts}
+    left = {name: text for name, text in env.items() if name not in spread.variables}
+    return {**{name: fact for name, fact in fields.items() if name not in taken}, **({"env": left} if left else {}),
+            "each": check(list_of(EACH, 1, MAX_JOBS), spread.rows, "each")}
+
+
+def refuse_file(path: str) -> NoReturn:
+    refuse(f"sweep: @{path} is a file, and only nexus add --sweep reads files",
+           hint=f"write its lines here, with commas between; for the value @{path} itself: @@{path}")
 
 
 def check_submission(fields: Mapping[str, Any]) -> None:
@@ -3150,104 +3336,6 @@ def parse_jobs_row(number: int, line: str) -> JobsRow:
     return JobsRow(number, priority, script, conda_env, arguments, gpu_ids)
 
 
-MAX_SWEEP = 10000                       # jobs of one sweep
-SPAN_NUMBER = r"[+-]?[0-9]{1,12}(?:\.[0-9]{1,12})?"
-PLACEHOLDER = r"(?<!\$)\{([A-Za-z_]\w*)\}"             # `{lr}`, and not the shell's `${lr}`
-BRACKETS = {")": "(", "]": "[", "}": "{"}
-AWK_WORDS = ("print", "next", "exit", "getline")       # that awk programs have in braces
-
-
-def parse_sweep(text: str, read_lines: Callable[[str], Iterable[str]]) -> tuple[str, tuple[str, ...]]:
-    """(name, values) of `lr=1e-3,1e-4`, `seed=0..4`, `lr=0.1..0.5..0.2`, `s=@values.txt`, `layers=[64,64],[128]`.
-
-    `read_lines`: returns the lines of a file.  Quotes stay in the values.  Raises: usage; what `read_lines` raises.
-    """
-    name, _, listed = text.partition("=")
-    values: list[str] = []
-    for part in split_values(listed, f"--sweep {name}"):
-        if part.startswith("@@"):
-            values.append(part[1:])
-        elif part.startswith("@"):
-            values += [line.strip() for line in read_lines(part[1:]) if line.strip()]
-        elif re.fullmatch(r"(?=.*[0-9])[-+0-9.e]*\.\.[-+0-9.e]*", part):
-            values += expand_span(part, f"--sweep {name}")
-        else:
-            values.append(part)
-    if not re.fullmatch(r"[A-Za-z_]\w*", name) or not values or not all(values):
-        refuse(f"--sweep {format_line(text, 60)} is not like NAME=VALUE,VALUE",
-               hint="--sweep lr=1e-3,1e-4 --sweep seed=0..4")
-    return name, tuple(values)
-
-
-def split_values(text: str, what: str) -> list[str]:
-    """The parts between commas, except for commas in brackets and quotes.  Raises: usage, when these do not match."""
-    parts, start, still_open = list[str](), 0, list[int]()      # still_open: the places of brackets and of a quote
-    for at, letter in enumerate(text):
-        last = text[still_open[-1]] if still_open else ""
-        if last in ("'", '"'):
-            if letter == last:
-                still_open.pop()
-        elif letter in "'\"([{":
-            still_open.append(at)
-        elif letter in BRACKETS:
-            if last != BRACKETS[letter]:
-                refuse(f"{what}: nothing opens the {letter} at character {at + 1} of {format_line(text, 60)}",
-                       hint=f'in quotes it stands for itself: "{letter}"')
-            still_open.pop()
-        elif letter == "," and not still_open:
-            parts.append(text[start:at])
-            start = at + 1
-    if still_open:
-        at = still_open[-1]
-        refuse(f"{what}: nothing closes the {text[at]} at character {at + 1} of {format_line(text, 60)}",
-               hint="commas in brackets and quotes do not split values, so these must match")
-    return [*parts, text[start:]]
-
-
-def expand_span(part: str, what: str) -> list[str]:
-    """The numbers of `0..4` or `0.1..0.5..0.2`, with both ends, the last if it is met.  Raises: usage."""
-    import decimal
-    match = re.fullmatch(f"({SPAN_NUMBER})\\.\\.({SPAN_NUMBER})(?:\\.\\.({SPAN_NUMBER}))?", part)
-    hint = "ranges are like 0..4, 20..0..-5 or 0.1..0.5..0.2; list other values, like 1e-4,1e-3"
-    if not match:
-        refuse(f"{what}: {format_line(part, 60)} is no range", hint)
-    if not match[3] and "." in match[1] + match[2]:
-        refuse(f"{what}: {part} needs a step", f"like {part}..0.1")
-    first, last, step = (decimal.Decimal(number or 1) for number in match.groups())
-    if (last - first) * step < 0 or not step:
-        refuse(f"{what}: {part} never comes to its end", f"like {match[1]}..{match[2]}..{-1 if last < first else 1}")
-    count = min(int((last - first) / step), MAX_SWEEP) + 1      # one more than allowed is enough to refuse it
-    return [f"{first + number * step:f}" for number in range(count)]
-
-
-def list_combinations(sweeps: Sequence[tuple[str, Sequence[str]]]) -> list[dict[str, str]]:
-    """{name: value} of each combination of the sweeps' values, the last sweep changing fastest.  Raises: usage."""
-    import itertools
-    import math
-    names = [name for name, _ in sweeps]
-    for name in names:
-        if names.count(name) > 1:
-            refuse(f"--sweep {name} is given twice", hint=f"put all values of {name} into one --sweep")
-    if math.prod(len(values) for _, values in sweeps) > MAX_SWEEP:
-        refuse(f"the sweep has more than {MAX_SWEEP} combinations", hint="sweep over fewer values")
-    return [dict(zip(names, values)) for values in itertools.product(*(values for _, values in sweeps))]
-
-
-def fill_placeholders(text: str, values: Mapping[str, str]) -> str:
-    """The text with each `{name}` of `values` replaced, in one pass: what stands in a value stays as it is."""
-    return re.sub(PLACEHOLDER, lambda match: values.get(match[1], match[0]), text)
-
-
-def find_placeholders(text: str) -> list[str]:
-    """The names in braces, but for words of awk, as in `awk '{print}'`."""
-    return [name for name in re.findall(PLACEHOLDER, text) if name not in AWK_WORDS]
-
-
-def strip_quotes(text: str) -> str:
-    """A text as the shell reads it: without its quotes."""
-    return re.sub(r"""(['"])(.*?)\1""", r"\2", text)
-
-
 # For allowed_script_paths.  Other interpreters (Rscript, zsh, lua) run files of the directory or the home as well: make
 # such a script executable, with the interpreter in its first line.
 INTERPRETERS = {r"(?:python|pypy)[0-9.]*": (".py",), "bash|sh": (".sh", ".bash")}      # {name: endings of its scripts}
@@ -3492,6 +3580,57 @@ def drop_bar(line: str) -> str:
     """A line without the bar that is drawn in it."""
     line = re.sub(r"(\d%)\|[^|]*\|", r"\1", line)
     return re.sub(r"\s?(?:[━╸╺]{4,}|\[[=>.]{4,}\])", "", line)
+
+
+def find_telling_line(texts: Iterable[str]) -> str | None:
+    """The last line of the first text that says more than how far a bar is; if there is none, the last line.
+
+    `texts`: the ends of a job's logs, of the one that grew last first.
+    """
+    lines = [line for text in texts for line in reversed(find_last_lines(text, MAX_BARS))]
+    return next((line for line in lines if not is_bare_bar(line)), next(iter(lines), None))
+
+
+MAX_BARS = 20                   # lines of a log's end that may be bars
+
+
+def is_bare_bar(line: str) -> bool:
+    has_bar = re.fullmatch(PROGRESS_BAR, line) or re.search(f"{RICH_BAR}|{COUNTED_BAR}", line)
+    return bool(has_bar) and not read_metrics(line)
+
+
+# The results that a line tells: `loss=0.31`, `val acc: 91.2%`, `{'eval_loss': 0.3}`.  A name is a word, with words like
+# `val` before it.  Neither is one in a path, an address, an option or a time: what follows a name is a whole number.
+METRIC_NUMBER = r"[+-]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?|(?i:nan|inf(?:inity)?))"
+METRIC = (
+    r"(?a)(?<![\w/.@#%&?=+\\$-])"
+    r"(?P<name>(?:(?i:train|training|val|valid|validation|test|eval|dev|best|final|mean|avg|average|total)\ ){0,3}"
+    r"[A-Za-z_][\w/.@%-]{0,59})(?P<quote>['\"]?)(?P<sign>\ {0,3}=\ {0,3}|\ {0,3}:\ {1,8}|:)"
+    r"(?:(?:tensor|array|(?:np\.)?float[0-9]{2})\()?"
+    rf"(?P<number>{METRIC_NUMBER})(?=%?(?:[\s,;|()\]}}'\"±]|\.?(?:\s|$)))(?!,[0-9])")
+NO_METRICS = r"(?:[A-Z]+:)*(?:INFO|WARN|WARNING|ERROR|DEBUG|FATAL|CRITICAL|NOTE|Info|Warning|Error|Note|\w*Error)"
+LOW_FIRST = ("loss", "err", "error", "ppl", "perplexity", "mse", "rmse", "mae", "wer", "fid")
+HIGH_FIRST = ("acc", "accuracy", "auc", "auroc", "f1", "iou", "miou", "map", "bleu", "reward")
+
+
+def read_metrics(line: str) -> dict[str, float]:
+    """{name: number} of the results in a line; of a name that comes twice, the last."""
+    found = {}
+    for match in re.finditer(METRIC, line):
+        name, number = match["name"], float(match["number"])
+        is_clear = match["sign"] != ":" or match["quote"] or re.search("[.eE]", match["number"])  # not localhost:8080
+        if is_clear and not re.fullmatch(NO_METRICS, name):
+            found[name] = number
+    return found
+
+
+def find_direction(name: str) -> str | None:
+    """Which is better of the results of a name: "low" or "high"; None: unknown.  The last word decides: `acc_loss`."""
+    for word in reversed(re.findall(r"[a-z]+[0-9]*", re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", " ", name).lower())):
+        for words, direction in ((LOW_FIRST, "low"), (HIGH_FIRST, "high")):
+            if word in words or word.rstrip("0123456789") in words:
+                return direction
+    return None
 
 
 # Slurm's programs.  Times are in UTC; fields are separated by |, and the one that may hold | comes last.
@@ -5490,6 +5629,7 @@ class Column(Value):
     colour: str = ""
     shown_if: Callable[[Sequence[Any]], bool] | None = None     # whether these rows need the column; None: always
     spare: int = 0              # on a narrow terminal, the columns with the highest are left out first; 0: never
+    is_whole: bool = False      # its cells are not cut
 
 
 LAST_WIDTH, MOST_WIDTH = 24, 24         # on a terminal: least width of the last column, most width of the others
@@ -5505,7 +5645,8 @@ def format_table(columns: Iterable[Column], rows: Sequence[Any], paint: Paint, b
     shown = [column for column in columns if column.shown_if is None or column.shown_if(rows)]
     cells_of = {}
     for column in shown:
-        most = min(MOST_WIDTH, max(16, width // 5)) if width and column is not shown[-1] else 0
+        is_cut = width and column is not shown[-1] and not column.is_whole
+        most = min(MOST_WIDTH, max(16, width // 5)) if is_cut else 0
         cells_of[column.heading] = [column.heading, *(format_line(column.show(row), most) for row in rows)]
     sizes = {heading: max(map(count_columns, cells)) for heading, cells in cells_of.items()}
     least = min(LAST_WIDTH, sizes[shown[-1].heading])
@@ -5850,6 +5991,174 @@ def usage_json(state: State, by: str, since: float, now: float,
             for name, (count, total, begin) in sorted(totals.items(), key=lambda item: -item[1][1].gpu_seconds)]
 
 
+# The results of a group: a table with the values of its sweep and the numbers of the jobs' last lines
+
+TABLE_COLUMN = {
+    "key": Field(STRING, "its name for `order`: sweep.lr, metric.loss, or that of the key of Job"),
+    "title": Field(STRING, "its name for people"),
+    "kind": Field(one_of("fixed", "sweep", "metric"), "sweep: a value that the job has of its sweep; metric: a number "
+                  "with this name in the last line that the job printed; fixed: what all jobs have"),
+    "form": Field(one_of("text", "number", "duration", "size"), "what its cells are; in seconds, in MiB"),
+    "direction": Field(one_of("low", "high"), "which of its numbers are better; null: unknown", default=None),
+}
+TABLE_ROW = {
+    "id": Field(JOB_ID, "the job"),
+    "status": Field(STATUS, "its status"),
+    "cells": Field(list_of({"type": ["string", "number", "null"]}),
+                   "one for each column; nan, inf and -inf are texts, and null is what there is not"),
+}
+RESULTS = {
+    "group": Field(STRING, "its name"),
+    "columns": Field(list_of(object_ref("ResultColumn")), "what the table has"),
+    "rows": Field(list_of(object_ref("ResultRow")), "completed jobs, then others that have ended, then what runs, then "
+                  "what waits; a job that was run again stands for its former runs"),
+    "order": Field(STRING, "the column that the rows are sorted by, after - in reverse; numbers that are none, and "
+                   "what there is not, come last", default=None),
+    "best_id": Field(JOB_ID, "the completed job with the best number in the first column of which one is better",
+                     default=None),
+    "total": Field(INTEGER, "how many rows there are, of jobs of any status"),
+}
+FIXED_COLUMNS = {                               # {key: (title, form)}
+    "id": ("Job", "text"), "name": ("Name", "text"), "status": ("Status", "text"),
+    "runtime_seconds": ("Runtime", "duration"), "peak_gpu_mem_mib": ("GPU memory", "size"),
+    "last_line": ("Last line", "text")}
+MAX_METRIC_COLUMNS = 20
+STATUS_ORDER = {COMPLETED: 0, FAILED: 1, CANCELLED: 1, RUNNING: 2, PENDING: 3}
+
+
+class ResultRow(Value):
+    """What a job has in the table."""
+    id: str
+    status: str
+    cells: Mapping[str, Any]                    # by the keys of the columns
+    metrics: tuple[str, ...]                    # the names of those that make columns
+
+
+def make_results(group: str, jobs: Sequence[Job], live: Mapping[str, Mapping[str, Any]],
+                 order: str | None = None) -> dict[str, Any]:
+    """GET /groups/{group}/results, of all these jobs.
+
+    `live`: of running jobs, what their last attempt does not hold yet.  Raises: usage, when there is no such column.
+    """
+    rows = [make_result_row(job, live.get(job.id, {})) for job in jobs]
+    columns = list_result_columns(rows)
+    first = next((column for column in columns if column["direction"]), None)
+    if order is None and first:
+        order = order_best(first)
+    if order is not None and order.removeprefix("-") not in [column["key"] for column in columns]:
+        keys = [column["key"] for column in columns]
+        refuse(f"there is no column {format_line(order, 60)}", suggest(order, keys) or f"there are {', '.join(keys)}")
+    ended = [row for row in rows if row.status == COMPLETED
+             and isinstance(row.cells.get(first["key"]), (int, float))] if first else []
+    best = sort_results(ended, order_best(first)) if first and len(ended) > 1 else []
+    shown = [{"id": row.id, "status": row.status, "cells": [row.cells.get(column["key"]) for column in columns]}
+             for row in sort_results(rows, order)]
+    return {"group": group, "columns": columns, "rows": shown, "order": order,
+            "best_id": best[0].id if best else None, "total": len(rows)}
+
+
+def make_result_row(job: Job, live: Mapping[str, Any]) -> ResultRow:
+    """The values of a job that was added before they were kept are those that its script gets."""
+    last, prefix = job.current, "NEXUS_SWEEP_"
+    line = live.get("last_line", last.last_line)
+    values = job.sweep_values or [(name[len(prefix):], text) for name, text in job.variables if name.startswith(prefix)]
+    metrics = read_metrics(line or "")
+    is_error = job.status == FAILED and last.cause != "timeout"         # its last line may tell anything
+    return ResultRow(job.id, job.shown_status, {
+        "id": job.id, "name": None if values else format_line(job.name or job.command, 200),
+        **{f"sweep.{name}": text for name, text in values},
+        **{f"metric.{name}": make_cell(number) for name, number in metrics.items()}, "status": job.shown_status,
+        "runtime_seconds": live.get("runtime_seconds", last.runtime_seconds),
+        "peak_gpu_mem_mib": live.get("peak_gpu_mem_mib", round_known(last.peak_gpu_mem_mib)),
+        "last_line": line and drop_bar(line).strip()}, () if is_error else tuple(metrics))
+
+
+def make_cell(number: float) -> float | str:
+    """A number as JSON can have it."""
+    import math
+    if not math.isfinite(number):
+        return str(number)
+    return int(number) if number.is_integer() and abs(number) < 2**53 else number
+
+
+def list_result_columns(rows: Sequence[ResultRow]) -> list[dict[str, Any]]:
+    """The columns: first which job it is, then its results, those that tell which is better first."""
+    values = dict.fromkeys(key[6:] for row in rows for key in row.cells if key.startswith("sweep."))
+    counts: dict[str, int] = {}
+    for row in rows:
+        for name in row.metrics:
+            counts[name] = counts.get(name, 0) + 1
+    often = sorted((name for name in counts if name not in values), key=lambda name: -counts[name])
+    names = sorted([name for name in counts if name in often[:MAX_METRIC_COLUMNS]], key=lambda name: (
+        find_direction(name) is None))
+
+    def describe(kind: str, form: str, name: str, direction: str | None = None) -> dict[str, Any]:
+        is_taken = name in (*FIXED_COLUMNS, *[title for title, _ in FIXED_COLUMNS.values()])
+        return {"key": f"{kind}.{name}", "title": f"{kind}.{name}" if is_taken else name, "kind": kind, "form": form,
+                "direction": direction}
+
+    fixed = [{"key": key, "title": title, "kind": "fixed", "form": form, "direction": None}
+             for key, (title, form) in FIXED_COLUMNS.items() if key != "name" or any(row.cells["name"] for row in rows)]
+    return [*[column for column in fixed if column["key"] in ("id", "name")],
+            *[describe("sweep", "text", name) for name in values],
+            *[describe("metric", "number", name, find_direction(name)) for name in names],
+            *[column for column in fixed if column["key"] not in ("id", "name")]]
+
+
+def order_best(column: Json) -> str:
+    """The order in which the best of a column comes first."""
+    return ("-" if column["direction"] == "high" else "") + str(column["key"])
+
+
+def sort_results(rows: Sequence[ResultRow], order: str | None) -> list[ResultRow]:
+    """Rows by STATUS_ORDER, and then by a column; what is no number, and what there is not, comes last."""
+    key = (order or "").removeprefix("-")
+    ranks = {row.id: rank_cell(row.cells.get(key)) for row in rows}
+    ranked = sorted((row for row in rows if ranks[row.id]), key=lambda row: ranks[row.id] or (),
+                    reverse=(order or "").startswith("-"))
+    return sorted([*ranked, *(row for row in rows if not ranks[row.id])], key=lambda row: STATUS_ORDER[row.status])
+
+
+def rank_cell(cell: Any) -> tuple[Any, ...] | None:
+    """By what a cell is sorted: numbers as numbers, before texts.  None: it comes last."""
+    if isinstance(cell, str) and re.fullmatch(METRIC_NUMBER, cell):
+        cell = float(cell)
+    if cell is None or cell != cell:            # nan
+        return None
+    return (1, cell) if isinstance(cell, str) else (0, cell)
+
+
+def format_results(results: Json, paint: Paint) -> str:
+    """The output of `nexus results`."""
+    forms: Mapping[str, Callable[[Any], str]] = {"duration": format_duration, "size": format_memory}
+
+    def make_column(index: int, column: Json) -> Column:
+        make = forms.get(column["form"], str)
+        title = column["title"].upper() if column["kind"] == "fixed" else column["title"]
+        return Column(title, lambda row: "-" if row["cells"][index] is None else make(row["cells"][index]),
+                      {"id": "magenta", "runtime_seconds": "cyan"}.get(column["key"], ""),
+                      spare=2 * (column["key"] in ("peak_gpu_mem_mib", "runtime_seconds")),
+                      is_whole=column["kind"] == "sweep")
+
+    return format_table([make_column(index, column) for index, column in enumerate(results["columns"])],
+                        results["rows"], paint)
+
+
+def format_results_csv(results: Json) -> str:
+    """The table as a spreadsheet or a program reads it: times in seconds, memory in MiB.  Source: RFC 4180."""
+    titles = [column["key"] if column["kind"] == "fixed" else column["title"] for column in results["columns"]]
+    rows = [titles, *(row["cells"] for row in results["rows"])]
+    return "".join(",".join(map(format_csv_cell, row)) + "\n" for row in rows)
+
+
+def format_csv_cell(cell: Any) -> str:
+    """A cell that no spreadsheet takes for a formula."""
+    text = "" if cell is None else format_line(str(cell))
+    if text[:1] in ("=", "+", "-", "@") and not re.fullmatch(METRIC_NUMBER, text):
+        text = f"'{text}"
+    return '"' + text.replace('"', '""') + '"' if re.search('[",]', text) else text
+
+
 def make_metrics(status: Json, jobs: Sequence[Json]) -> dict[str, Any]:
     """The data of `nexus metrics`: run times of finished jobs, utilization in percent over the last hour."""
     import statistics
@@ -5923,7 +6232,8 @@ def object_schema(rows: Mapping[str, Field], public: Container[str] | None = Non
 
 OBJECTS = {                                     # {name: schema} of replies; those not here are described in words only
     "Job": object_schema(JOB, PUBLIC_JOB_KEYS), "Attempt": object_schema(ATTEMPT), "Gpu": object_schema(GPU),
-    "Process": object_schema(PROCESS), "Error": object_schema(ERROR), "Usage": object_schema(USAGE),
+    "Process": object_schema(PROCESS), "Results": object_schema(RESULTS), "ResultColumn": object_schema(TABLE_COLUMN),
+    "ResultRow": object_schema(TABLE_ROW), "Error": object_schema(ERROR), "Usage": object_schema(USAGE),
     "Status": object_schema({"gpu_status": Field(list_of(object_ref("Gpu")), "the GPUs of all machines")})}
 
 
@@ -11860,7 +12170,9 @@ class Outcomes(Part):
             error = f"No space left on device: {job.current.node or folder} (the job's logs may be cut)"
         elif result.exit_code and not job.current.node and not is_folder(self.disk, folder):
             error = f"its log folder is gone: {folder}"
-        last_line = self.service.log_watch.find_last_line(folder, job.log_base) if has_output else None
+        watch = self.service.log_watch
+        find = watch.find_last_line if result.exit_code else watch.find_telling_line
+        last_line = find(folder, job.log_base) if has_output else None
         samples = self.service.observer.find_usage(job.id).samples
         return Evidence(stderr, sizes, error, samples, stdout, last_line)
 
@@ -13429,6 +13741,11 @@ class LogWatch(Part):
         growth = self.growths.get(folder or "") or LogGrowth(self.disk, folder or "")
         return growth.find_last_line(starts) if folder else None
 
+    def find_telling_line(self, folder: str, starts: Sequence[int]) -> str | None:
+        """The last line that says more than a bar, of a job's logs from these sizes on."""
+        growth = self.growths.get(folder) or LogGrowth(self.disk, folder)
+        return find_telling_line(growth.read_ends(starts, END_BYTES))
+
     def find_progress(self, folder: str | None) -> OutputProgress:
         """How far a running job is, by what it prints."""
         growth = self.growths.get(folder or "")
@@ -13450,6 +13767,7 @@ class LogWatch(Part):
 
 LOG_LOOK_S, LOG_LOOK_BACKOFF_FACTOR = 0.1, 20   # between two looks; at least this multiple of the time of one
 LAST_LINE_BYTES = 4096          # of a log's end, where its last line is looked for
+END_BYTES = 16384               # the same of a completed job: its last line may be a bar that was drawn many times
 PROGRESS_AFTER_S = 30.0         # of a job's run time: before that, nothing is told of its progress
 MAX_LIKE = 100                  # ended jobs of a group, of which the median counts
 LOG_NOTE_S = 1.0                # between two notes while only one of the two logs grows
@@ -13490,13 +13808,16 @@ class LogGrowth:
 
     def find_last_line(self, starts: Sequence[int]) -> str | None:
         """The last line from these sizes on, of the log that grew last if that has one."""
+        texts = self.read_ends(starts, LAST_LINE_BYTES)
+        return next((line for text in texts for line in find_last_lines(text, 1)), None)
+
+    def read_ends(self, starts: Sequence[int], most: int) -> Iterator[str]:
+        """What both logs end with from these sizes on, that of the log that grew last first; `most`: bytes of each."""
         paths, sizes = [os.path.join(self.folder, name) for name in STREAM_FILES], measure_logs(self.disk, self.folder)
         growing = self.growing if sizes == self.seen[1:] else (sizes[0] > self.seen[1], sizes[1] > self.seen[2])
         out_at, err_at = [read_changed_at(self.disk, path) for path in paths] if all(growing) else (0, 0)
         is_stderr = growing[1] and (not growing[0] or err_at > out_at)
-        texts = (read_tail(self.disk, paths[stream], starts[stream], LAST_LINE_BYTES)
-                 for stream in (is_stderr, not is_stderr))
-        return next((line for text in texts for line in find_last_lines(text, 1)), None)
+        return (read_tail(self.disk, paths[stream], starts[stream], most) for stream in (is_stderr, not is_stderr))
 
     def note(self, clock: Clock) -> None:
         """Measure the logs.  Write the last mark when the other log grows, to keep their order, and each LOG_NOTE_S."""
@@ -13784,6 +14105,15 @@ class Answers(Part):
         state = self.store.state
         groups = list(self.describe_groups(state, list_visible_groups(state, caller)).values())
         return sorted(groups, key=lambda group: (group["position"] is None, group["position"] or 0))
+
+    def list_results(self, caller: Caller, group: str, order: str | None) -> dict[str, Any]:
+        """GET /groups/{group}/results, with all rows.  Raises: not_found; usage, when there is no such column."""
+        state, now, latest = self.store.state, self.clock.now(), dict[str, str]()
+        check_group(state, group, caller)
+        ids = {find_retried(state, job_id, latest) for user, job_id in state.members[group] if caller.may_see(user)}
+        jobs = sorted((state.jobs[job_id] for job_id in ids), key=lambda job: job.number)
+        live = {job.id: self.measure_running(job, now) for job in jobs if job.status == RUNNING}
+        return make_results(group, jobs, live, order)
 
     def describe_groups(self, state: State, users_of: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any]]:
         """{name: row of GET /groups} of these groups, {name: whose jobs there count}."""
@@ -14423,6 +14753,8 @@ PARAMETERS: Mapping[str, Field] = {             # names with a dash are headers;
     "fields": Field(list_of(one_of(*JOB)), "only these fields of each job: fields=id,status,exit_code"),
     "after": Field(COUNT, "reply when something has changed since this state_version, or after 15 s; 0: at once"),
     "since": Field(DURATION_TEXT, "at most so old, like 24h (7d)", parse=parse_duration),
+    "order": Field(STRING, "sorted by the column of this key, with - in reverse", default=None),
+    "csv": Field(QUERY_FLAG, "as CSV, and not as JSON", parse=parse_flag),
     "by": Field(one_of("user", "group"), "a row for each user (the default) or group"),
     "wait": Field(integer_in(0, 3600), "reply only when the job has ended, or after so many seconds; of logs, also "
                   "when there is more after the offset"),
@@ -14795,6 +15127,17 @@ class Api:
                   fields: Sequence[str] = ()) -> Response:
         return self.answer_jobs(caller, replace(choice, status=(PENDING,)), limit, fields)
 
+    @route("GET /groups/{group}/results", "user", "the jobs of a group as a table: the values of its sweep, and the "
+           "numbers that the last lines tell", "Results")
+    def get_results(self, caller: Caller, group: str, status: Sequence[str] = (), limit: int | None = None,
+                    order: str | None = None, csv: bool = False) -> Response:
+        results = self.service.answers.list_results(caller, group, order)
+        rows = [row for row in results["rows"] if row["status"] in (status or STATUSES)]
+        results, headers = {**results, "rows": rows[:limit]}, {"Total-Count": str(len(rows))}
+        if csv:
+            return Response(200, format_results_csv(results).encode(), "text/csv; charset=utf-8", headers)
+        return replace(json_response(results), headers=headers)
+
     @route("POST /queue", "user", "add a job, or a list of jobs, all or none", "Added", body="Submissions")
     def post_queue(self, caller: Caller, body: Any, idempotency_key: str | None = None) -> dict[str, Any]:
         submissions = parse_submissions(body)
@@ -14814,7 +15157,8 @@ class Api:
             repeated = [job_id for job_id in added.existing if job_id not in new]
             warning = lost and f"it would be cancelled at once: {lost.current.cause_line}"
         else:
-            answer = {"id": added.ids[0]} if isinstance(body, dict) and "command" in body else {"ids": added.ids}
+            is_one = isinstance(body, dict) and "command" in body and not body.get("sweep")
+            answer = {"id": added.ids[0]} if is_one else {"ids": added.ids}
             repeated = list(added.existing)
         return {**answer, **({"known": repeated} if repeated else {}), **({"warning": warning} if warning else {})}
 
@@ -16213,6 +16557,10 @@ class Client:
         """What jobs used, as GET /usage: since="7d", by="user" or "group"."""
         return list(self.ask("GET", "/usage" + encode_query(query)))
 
+    def results(self, group: str, **query: Any) -> dict[str, Any]:
+        """The jobs of a group as a table, as GET /groups/{group}/results."""
+        return dict(self.ask("GET", f"/groups/{quote_path(group)}/results" + encode_query(query)))
+
     def job(self, job_id: str) -> dict[str, Any]:
         return dict(self.ask("GET", f"/jobs/{quote_path(job_id)}"))
 
@@ -17229,41 +17577,17 @@ def read_jobs(call: Call) -> list[dict[str, Any]]:
 
 def spread_sweeps(call: Call, commands: Sequence[str], is_script: bool) -> list[dict[str, Any]]:
     """A job for each combination of --sweep.  Options with placeholders are taken out of the call's.  Raises: usage."""
-    options, combinations = call.options, list_combinations(call.options.sweep)
-    own_env = {name: text for name, text in options.env if find_placeholders(text)}
-    options.env = [(name, text) for name, text in options.env if name not in own_env]
-    texts = {name: getattr(options, name) or "" for name in ("name", "group", "cwd")}
-    given = {name: text for name, text in texts.items() if find_placeholders(text)}
-    for name in given:
+    options = call.options
+    texts = {name: text for name in ("name", "group", "cwd") if (text := getattr(options, name))}
+    spread = spread_sweep(options.sweep, commands, texts, dict(options.env), is_script)
+    options.env = [(name, text) for name, text in options.env if name not in spread.variables]
+    for name in spread.texts:
         setattr(options, name, None)
-    shared = {word for text in (*given.values(), *own_env.values()) for word in find_placeholders(text)}
-    unfilled = set[str]()
-    for command in commands:
-        places, names = {*shared, *find_placeholders(command)}, combinations[0]
-        unfilled |= places.difference(names)
-        unused = [name for name in names if name not in places]
-        if unused and not is_script:            # a script has its values in its environment
-            refuse(f"--sweep {unused[0]}: there is no {{{unused[0]}}} in the command {format_line(command, 100)}",
-                   hint=f"put {{{unused[0]}}} where the value belongs, there or in --name, --group, --env or --cwd")
-    if unfilled:
-        words = join_some([f"{{{word}}}" for word in sorted(unfilled)])
+    if spread.unfilled:
+        words = join_some([f"{{{word}}}" for word in spread.unfilled])
         call.say(f"{words} stays as it is, as no --sweep has that name")
-    rows = []
-    for command in commands:
-        for number, values in enumerate(combinations):
-            plain = {name: strip_quotes(value) for name, value in values.items()}
-            words = " ".join(f"{name}={value}" for name, value in plain.items())
-            row: dict[str, Any] = {"command": fill_placeholders(command, values)}
-            row.update((name, fill_placeholders(text, plain)) for name, text in given.items())
-            if "name" not in row:
-                row["name"] = format_line(f"{options.name} {words}" if options.name else words, 60)
-            if "cwd" in row and not call.is_remote:
-                row["cwd"] = find_cwd(row["cwd"])
-            env = {name: fill_placeholders(text, plain) for name, text in own_env.items()}
-            if is_script:
-                env.update({"NEXUS_TASK_ID": str(number), **{f"NEXUS_SWEEP_{name}": plain[name] for name in plain}})
-            rows.append({**row, **({"env": env} if env else {})})
-    return rows
+    is_path = "cwd" in spread.texts and not call.is_remote
+    return [{**row, "cwd": find_cwd(row["cwd"])} if is_path else dict(row) for row in spread.rows]
 
 
 def read_sweep(text: str) -> tuple[str, tuple[str, ...]]:
@@ -17273,7 +17597,7 @@ def read_sweep(text: str) -> tuple[str, tuple[str, ...]]:
             with open(os.path.expanduser(path), encoding="utf-8", errors="surrogateescape") as file:
                 return file.read().splitlines()
         except OSError as error:
-            refuse(f"--sweep {format_line(text, 60)}: cannot read {path}: {error.strerror}",
+            refuse(f"sweep {format_line(text, 60)}: cannot read {path}: {error.strerror}",
                    hint=f"@FILE gives a value a line; for the value @{path} itself: @@{path}")
 
     return parse_sweep(text, read_lines)
@@ -18520,6 +18844,24 @@ def cmd_usage(call: Call) -> None:
     call.say(f"since {local_time(since, '%Y-%m-%d %H:%M')}; --since 24h: the last 24 hours{note}")
 
 
+def cmd_results(call: Call) -> None:
+    """Print a group's jobs as a table; what waits is only counted, unless the table is for a program."""
+    options = call.options
+    results = call.client.results(options.group)
+    waiting = [row for row in results["rows"] if row["status"] == PENDING]
+    if options.csv:
+        return call.write(format_results_csv(results))
+    if not options.json:
+        results["rows"] = [row for row in results["rows"] if row["status"] != PENDING]
+    call.show(results, format_results)
+    if waiting and not options.json:
+        call.say(f"{len(waiting)} more {'wait' if len(waiting) > 1 else 'waits'}: "
+                 f"nexus queue --group {quote(options.group)}")
+    best, column = results["best_id"], next((column for column in results["columns"] if column["direction"]), None)
+    if best and column and not options.json:
+        call.say(f"best by {column['title']} ({column['direction']}est): job {best}")
+
+
 def cmd_config_edit(call: Call) -> int:
     import shlex
     import subprocess
@@ -19005,6 +19347,12 @@ COMMANDS = (
     Command("usage", "jobs, GPU-hours and failures of each user or group", cmd_usage, (
         SINCE,
         argument("--by", choices=("user", "group"), default="user"), JSON_OPTION)),
+    Command("results", "a group's jobs as a table: values of the sweep, numbers of the last lines", cmd_results, (
+        argument("group", metavar="GROUP"),
+        argument("--csv", action="store_true", help="for a spreadsheet: all rows, seconds, MiB"), JSON_OPTION),
+            "What a job's last line tells as name=number or name: number is a column.  Jobs that have completed come "
+            "first, sorted by the first column of which it is known what is better, like loss or acc.",
+            examples=("results exp1", "results exp1 --csv > exp1.csv")),
     Command("open", "the address of the web page and of the API", cmd_open, (
         argument("--url", action="store_true", help="that alone: curl \"$(nexus open --url)/status\""),)),
     Command("health", "each check with its reading; exit code 1 when one is bad", cmd_health, (JSON_OPTION,)),

@@ -672,7 +672,7 @@ NO_SWEEPS = [  # reason, text, part of the message
 def test_parse_sweep_refuses(reason, text, part):
     with pytest.raises(nexus.NexusError) as caught:
         nexus.parse_sweep(text, SWEEP_FILES.__getitem__)
-    assert caught.value.kind == "usage" and "--sweep" in caught.value.message and part in caught.value.message, reason
+    assert caught.value.kind == "usage" and "sweep" in caught.value.message and part in caught.value.message, reason
     assert caught.value.hint, reason
 
 
