@@ -1293,6 +1293,48 @@ class Gpu(Value):
         return not {self.index, str(self.index), self.local_place}.isdisjoint(places)
 
 
+class GpuMeans(Value):
+    """What a GPU did in a minute, or in ten: means of its readings.  None where no reading had it."""
+    at: float                                   # when that time begins, UTC epoch seconds
+    count: int                                  # of the readings
+    utilization: float | None = None            # percent
+    memory_used_mib: float | None = None
+    temperature: float | None = None            # degrees Celsius
+    power_watts: float | None = None
+    others: float | None = None                 # percent of the readings in which others used it
+
+
+SERIES = GpuMeans.NAMES[2:]
+
+
+def combine_means(at: float, parts: Sequence[GpuMeans]) -> GpuMeans:
+    """The means of all these readings together."""
+    def find_mean(name: str) -> float | None:
+        told = [(number, part.count) for part in parts if (number := getattr(part, name)) is not None]
+        return sum(number * count for number, count in told) / sum(count for _, count in told) if told else None
+
+    return GpuMeans(at, sum(part.count for part in parts), *map(find_mean, SERIES))
+
+
+class GpuRun(Value):
+    """An attempt that had GPUs, as the history of these GPUs keeps it: longer than State has its job."""
+    id: JobId = field(JOB_ID, "its job; where several are one row, the last one that failed, or else the last")
+    attempt: Count = field(INTEGER, "which start of that")
+    user: Name = field(STRING, "whose it is")
+    gpu_uuids: tuple[Uuid, ...] = field(list_of(STRING), "its GPUs, as in `gpus`")
+    started_at: Epoch = field(TIME, "when it began")
+    status: str = field(one_of(RUNNING, *FINAL, "preempted", "requeued"),
+                        "how it ended; preempted: others needed its GPUs")
+    name: Name | None = optional(None, STRING, "its job's name, or the beginning of its command; null: another user's")
+    finished_at: Epoch | None = optional(None, TIME, "null: it goes on")
+    outcome: Name | None = optional(None, STRING, "the same in a word: exit 1, cuda-oom")
+
+    @property
+    def key(self) -> tuple[str, int, float]:
+        """What no other attempt has: ids are given again, and numbers too where state.json is lost."""
+        return self.id, self.attempt, self.started_at
+
+
 def is_gpu_meant(wanted: str, place: str) -> bool:
     """Whether the GPU of a place, like `0.1` or `n1:0`, is meant by its own or by its card's."""
     return wanted in (place, re.sub(r"\.\d+$", "", place))
@@ -3880,6 +3922,95 @@ def describe_submitted(job: Job, seen: SlurmJob | None, error: str | None = None
     return f"{where}; {error}" if error else where
 
 
+# The history of a GPU is a file of a fixed size.  After its head, a line that says which GPU it is of, come rings of
+# records: a record's place in its ring follows from its time.  One that has a wrong checksum, or another time than its
+# place is for, counts as none.
+
+HISTORY_HEAD_BYTES = 512
+RECORD = "<IIHHHBB"             # time, MiB, tenths of a percent, tenths of a watt, readings, degrees, percent by others
+RECORD_BYTES = 20               # with the checksum
+
+
+class Ring(Value):
+    """Where a file has the records of one length of time."""
+    step_s: int
+    count: int
+    start: int                                  # in bytes
+
+    def find_at(self, number: int) -> int:
+        """Where the record of the `number`th step since 1970 is, in bytes."""
+        return self.start + number % self.count * RECORD_BYTES
+
+
+MINUTES = Ring(60, 24 * 60, HISTORY_HEAD_BYTES)
+TENS = Ring(600, 31 * 24 * 6, HISTORY_HEAD_BYTES + MINUTES.count * RECORD_BYTES)
+HISTORY_S = TENS.step_s * TENS.count            # how far back it goes
+HISTORY_BYTES = TENS.start + TENS.count * RECORD_BYTES
+
+
+def encode_means(means: GpuMeans) -> bytes:
+    import struct
+    import zlib
+
+    def fit(number: float | None, scale: int, limit: int) -> int:
+        return limit if number is None else max(0, min(round(number * scale), limit - 1))       # the limit: unknown
+
+    body = struct.pack(
+        RECORD, int(means.at), fit(means.memory_used_mib, 1, 2**32 - 1), fit(means.utilization, 10, 2**16 - 1),
+        fit(means.power_watts, 10, 2**16 - 1), min(means.count, 2**16 - 1), fit(means.temperature, 1, 255),
+        fit(means.others, 1, 255))
+    return body + struct.pack("<I", zlib.crc32(body))
+
+
+def decode_means(record: bytes) -> GpuMeans | None:
+    """None when there is no whole record."""
+    import struct
+    import zlib
+    body, crc = record[:-4], record[-4:]
+    if len(record) != RECORD_BYTES or crc != struct.pack("<I", zlib.crc32(body)):
+        return None
+    at, memory, load, watts, count, degrees, others = struct.unpack(RECORD, body)
+    told = [(load, 10, 2**16 - 1), (memory, 1, 2**32 - 1), (degrees, 1, 255), (watts, 10, 2**16 - 1), (others, 1, 255)]
+    return GpuMeans(at, count, *(None if number == limit else number / scale for number, scale, limit in told))
+
+
+def format_history_head(gpu: Gpu) -> str:
+    """The first line of a GPU's file, with blanks to its length."""
+    name = gpu.name.encode("ascii", "replace").decode()[:80]
+    head = seal({"uuid": gpu.uuid, "place": gpu.place, "node": gpu.node, "name": name})
+    return f"{head:{HISTORY_HEAD_BYTES - 1}}\n"
+
+
+class HistoryHead(Value):
+    """Which GPU a file is of, for when that is gone."""
+    uuid: Uuid
+    place: Name
+    node: Name
+    name: Name
+
+
+def parse_history_head(text: bytes) -> HistoryHead | None:
+    with contextlib.suppress(ValueError, TypeError):
+        body = decode("dict", load_json(text))
+        if check_seal(body):
+            return decode_value(HistoryHead, body)
+    return None
+
+
+def parse_runs(lines: Iterable[bytes]) -> tuple[list[GpuRun], bool]:
+    """(the rows of runs.jsonl, whether all its lines are whole)."""
+    runs, is_whole = [], True
+    for line in lines:
+        try:
+            body = decode("dict", load_json(line))
+            if not (check_seal(body) and line.endswith(b"\n")):
+                raise ValueError("it has no checksum, or no end")
+            runs.append(decode_value(GpuRun, body))
+        except (ValueError, TypeError):
+            is_whole = False
+    return runs, is_whole
+
+
 # ==== 6. SCHEDULER ==== what to do next, decided from values alone
 # Jobs start in the queue's order.  A job that cannot start lets later jobs pass.  Jobs of one request class ask for the
 # same resources: if the first job of a class cannot start, plan() skips the rest of the class.  A job that waits for
@@ -4011,6 +4142,13 @@ def find_unseen(gpu: Gpu, jobs: Sequence[Job], config: GpuConfig) -> float:
         return 0.0
     unseen = gpu.memory_used_mib - sum(memory or 0 for memory in listed)
     return unseen if unseen > config.max_unseen_mem_mib else 0.0
+
+
+def read_gpu(gpu: Gpu, jobs: Sequence[Job], config: GpuConfig, at: float) -> GpuMeans:
+    """A reading of a GPU for its history.  `jobs`: those that have it."""
+    has_others = gpu.lease_holder or find_foreign(gpu, config) or find_unseen(gpu, jobs, config)
+    return GpuMeans(at, 1, gpu.utilization, gpu.memory_used_mib, gpu.temperature, gpu.power_watts,
+                    100.0 if has_others else 0.0)
 
 
 def is_left_out(gpu: Gpu, config: GpuConfig) -> bool:
@@ -5975,6 +6113,120 @@ USAGE = {
 }
 
 
+# The history of the GPUs
+
+HISTORY_SINCE = "24h"           # where nobody says since when
+MAX_MERGED = 15                 # a row of attempts that are one spans so many times `merge`
+FINE_S = 6 * 3600.0             # what is longer is told in means of ten minutes
+STEPS = {"1m": MINUTES, "10m": TENS}
+SERIES_NAMES = {
+    "utilization": "percent", "memory_used_mib": "memory in use, by whomever", "temperature": "degrees Celsius",
+    "power_watts": "the power it drew", "others": "percent of the time in which others than these jobs used it"}
+SERIES_FIELDS = {name: Field(list_of(or_null(INTEGER)), f"{meaning}; null: no reading has told it")
+                 for name, meaning in SERIES_NAMES.items()}
+GPU_HISTORY = {
+    "uuid": Field(STRING, "its UUID"), "place": Field(STRING, "what commands call it, or called it"),
+    "name": Field(STRING, "its model"), "node": Field(STRING, "the machine it is in"),
+    "is_gone": Field(FLAG, "it is not there now"), **SERIES_FIELDS}
+RUN_ROW = {
+    **GpuRun.FIELDS,
+    "counts": Field(or_null({"type": "object"}), "with `merge`: how many attempts of each status it stands for")}
+HISTORY = {
+    "begin": Field(TIME, "when the first step begins"), "end": Field(TIME, "now"),
+    "step_seconds": Field(INTEGER, "of the means"), "gpus": Field(list_of(object_ref("GpuHistory")), "all GPUs"),
+    "rows": Field(list_of(object_ref("GpuRun")), "what ran on them, of the last 7 days, by its beginning")}
+JOB_USAGE = {
+    "attempt": Field(or_null(INTEGER), "its last one that began"), "begin": Field(or_null(TIME), "of the first step"),
+    "step_seconds": Field(INTEGER, "of the means"), "note": Field(or_null(STRING), "what to know of these means"),
+    "gpus": Field(list_of({"type": "object", "properties": {
+        "uuid": STRING, "place": STRING, **{name: row.schema for name, row in SERIES_FIELDS.items()},
+        "mean": {"type": "object"}, "max": {"type": "object"}}}), "its GPUs: series, with the mean and the most")}
+
+
+def series_json(means: Iterable[GpuMeans], ring: Ring, begin: float, end: float,
+                series: Collection[str]) -> dict[str, list[int | None]]:
+    """{name: a number for each step from that of `begin` to that of `end`}."""
+    first = int(begin) // ring.step_s
+    there = {int(each.at) // ring.step_s - first: each for each in means}
+    steps = [there.get(number) for number in range(int(end) // ring.step_s + 1 - first)]
+    return {name: [None if step is None or getattr(step, name) is None else round(getattr(step, name))
+                   for step in steps] for name in SERIES if name in series}
+
+
+def list_gpu_runs(job: Job) -> Iterator[GpuRun]:
+    """The attempts of a job that had GPUs, the one that runs too."""
+    name = job.name or format_line(job.command, 60)
+    for attempt in job.attempts:
+        if attempt.gpu_uuids and attempt.started_at is not None:
+            status = RUNNING
+            if attempt.finished_at is not None:
+                is_last = attempt is job.attempts[-1] and job.status in FINAL
+                is_requeued = attempt.cause in (REQUEUED, PREEMPTED)
+                status = job.status if is_last else str(attempt.cause) if is_requeued else FAILED
+            yield GpuRun(job.id, attempt.number, job.user, attempt.gpu_uuids, attempt.started_at, status, name,
+                         attempt.finished_at, get_outcome(attempt))
+
+
+def merge_runs(runs: Sequence[GpuRun], merge_s: float) -> list[tuple[GpuRun, Mapping[str, int] | None]]:
+    """The rows by their beginnings; short ones that follow each other are one, with how many of each status.
+
+    Such a row does not span more than MAX_MERGED times `merge_s`: what failed is still where it was.
+    """
+    from collections import Counter
+    merged: list[list[GpuRun]] = []
+    latest: dict[tuple[str, tuple[str, ...]], list[GpuRun]] = {}       # {(user, GPUs): the row that may go on}
+    for ran in sorted(runs, key=lambda ran: ran.started_at):
+        key, end = (ran.user, ran.gpu_uuids), ran.finished_at
+        is_short = end is not None and end - ran.started_at < merge_s
+        former = latest.get(key, [])
+        if (is_short and former and ran.started_at - (former[-1].finished_at or 0.0) <= merge_s
+                and (end or 0.0) - former[0].started_at <= MAX_MERGED * merge_s):
+            former.append(ran)
+            continue
+        merged.append([ran])
+        latest[key] = merged[-1] if is_short else []
+    rows: list[tuple[GpuRun, Mapping[str, int] | None]] = []
+    for former in merged:
+        shown = next((ran for ran in reversed(former) if ran.status == FAILED), former[-1])
+        if len(former) > 1:
+            ends = [ran.finished_at or 0.0 for ran in former]
+            shown = replace(shown, started_at=former[0].started_at, finished_at=max(ends), name=None, outcome=None)
+        rows.append((shown, Counter(ran.status for ran in former) if len(former) > 1 else None))
+    return rows
+
+
+def run_json(ran: GpuRun, counts: Mapping[str, int] | None, is_visible: bool) -> dict[str, Any]:
+    return {
+        "id": ran.id, "attempt": ran.attempt, "user": ran.user, "gpu_uuids": list(ran.gpu_uuids),
+        "started_at": format_time(ran.started_at), "finished_at": format_time(ran.finished_at), "status": ran.status,
+        "name": ran.name if is_visible else None, "outcome": ran.outcome if is_visible else None, "counts": counts}
+
+
+def job_usage_json(job: Job, attempt: Attempt, found: Mapping[str, Sequence[GpuMeans]], ring: Ring, begin: float,
+                   end: float, ran_s: float) -> dict[str, Any]:
+    """GET /jobs/{id}/usage.  `found`: {GPU uuid: its means from `begin` to `end`}."""
+    gpus = []
+    for uuid, place in zip(attempt.gpu_uuids, attempt.gpu_places):
+        told = {name: [number for each in found[uuid] if (number := getattr(each, name)) is not None]
+                for name in SERIES}
+        gpus.append({
+            "uuid": uuid, "place": f"{attempt.node}:{place}" if attempt.node else place,
+            **series_json(found[uuid], ring, begin, end, SERIES),
+            "mean": {name: round(sum(numbers) / len(numbers)) for name, numbers in told.items() if numbers},
+            "max": {name: round(max(numbers)) for name, numbers in told.items() if numbers}})
+    note = "of the whole GPU, which it shared" if job.gpus % 1 > 0 else None
+    if attempt is NO_ATTEMPT:
+        note = "it has not started"
+    elif not gpus:
+        note = "it has no GPU that is read"
+    elif not any(gpu["max"] for gpu in gpus):
+        is_short = ran_s < ring.step_s
+        note = (f"it ran for less than {format_duration(ring.step_s)}, of which the means are" if is_short
+                else "nothing of its GPUs was recorded while it ran")
+    return {"attempt": attempt.number or None, "begin": format_time(begin), "step_seconds": ring.step_s, "note": note,
+            "gpus": gpus}
+
+
 def usage_json(state: State, by: str, since: float, now: float,
                may_see: Callable[[str], bool]) -> list[dict[str, Any]]:
     """GET /usage: a row for each user, or for each group whose name the caller may see."""
@@ -6234,6 +6486,8 @@ OBJECTS = {                                     # {name: schema} of replies; tho
     "Job": object_schema(JOB, PUBLIC_JOB_KEYS), "Attempt": object_schema(ATTEMPT), "Gpu": object_schema(GPU),
     "Process": object_schema(PROCESS), "Results": object_schema(RESULTS), "ResultColumn": object_schema(TABLE_COLUMN),
     "ResultRow": object_schema(TABLE_ROW), "Error": object_schema(ERROR), "Usage": object_schema(USAGE),
+    "History": object_schema(HISTORY), "GpuHistory": object_schema(GPU_HISTORY), "GpuRun": object_schema(RUN_ROW),
+    "JobUsage": object_schema(JOB_USAGE),
     "Status": object_schema({"gpu_status": Field(list_of(object_ref("Gpu")), "the GPUs of all machines")})}
 
 
@@ -6499,6 +6753,9 @@ class Disk:
         return os.statvfs(path)
 
 
+HISTORY_ENDING = ".means"
+
+
 class Layout:
     """The paths of all files."""
 
@@ -6524,6 +6781,8 @@ class Layout:
         self.journal_dir = os.path.dirname(state_file)
         self.journal_file = os.path.join(self.journal_dir, "journal.jsonl")
         self.code_folder = os.path.join(self.journal_dir, "submitted-code")
+        self.history_dir = os.path.join(self.journal_dir, "history")    # of the GPUs
+        self.runs_file = os.path.join(self.history_dir, "runs.jsonl")   # what ran on them in the last days
 
     def copy_of(self, digest: object, kind: str) -> str:
         """The copy of a file that a service was started with: its nexus.py, or its configuration."""
@@ -6531,6 +6790,9 @@ class Layout:
 
     def code_file(self, name: str) -> str:
         return os.path.join(self.code_folder, f"{name}.py")
+
+    def history_file(self, uuid: str) -> str:
+        return os.path.join(self.history_dir, f"{uuid.replace('/', '%2F')}{HISTORY_ENDING}")
 
     def job_folder(self, job_id: str) -> str:
         return os.path.join(self.log_dir, f"job_{job_id}")
@@ -7267,6 +7529,77 @@ def remove_file(disk: Disk, path: str) -> None:
     """Raises: unavailable; not for a missing file."""
     with disk_errors("remove", path), contextlib.suppress(FileNotFoundError):
         disk.unlink(path)
+
+
+# The history of the GPUs.  Nothing of it is synced: a record that a power cut has torn counts as none.
+
+def read_ring(disk: Disk, handle: int, ring: Ring, begin: float, end: float) -> Iterator[GpuMeans]:
+    """The records of the steps from that of `begin` to that of `end`.  Raises: OSError."""
+    last = int(end) // ring.step_s
+    first = max(int(begin) // ring.step_s, last - ring.count + 1)
+    before = min(last + 1 - first, ring.count - first % ring.count) * RECORD_BYTES      # the end of the ring
+    content = disk.pread(handle, before, ring.find_at(first))
+    content += disk.pread(handle, (last + 1 - first) * RECORD_BYTES - before, ring.start)
+    for number in range(first, last + 1):
+        at = (number - first) * RECORD_BYTES
+        means = decode_means(content[at:at + RECORD_BYTES])
+        if means and means.at == number * ring.step_s:
+            yield means
+
+
+def put_means(disk: Disk, handle: int, ring: Ring, means: GpuMeans, is_part: bool = False) -> None:
+    """Write a record, unless what is in its place is newer: the clock was set back.  Raises: OSError.
+
+    `is_part`: other readings of the same time may be there already.
+    """
+    at = ring.find_at(int(means.at) // ring.step_s)
+    former = decode_means(disk.pread(handle, RECORD_BYTES, at))
+    if former and former.at == means.at and is_part:
+        means = combine_means(means.at, [former, means])
+    if former is None or former.at <= means.at:
+        write_at(disk, handle, encode_means(means), at)
+
+
+def write_means(disk: Disk, path: str, head: str, minutes: Iterable[GpuMeans]) -> None:
+    """Write means of minutes, and those of the ten minutes around them, into a GPU's file.
+
+    A file of another length is made anew, as long as it will ever be: later no room is needed.
+    Raises: OSError, unavailable.
+    """
+    if measure(disk, path) != HISTORY_BYTES:
+        empty = head + "\0" * (HISTORY_BYTES - HISTORY_HEAD_BYTES)
+        with write_aside(disk, f"{path}.new", [empty], is_synced=False) as aside:
+            disk.replace(aside, path)
+    with open_file(disk, path, os.O_RDWR) as handle:
+        if disk.pread(handle, HISTORY_HEAD_BYTES, 0) != head.encode():
+            write_at(disk, handle, head.encode(), 0)
+        for minute in minutes:
+            put_means(disk, handle, MINUTES, minute, is_part=True)
+            begin = minute.at // TENS.step_s * TENS.step_s
+            parts = list(read_ring(disk, handle, MINUTES, begin, begin + TENS.step_s - 1))
+            if parts:
+                put_means(disk, handle, TENS, combine_means(begin, parts))
+
+
+def read_means(disk: Disk, path: str, ring: Ring, begin: float, end: float) -> list[GpuMeans]:
+    """The records from `begin` to `end`; none where there is no whole file."""
+    with contextlib.suppress(OSError):
+        if measure(disk, path) == HISTORY_BYTES:
+            with open_file(disk, path, os.O_RDONLY) as handle:
+                return list(read_ring(disk, handle, ring, begin, end))
+    return []
+
+
+def read_history_head(disk: Disk, path: str) -> HistoryHead | None:
+    return parse_history_head(read_part(disk, path, 0, HISTORY_HEAD_BYTES))
+
+
+def read_runs(disk: Disk, path: str) -> tuple[list[GpuRun], bool]:
+    """(the rows of runs.jsonl, whether all its lines are whole).  Raises: OSError."""
+    import io
+    with contextlib.suppress(FileNotFoundError):
+        return parse_runs(io.BytesIO(read_whole(disk, path)))
+    return [], True
 
 
 # ==== 10. MACHINE ==== other programs, processes, GPUs, sessions, leases: each has one owner here
@@ -12353,6 +12686,11 @@ HOOK_TIMEOUT_S = 60.0           # of one [hooks] command
 MAX_HOOK_TEXT = 32000           # characters of a variable
 GROUP_QUIET_S = 60.0            # nothing of a group has waited or run for so long: it has ended
 MAX_FAULTS_LOGGED = 20          # each time the jobs file is read
+MAX_UNWRITTEN = 10000           # minutes of GPUs that wait for a disk
+MAX_GONE_GPUS = 64              # whose history is kept
+RUNS_S = 7 * 86400.0            # how long what ran on GPUs is kept, apart from the jobs
+MAX_RUNS = 20000
+MIN_RUNS = 1000                 # that may be too many in runs.jsonl before it is written anew
 
 
 class JobsFile:
@@ -13496,6 +13834,7 @@ class GpuWatch(Part):
                     since_utc, since, _ = self.idle.get(gpu.uuid, (self.clock.now(), now, now))
                     idle[gpu.uuid] = since_utc, since, now
         self.loads, self.idle = loads, idle
+        self.service.gpu_history.take_readings(self.all_gpus(), unread)
 
     def find_idle(self, job: Job) -> tuple[float, float]:
         """(since when, UTC; for how many seconds) all GPUs of a running job are known to be idle."""
@@ -13572,6 +13911,207 @@ class GpuWatch(Part):
             self.service.wake()
 
 
+class GpuHistory(Part):
+    """What each GPU did, minute by minute, and what ran on it: for longer than State has these jobs.
+
+    The loop takes readings, requests read files, and a thread writes: so a slow or a full disk holds up neither.
+    """
+
+    def __init__(self, service: Service) -> None:
+        import collections
+        import threading
+        super().__init__(service)
+        self.lock = threading.Lock()                        # of what follows
+        self.minutes: dict[str, GpuMeans] = {}              # {GPU uuid: of the minute that goes on}
+        self.heads: dict[str, str] = {}                     # {GPU uuid: the head of its file}
+        self.unwritten: collections.deque[tuple[str, GpuMeans]] = collections.deque(maxlen=MAX_UNWRITTEN)
+        self.ended: collections.deque[Job] = collections.deque()        # jobs whose attempts may be new
+        self.runs: dict[tuple[str, int, float], GpuRun] | None = None   # by their keys; None: they are not read yet
+        self.unwritten_runs: list[GpuRun] = []
+        self.line_count = -1                                # of runs.jsonl; -1: it must be written anew
+        self.cleaned_at = float("-inf")                     # monotonic
+        self.write_error: NexusError | None = None
+        self.worker = Worker(service, "keeping the GPUs' history", self.write)
+
+    def take_readings(self, gpus: Iterable[Gpu], unread: Container[str]) -> None:
+        """Add a reading of each GPU to its minute.  `unread`: machines of which the readings are old."""
+        now, jobs = self.clock.now() // MINUTES.step_s * MINUTES.step_s, dict[str, list[Job]]()
+        for job in self.service.running_jobs():
+            for uuid in job.current.gpu_uuids:
+                jobs.setdefault(uuid, []).append(job)
+        with self.lock:
+            for gpu in gpus:
+                if gpu.fault or gpu.node in unread:
+                    continue
+                reading = read_gpu(gpu, jobs.get(gpu.uuid, ()), self.config.gpu, now)
+                former = self.minutes.get(gpu.uuid)
+                if former and former.at == now:
+                    reading = combine_means(now, [former, reading])
+                elif former:
+                    self.unwritten.append((gpu.uuid, former))
+                self.minutes[gpu.uuid], self.heads[gpu.uuid] = reading, format_history_head(gpu)
+
+    def note_ends(self, jobs: Iterable[Job]) -> None:
+        """Keep the last attempts of these jobs, whose status has changed, soon."""
+        ended = [job for job in jobs if job.attempts and job.attempts[-1].gpu_uuids and job.status != RUNNING]
+        if ended:
+            self.ended.extend(ended)
+            self.worker.wanted.set()
+
+    def keep(self, jobs: Iterable[Job]) -> None:
+        """Keep the attempts of jobs that are about to be forgotten: a kill may have come before that."""
+        self.ended.extend(jobs)
+        with contextlib.suppress(NexusError):               # the disk is full: the thread tries again
+            self.write_runs()
+
+    def write(self) -> float:
+        """Write what is whole; return the seconds until the next minute is."""
+        now = self.clock.now()
+        try:
+            with disk_errors("write", self.layout.history_dir):
+                self.write_runs()
+                self.write_minutes(now // MINUTES.step_s * MINUTES.step_s)
+                self.write_error = None
+        except NexusError as error:
+            if self.write_error is None and not self.store.last_error:
+                self.log.error("%s: the history of the GPUs has a gap until it can be written", error.message)
+            self.write_error = error
+        return MINUTES.step_s - now % MINUTES.step_s + WATCH_INTERVAL_S
+
+    def write_minutes(self, before: float) -> None:
+        """Write the minutes that began before that time.  Raises: OSError, unavailable."""
+        with self.lock:
+            for uuid in [uuid for uuid, minute in self.minutes.items() if minute.at != before]:
+                self.unwritten.append((uuid, self.minutes.pop(uuid)))
+            minutes = dict[str, list[GpuMeans]]()
+            for uuid, minute in self.unwritten:
+                minutes.setdefault(uuid, []).append(minute)
+        if minutes:
+            make_folder(self.disk, self.layout.history_dir)
+        for uuid, those in minutes.items():
+            write_means(self.disk, self.layout.history_file(uuid), self.heads[uuid], those)
+            with self.lock:
+                for minute in those:
+                    self.unwritten.remove((uuid, minute))
+        if minutes and self.clock.monotonic() - self.cleaned_at > TENS.step_s:
+            self.cleaned_at = self.clock.monotonic()
+            self.clean(minutes)
+
+    def clean(self, present: Container[str]) -> None:
+        """Remove the files of GPUs that have been gone for longer than they go back.  Raises: unavailable."""
+        paths = [path for path in find_files(self.disk, os.path.join(self.layout.history_dir, ""), HISTORY_ENDING)
+                 if path not in [self.layout.history_file(gpu.uuid) for gpu in self.service.gpu_watch.all_gpus()]]
+        changed = {path: read_changed_at(self.disk, path) / 1e9 for path in paths}
+        gone = sorted(paths, key=lambda path: -changed[path])
+        for number, path in enumerate(gone):
+            if number >= MAX_GONE_GPUS or self.clock.now() - changed[path] > HISTORY_S:
+                remove_file(self.disk, path)
+
+    def end(self) -> None:
+        """Write all that there is: the next service adds to this minute.  Raises: unavailable."""
+        with disk_errors("write", self.layout.history_dir):
+            self.write_runs()
+            self.write_minutes(0.0)
+
+    def write_runs(self) -> None:
+        """Write the attempts that are not written yet.  Raises: unavailable."""
+        with self.lock, disk_errors("write", self.layout.runs_file):
+            runs = self.take_runs()
+            lines = [seal(ran) + "\n" for ran in self.unwritten_runs]
+            is_anew = self.line_count < 0 or self.line_count > 2 * len(runs) + MIN_RUNS
+            if is_anew or lines:
+                make_folder(self.disk, self.layout.history_dir)
+            if is_anew:
+                lines = [seal(ran) + "\n" for ran in runs.values()]
+                write_atomic(self.disk, self.layout.runs_file, lines)
+                self.line_count = 0
+            elif lines:
+                with open_file(self.disk, self.layout.runs_file, os.O_WRONLY | os.O_CREAT) as handle:
+                    append_whole(self.disk, handle, "".join(lines).encode())
+            self.line_count += len(lines)
+            self.unwritten_runs = []
+
+    def take_runs(self) -> dict[tuple[str, int, float], GpuRun]:
+        """The attempts of the last days that have ended, with those that ended just now.  Raises: OSError."""
+        if self.runs is None:
+            found, is_whole = read_runs(self.disk, self.layout.runs_file)
+            self.runs = {ran.key: ran for ran in found}
+            self.line_count = len(found) if is_whole else -1
+            self.ended.extend(self.store.state.jobs.values())       # a killed service may not have written the last
+        oldest = self.clock.now() - RUNS_S
+        while self.ended:
+            for ran in list_gpu_runs(self.ended.popleft()):
+                if ran.finished_at is not None and ran.finished_at > oldest and ran.key not in self.runs:
+                    self.runs[ran.key] = ran
+                    self.unwritten_runs.append(ran)
+        while self.runs:
+            key, first = next(iter(self.runs.items()))
+            if len(self.runs) <= MAX_RUNS and (first.finished_at or 0.0) > oldest:
+                break
+            del self.runs[key]
+        return self.runs
+
+    def list_runs(self, begin: float) -> list[GpuRun]:
+        """The attempts that go on, or ended after `begin`."""
+        with self.lock, disk_errors("read", self.layout.runs_file):
+            runs = [ran for ran in self.take_runs().values() if (ran.finished_at or 0.0) > begin]
+        there = {ran.key for ran in runs}
+        now = [ran for job in self.service.running_jobs() for ran in list_gpu_runs(job) if ran.finished_at is None]
+        return [*runs, *(ran for ran in now if ran.key not in there)]
+
+    def read(self, uuid: str, ring: Ring, begin: float, end: float) -> list[GpuMeans]:
+        """The means of a GPU, with those of the minute that goes on."""
+        means = {each.at: each for each in read_means(self.disk, self.layout.history_file(uuid), ring, begin, end)}
+        with self.lock:
+            parts = [minute for name, minute in self.unwritten if name == uuid]
+            parts += [self.minutes[uuid]] if uuid in self.minutes else []
+        for part in parts:
+            at = part.at // ring.step_s * ring.step_s
+            if begin // ring.step_s * ring.step_s <= at <= end:
+                means[at] = combine_means(at, [*([means[at]] if at in means else []), part])
+        return list(means.values())
+
+    def list_heads(self, begin: float) -> list[tuple[HistoryHead, bool]]:
+        """(a GPU, whether it is gone) of all GPUs that are there, and of those that were after `begin`."""
+        gpus = self.service.gpu_watch.all_gpus()
+        heads = [(HistoryHead(gpu.uuid, gpu.place, gpu.node or self.service.node, gpu.name), False) for gpu in gpus]
+        present = {self.layout.history_file(gpu.uuid) for gpu in gpus}
+        for path in find_files(self.disk, os.path.join(self.layout.history_dir, ""), HISTORY_ENDING):
+            if path not in present and read_changed_at(self.disk, path) / 1e9 > begin:
+                head = read_history_head(self.disk, path)
+                if head:
+                    heads.append((replace(head, node=head.node or self.service.node), True))
+        return heads
+
+    def describe(self, caller: Caller, since_s: float | None, step: str | None, series: Collection[str],
+                 merge_s: float) -> dict[str, Any]:
+        """GET /gpus/history.  Raises: unavailable."""
+        now = self.clock.now()
+        since_s = min(parse_duration(HISTORY_SINCE) if since_s is None else since_s, HISTORY_S)
+        ring = STEPS[step] if step else MINUTES if since_s <= MINUTES.step_s * MINUTES.count else TENS
+        begin = max(0.0, now - since_s) // ring.step_s * ring.step_s
+        begin = max(begin, now // ring.step_s * ring.step_s - (ring.count - 1) * ring.step_s)
+        gpus = [{**vars(head), "is_gone": is_gone,
+                 **series_json(self.read(head.uuid, ring, begin, now), ring, begin, now, series or SERIES)}
+                for head, is_gone in self.list_heads(begin)]
+        rows = merge_runs(self.list_runs(begin), merge_s)
+        return {"begin": format_time(begin), "end": format_time(now), "step_seconds": ring.step_s, "gpus": gpus,
+                "rows": [run_json(ran, counts, caller.may_see(ran.user)) for ran, counts in rows]}
+
+    def describe_job(self, job: Job) -> dict[str, Any]:
+        """GET /jobs/{id}/usage: the readings of the GPUs of its last attempt that began."""
+        last = next((attempt for attempt in reversed(job.attempts) if attempt.started_at is not None), NO_ATTEMPT)
+        now, begin = self.clock.now(), last.started_at or 0.0
+        end = last.finished_at or now
+        is_fine = end - begin <= FINE_S and begin > now - MINUTES.step_s * (MINUTES.count - 1)
+        ring = MINUTES if is_fine else TENS
+        # A step counts where most of it is of the attempt.
+        first = (begin + ring.step_s / 2) // ring.step_s * ring.step_s
+        final = (end - ring.step_s / 2) // ring.step_s * ring.step_s
+        found = {uuid: self.read(uuid, ring, first, final) if final >= first else [] for uuid in last.gpu_uuids}
+        return job_usage_json(job, last, found, ring, first, max(first, final), end - begin)
+
+
 def pause_gpus(state: State, uuids: Sequence[str], *reasons: tuple[str, str]) -> Changes:
     """Yield the changes that make these the paused GPUs.  `reasons`: (uuid, why nexus itself pauses it)."""
     yield Put("facts", "paused_gpus", tuple(uuids))
@@ -13637,6 +14177,7 @@ class Housekeeping(Part):
         if not gone:
             return
         now = self.clock.now()
+        self.service.run_guarded("keeping what ran on the GPUs", self.service.gpu_history.keep, gone)
 
         def forget(state: State) -> Changes:
             # Another request may have removed one meanwhile, and a new job may have its id.
@@ -14463,6 +15004,7 @@ class Service(HostLoop):
         self.drafts = Drafts(self)
         self.admission = Admission(self)
         self.gpu_watch = GpuWatch(self)
+        self.gpu_history = GpuHistory(self)
         self.outcomes = Outcomes(self)
         self.starter = Starter(self)
         self.local = Local(self)
@@ -14505,6 +15047,7 @@ class Service(HostLoop):
         if not self.log_watch.growths:
             self.log_watch.worker.wanted.set()
         self.hooks.note_status_changes(jobs)
+        self.gpu_history.note_ends(jobs)
         for job in jobs:
             if job.status in FINAL:
                 self.end_counts[job.status, job.current.cause or ""] += 1
@@ -14521,7 +15064,7 @@ class Service(HostLoop):
         self.begin_workers(Worker(self, "looking at the disks", self.health.look_at_disks),
                            Worker(self, "writing state.json", self.housekeeping.keep_state),
                            Worker(self, "trimming the history", self.housekeeping.trim_history),
-                           self.hooks.worker, self.log_watch.worker,
+                           self.hooks.worker, self.log_watch.worker, self.gpu_history.worker,
                            *(part.worker for part in (self.cluster, self.jobs_file) if part))
         while not self.is_stopping:
             self.turn()
@@ -14534,6 +15077,7 @@ class Service(HostLoop):
         self.run_guarded("at the end", self.store.look_for_edit, self.housekeeping.apply_edit)
         self.run_guarded("at the end", self.outcomes.keep_samples)
         self.run_guarded("at the end", self.log_watch.end)
+        self.run_guarded("at the end", self.gpu_history.end)
 
     def end_for_reboot(self) -> None:
         """When the machine goes down, let the jobs here save their work: systemd would kill them all at once."""
@@ -14752,9 +15296,14 @@ PARAMETERS: Mapping[str, Field] = {             # names with a dash are headers;
     "limit": Field(COUNT, "at most so many, the first ones; the header Total-Count says how many there are"),
     "fields": Field(list_of(one_of(*JOB)), "only these fields of each job: fields=id,status,exit_code"),
     "after": Field(COUNT, "reply when something has changed since this state_version, or after 15 s; 0: at once"),
-    "since": Field(DURATION_TEXT, "at most so old, like 24h (7d)", parse=parse_duration),
+    "since": Field(DURATION_TEXT, f"at most so old, like 24h (of usage {USAGE_SINCE}, of the history {HISTORY_SINCE})",
+                   parse=parse_duration),
     "order": Field(STRING, "sorted by the column of this key, with - in reverse", default=None),
     "csv": Field(QUERY_FLAG, "as CSV, and not as JSON", parse=parse_flag),
+    "step": Field(one_of(*STEPS), "means of so long; of a minute there are those of a day (1m up to 24h, else 10m)"),
+    "series": Field(list_of(one_of(*SERIES)), "only these series: series=utilization,others"),
+    "merge": Field(DURATION_TEXT, "attempts that are shorter, and follow each other on a GPU, are one row",
+                   parse=parse_duration),
     "by": Field(one_of("user", "group"), "a row for each user (the default) or group"),
     "wait": Field(integer_in(0, 3600), "reply only when the job has ended, or after so many seconds; of logs, also "
                   "when there is more after the offset"),
@@ -15508,6 +16057,11 @@ route("GET /groups", "user", "jobs by group: how many wait, run, have ended, and
     lambda api, caller: api.service.answers.list_groups(caller))
 route("GET /usage", "user", "jobs, GPU-hours and failures of each user, or of each group of one's own", "Usage[]")(
     lambda api, caller, since=None, by="user": api.service.answers.list_usage(caller, since, by))
+route("GET /gpus/history", "user", "what each GPU did, and what ran on it: up to 31 days, and 7 days", "History")(
+    lambda api, caller, since=None, step=None, series=(), merge=0.0:
+    api.service.gpu_history.describe(caller, since, step, series, merge))
+route("GET /jobs/{id}/usage", "user", "what the GPUs of a job did while it ran", "JobUsage")(
+    lambda api, caller, id: api.service.gpu_history.describe_job(api.find_job(id, caller)))
 route("DELETE /queue/{id}", "user", "take a pending job out of the queue")(
     lambda api, caller, id: api.service.admission.cancel(Choice((id,), (PENDING,)), caller))
 route("DELETE /jobs/{id}", "user", "kill a running job")(

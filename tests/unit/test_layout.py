@@ -108,7 +108,8 @@ def test_what_a_launcher_does_stands_in_its_class():
 
 PURE_MODULES = {"base64", "__future__", "bisect", "calendar", "collections", "collections.abc", "contextlib", "csv", "datetime", "decimal",
                 "difflib", "email", "fnmatch",
-                "heapq", "itertools", "json", "operator", "math", "re", "shlex", "statistics", "textwrap", "typing", "typing_extensions",
+                "heapq", "itertools", "json", "operator", "math", "re", "shlex", "statistics", "struct", "textwrap",
+                "typing", "typing_extensions",
                 "functools", "hashlib", "hmac", "html", "string", "unicodedata", "xml.etree", "xml.etree.ElementTree", "zlib"}
 PURE_OF_TIME = {"strftime": 2, "gmtime": 1, "localtime": 1, "strptime": 2}      # with so many arguments
 IMPURE_BUILTINS = {"open", "print", "input", "exec", "eval", "breakpoint", "__import__"}
