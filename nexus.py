@@ -6134,6 +6134,8 @@ RUN_ROW = {
 HISTORY = {
     "begin": Field(TIME, "when the first step begins"), "end": Field(TIME, "now"),
     "step_seconds": Field(INTEGER, "of the means"), "gpus": Field(list_of(object_ref("GpuHistory")), "all GPUs"),
+    "used": Field(FLOAT, "in how much of this time jobs had the GPUs, 0 to 1"),
+    "counts": Field({"type": "object"}, "how many attempts of each status there are"),
     "rows": Field(list_of(object_ref("GpuRun")), "what ran on them, of the last 7 days, by its beginning")}
 JOB_USAGE = {
     "attempt": Field(or_null(INTEGER), "its last one that began"), "begin": Field(or_null(TIME), "of the first step"),
@@ -6165,6 +6167,18 @@ def list_gpu_runs(job: Job) -> Iterator[GpuRun]:
                 status = job.status if is_last else str(attempt.cause) if is_requeued else FAILED
             yield GpuRun(job.id, attempt.number, job.user, attempt.gpu_uuids, attempt.started_at, status, name,
                          attempt.finished_at, get_outcome(attempt))
+
+
+def find_used(runs: Iterable[GpuRun], uuids: Collection[str], begin: float, end: float) -> float:
+    """In how much of the time from `begin` to `end` attempts had these GPUs, 0 to 1."""
+    free_at, used_s = dict.fromkeys(uuids, begin), 0.0
+    for ran in sorted(runs, key=lambda ran: ran.started_at):
+        until = min(end, end if ran.finished_at is None else ran.finished_at)
+        for uuid in ran.gpu_uuids:
+            if uuid in free_at and until > free_at[uuid]:
+                used_s += until - max(ran.started_at, free_at[uuid])
+                free_at[uuid] = until
+    return used_s / ((end - begin) * len(free_at)) if free_at and end > begin else 0.0
 
 
 def merge_runs(runs: Sequence[GpuRun], merge_s: float) -> list[tuple[GpuRun, Mapping[str, int] | None]]:
@@ -6221,7 +6235,7 @@ def job_usage_json(job: Job, attempt: Attempt, found: Mapping[str, Sequence[GpuM
         note = "it has no GPU that is read"
     elif not any(gpu["max"] for gpu in gpus):
         is_short = ran_s < ring.step_s
-        note = (f"it ran for less than {format_duration(ring.step_s)}, of which the means are" if is_short
+        note = (f"too short to be told: readings are kept as means of {format_duration(ring.step_s)}" if is_short
                 else "nothing of its GPUs was recorded while it ran")
     return {"attempt": attempt.number or None, "begin": format_time(begin), "step_seconds": ring.step_s, "note": note,
             "gpus": gpus}
@@ -14086,16 +14100,20 @@ class GpuHistory(Part):
     def describe(self, caller: Caller, since_s: float | None, step: str | None, series: Collection[str],
                  merge_s: float) -> dict[str, Any]:
         """GET /gpus/history.  Raises: unavailable."""
+        from collections import Counter
         now = self.clock.now()
         since_s = min(parse_duration(HISTORY_SINCE) if since_s is None else since_s, HISTORY_S)
         ring = STEPS[step] if step else MINUTES if since_s <= MINUTES.step_s * MINUTES.count else TENS
         begin = max(0.0, now - since_s) // ring.step_s * ring.step_s
         begin = max(begin, now // ring.step_s * ring.step_s - (ring.count - 1) * ring.step_s)
+        heads, runs = self.list_heads(begin), self.list_runs(begin)
         gpus = [{**vars(head), "is_gone": is_gone,
                  **series_json(self.read(head.uuid, ring, begin, now), ring, begin, now, series or SERIES)}
-                for head, is_gone in self.list_heads(begin)]
-        rows = merge_runs(self.list_runs(begin), merge_s)
-        return {"begin": format_time(begin), "end": format_time(now), "step_seconds": ring.step_s, "gpus": gpus,
+                for head, is_gone in heads]
+        rows = merge_runs(runs, merge_s)
+        return {"begin": format_time(begin), "end": format_time(now), "step_seconds": ring.step_s,
+                "used": round(find_used(runs, [head.uuid for head, _ in heads], begin, now), 3),
+                "counts": Counter(ran.status for ran in runs), "gpus": gpus,
                 "rows": [run_json(ran, counts, caller.may_see(ran.user)) for ran, counts in rows]}
 
     def describe_job(self, job: Job) -> dict[str, Any]:
@@ -14108,7 +14126,8 @@ class GpuHistory(Part):
         # A step counts where most of it is of the attempt.
         first = (begin + ring.step_s / 2) // ring.step_s * ring.step_s
         final = (end - ring.step_s / 2) // ring.step_s * ring.step_s
-        found = {uuid: self.read(uuid, ring, first, final) if final >= first else [] for uuid in last.gpu_uuids}
+        is_long = end - begin >= ring.step_s
+        found = {uuid: self.read(uuid, ring, first, final) if is_long else [] for uuid in last.gpu_uuids}
         return job_usage_json(job, last, found, ring, first, max(first, final), end - begin)
 
 
@@ -15403,6 +15422,17 @@ def json_response(data: object, status: int = 200) -> Response:
     return Response(status, (encode_json(data) + "\n").encode())
 
 
+def compress(response: Response, request: Request) -> Response:
+    """The reply in a fifth of its bytes, for a caller that takes it so: a long list of numbers is asked for again."""
+    import zlib
+    if "gzip" not in request.headers.get("accept-encoding", ""):
+        return response
+    packer = zlib.compressobj(wbits=31)                     # in the form of gzip
+    headers = {"Content-Encoding": "gzip", "Vary": "Accept, Accept-Encoding, Authorization"}
+    return replace(response, body=packer.compress(response.body) + packer.flush(),
+                   headers={**response.headers, **headers})
+
+
 # nexus has no service worker.  A browser that asks for one got it from another user's program on this port, and it
 # would go on answering in place of nexus.  This script replaces it: it unregisters itself and reloads the open tabs.
 WORKER_SCRIPT = b"""
@@ -16057,9 +16087,9 @@ route("GET /groups", "user", "jobs by group: how many wait, run, have ended, and
     lambda api, caller: api.service.answers.list_groups(caller))
 route("GET /usage", "user", "jobs, GPU-hours and failures of each user, or of each group of one's own", "Usage[]")(
     lambda api, caller, since=None, by="user": api.service.answers.list_usage(caller, since, by))
-route("GET /gpus/history", "user", "what each GPU did, and what ran on it: up to 31 days, and 7 days", "History")(
-    lambda api, caller, since=None, step=None, series=(), merge=0.0:
-    api.service.gpu_history.describe(caller, since, step, series, merge))
+route("GET /gpus/history", "user", "what each GPU did, for up to 31 days, and what ran on it, for 7", "History")(
+    lambda api, caller, request, since=None, step=None, series=(), merge=0.0:
+    compress(json_response(api.service.gpu_history.describe(caller, since, step, series, merge)), request))
 route("GET /jobs/{id}/usage", "user", "what the GPUs of a job did while it ran", "JobUsage")(
     lambda api, caller, id: api.service.gpu_history.describe_job(api.find_job(id, caller)))
 route("DELETE /queue/{id}", "user", "take a pending job out of the queue")(
@@ -20128,6 +20158,49 @@ section, #job > div > * { margin-bottom: .8rem; }
 .rows .line { flex: 1; color: var(--muted); }
 .rows :not(.gauge) > progress { flex: 0 1 6rem; }
 
+#night > details { position: relative; }
+.ranges { position: absolute; top: 0; right: 0; display: flex; gap: .3rem; }
+.lanes { display: flex; }
+.lanes text { fill: var(--muted); font-size: 11px; }
+.names { padding: 0 .3rem; border-right: 1px solid var(--line); }
+.names svg { display: block; width: 2.6rem; }
+.names .apart { margin-top: 6px; }
+.scroll { flex: 1; min-width: 0; overflow: auto; }
+.scroll > svg { display: block; }
+#lanes > svg { background: repeating-linear-gradient(135deg, var(--panel) 0 4px, var(--sunk) 4px 5px); }
+.tick line { stroke: var(--line); }
+.known { fill: var(--panel); }
+.load { fill: var(--edge); fill-opacity: .45; }
+.lanes .others { fill: var(--edge); fill-opacity: .4; }
+.run { color: var(--ok); }
+.run.running { color: var(--accent); }
+.run.failed, .part { color: var(--bad); }
+.run:is(.cancelled, .preempted, .requeued) { color: var(--warn); }
+.run rect { fill: currentColor; fill-opacity: .28; stroke: currentColor; stroke-width: .8; }
+.run.failed rect { fill-opacity: .45; }
+.run .part { fill-opacity: .8; }
+.run:is(.preempted, .requeued) rect { fill: url(#hatch); fill-opacity: 1; }
+#hatch rect { fill: var(--warn); fill-opacity: .4; }
+.lanes .run text { fill: var(--ink); }
+.run:focus-visible { outline-offset: 0; }
+.legend { display: flex; flex-wrap: wrap; gap: 0 .9rem; padding: .2rem 0; }
+.legend span::before { content: ''; display: inline-block; width: .7em; height: .7em; margin-right: .35em;
+  background: var(--edge); border-radius: 2px; }
+.legend .completed::before { background: var(--ok); }
+.legend .failed::before { background: var(--bad); }
+.legend .cancelled::before { background: var(--warn); }
+.legend .running::before { background: var(--accent); }
+.legend .preempted::before { background: repeating-linear-gradient(45deg, var(--warn) 0 2px, transparent 2px 4px); }
+.legend .unknown::before { background: repeating-linear-gradient(135deg, var(--edge) 0 1px, transparent 1px 4px); }
+.legend .others::before { background: var(--muted); }
+th, td { padding: .1rem .8rem; text-align: left; white-space: nowrap; border-bottom: 1px solid var(--line); }
+
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(10rem, 1fr)); gap: .4rem 1rem; }
+figure { display: flex; flex-direction: column; justify-content: space-between; margin: 0; }
+.chart { display: block; width: 100%; height: 44px; border-bottom: 1px solid var(--line); }
+.chart path { fill: none; stroke: var(--accent); stroke-width: 1.5; vector-effect: non-scaling-stroke; }
+.chart .area { fill: var(--accent-soft); fill-opacity: .5; stroke: none; }
+
 .log { overflow: hidden; background: var(--paper); color: var(--print); position: relative; }
 .log .head { margin: 0; padding: .3rem .8rem; background: var(--panel); color: var(--ink); }
 .lines { min-height: 4rem; max-height: max(16rem, 100dvh - 20rem); overflow: auto; padding: .5rem .8rem;
@@ -20197,6 +20270,7 @@ summary b { display: inline-block; min-width: 4rem; color: var(--accent); }
   .use .job { max-width: none; }
   .use .id { display: none; }
   .group progress { order: 1; flex-basis: 60%; }
+  .ranges { position: static; margin-bottom: .3rem; }
 }
 @media (pointer: coarse) { button, input, textarea { min-height: 40px; } }
 </style>
@@ -20262,8 +20336,10 @@ const MARKS = {completed: '\u2713', failed: '\u2717', cancelled: '\u2298', runni
 // ---- The document.  Every text becomes a text node; innerHTML is not used.
 
 const byId = (id) => document.getElementById(id);
-function el(tag, facts = {}, ...children) {     // keys and handlers become properties; false and null are left out
-  const node = document.createElement(tag);
+const el = (tag, facts, ...children) => fill(document.createElement(tag), facts, children);
+const svg = (tag, facts, ...children) =>        // of a picture
+  fill(document.createElementNS('http://www.w3.org/2000/svg', tag), facts, children);
+function fill(node, facts = {}, children = []) {        // keys and handlers become properties; false, null: left out
   for (const [name, fact] of Object.entries(facts)) {
     if (name === 'key' || name.startsWith('on')) node[name] = fact;
     else if (isSet(fact) && fact !== false) node.setAttribute(name, fact === true ? '' : fact);
@@ -20560,11 +20636,12 @@ function draw() {
     banner('bad', view.gpu_trouble), banner('bad', view.slurm?.trouble), view.hints.map((text) => banner('busy', text)),
     banner('busy', !hasJobs
       && 'There is no job yet. Add one with the button above, or on the machine: nexus add "python train.py"')),
-  !isFiltered() && drawFailures(), drawGpus()];
+  !isFiltered() && drawFailures(), drawGpus(), drawNight()];
   const lists = (hasJobs || isFiltered()) && drawLists();       // what was looked for comes first
   show(byId('overview'), el('h1', {class: 'unseen'}, 'nexus: GPUs and jobs'),
     isFiltered() ? [lists, state] : [state, lists]);
   fitNames();
+  settleNight();
 }
 
 function drawHeader() {
@@ -20723,6 +20800,230 @@ function drawNode(node, all) {
     muted(listed(gpus.length > 0 && countFree(gpus), node.running_jobs && counted(node.running_jobs, 'job'),
       node.gpu_names.join(', '))),
     trouble && el('span', {class: 'red'}, trouble, hint && `. To do: ${hint}`)), drawRows(gpus));
+}
+
+// What each GPU did and what ran on it: a lane for each.  It is asked for while somebody looks at it: at once when they
+// choose a time, a minute after something has begun or ended, else when there is a step more.
+
+const RANGES = {'1h': ['hour', 3600, '1m', '5s', 300], '24h': ['24 hours', 86400, '10m', '1m', 840],
+  '7d': ['7 days', 604800, '10m', '10m', 840]};        // its words, seconds, step, merge, least width
+const LANE = matchMedia('(pointer: coarse)').matches ? 26 : 18;         // px: a finger needs more
+const TICK_WIDTH = 64, LETTER = 6.4;            // px
+const TICKS = [300, 900, 1800, 3600, 10800, 21600, 86400];      // seconds
+const night = {range: '24h', data: null, seen: null, askedAt: 0, focus: null, isOpen: isKeptOpen(), width: 0,
+  hasTable: false, isAtEnd: true};
+function isKeptOpen() { return localStorage.getItem('nexus-night') !== 'closed'; }
+
+async function loadNight() {
+  const [, seconds, step, merge] = RANGES[night.range], {range} = night;
+  const seen = JSON.stringify([view.counts, Object.values(view.gpus).map((gpu) => gpu.job_ids)]);
+  const pause = Math.max(60, seen === night.seen ? seconds / 288 : 0) * 1000;
+  if (!night.isOpen || document.hidden || Date.now() < night.askedAt + pause) return;
+  Object.assign(night, {askedAt: Date.now(), seen});
+  const slices = Object.values(view.gpus).some((gpu) => gpu.profile) ? ['memory_used_mib'] : [];
+  const query = new URLSearchParams({since: range, step, merge, series: ['utilization', 'others', ...slices]});
+  try {
+    const data = await ask('GET', `gpus/history?${query}`);
+    if (range !== night.range) return;
+    night.data = {...data, range};
+    draw();
+  } catch (error) {
+    if (![0, 401].includes(error.status)) complain(error);      // follow() says that the connection is lost
+  }
+}
+
+function chooseRange(range) {
+  Object.assign(night, {range, askedAt: 0, isAtEnd: true});
+  draw();
+}
+
+function drawNight() {
+  if (!Object.keys(view.gpus).length) return null;
+  loadNight();
+  const {data, range} = night, [words] = RANGES[data?.range ?? range];         // the former, until the new one is there
+  const told = ['failed', 'preempted', 'cancelled'].map((word) => data?.counts[word]
+    && `${number(data.counts[word])} ${word}`);
+  const ontoggle = ({target}) => {
+    night.isOpen = target.open;
+    localStorage.setItem('nexus-night', target.open ? 'open' : 'closed');
+    if (target.open) loadNight();
+  };
+  const facts = {id: 'night-open', open: night.isOpen, ontoggle};
+  return el('section', {id: 'night', 'aria-label': 'What ran'}, el('details', facts,
+    el('summary', {}, el('h2', {}, `Last ${words}`),
+      muted(data && listed(`jobs had the GPUs for ${percent(100 * data.used)} of the time`, ...told))),
+    el('div', {class: 'ranges', role: 'group', 'aria-label': 'Time shown'}, Object.keys(RANGES).map((each) =>
+      button(each.replace(/\D/, ' $&'), () => chooseRange(each), {'aria-pressed': String(each === range)}))),
+    data ? drawLanes(data) : el('p', {class: 'muted pad'}, 'Loading \u2026')));
+}
+
+function drawLanes(data) {
+  const [, seconds, , , least] = RANGES[data.range], end = Date.parse(data.end) / 1000;
+  const width = Math.max(night.width, least), at = (time) => width * (1 - (end - time) / seconds);
+  const lanes = listLanes(data), height = lanes.at(-1).top + LANE, bars = lanes.flatMap((lane) => lane.bars);
+  const isHere = bars.some((run) => run.key === night.focus);
+  const links = lanes.map((lane) => layOut(lane.bars).map((place) =>
+    drawRun(lane, place, at, isHere ? night.focus : bars.at(-1).key)));
+  const title = `What ran on the GPUs in the last ${RANGES[data.range][0]}`;
+  const onscroll = ({target}) => { night.isAtEnd = target.scrollLeft + target.clientWidth > target.scrollWidth - 24; };
+  const drawName = ({gpu, top}, index) => svg('svg', {height: LANE, key: gpu.uuid,
+    class: index && top - lanes[index - 1].top > LANE ? 'apart' : ''},
+  svg('text', {x: 4, y: LANE / 2 + 4}, gpu.place),
+  svg('title', {}, listed(gpu.place, gpu.name, gpu.is_gone && 'gone')));
+  const words = ['completed', 'failed', 'cancelled', 'running', 'preempted'];
+  return [
+    el('div', {class: 'lanes panel'}, el('div', {class: 'names', 'aria-hidden': 'true'}, lanes.map(drawName)),
+      el('div', {id: 'lanes', class: 'scroll', tabindex: bars.length ? null : 0, onscroll},
+        svg('svg', {width, height: height + 20, role: 'group', 'aria-label': title, onkeydown: stepRuns},
+          svg('defs', {}, svg('pattern', {id: 'hatch', width: 6, height: 6, patternUnits: 'userSpaceOnUse',
+            patternTransform: 'rotate(45)'}, svg('rect', {width: 3, height: 6}))),
+          svg('g', {'aria-hidden': 'true'}, lanes.map((lane) => drawCurves(lane, data, at)),
+            drawTicks(end, seconds, at, height)),
+          links))),
+    el('p', {class: 'legend small muted', 'aria-hidden': 'true'}, words.map((word) => el('span', {class: word}, word)),
+      el('span', {class: 'others'}, 'others\u2019 use'), el('span', {class: 'load'}, 'load'),
+      el('span', {class: 'unknown'}, 'not recorded')),
+    drawTable(lanes)];
+}
+
+function listLanes({gpus, rows}) {              // {gpu, top, bars} of each, by machine
+  const isElsewhere = ({place}) => place.includes(':');
+  const sorted = gpus.sort((a, b) => isElsewhere(a) - isElsewhere(b) || a.node.localeCompare(b.node)
+    || localPlace(a) - localPlace(b));
+  let top = 0;
+  return sorted.map((gpu, index) => {
+    top += index > 0 && (LANE + (gpu.node === sorted[index - 1].node ? 0 : 6));
+    const bars = rows.filter((run) => run.gpu_uuids.includes(gpu.uuid)).map((run) => ({...run,
+      key: `${run.id} ${run.attempt} ${gpu.uuid}`, begin: Date.parse(run.started_at) / 1000,
+      end: Date.parse(run.finished_at ?? night.data.end) / 1000}));
+    return {gpu, top, bars};
+  });
+}
+
+function layOut(bars) {                         // [run, its place among those of the same time, how many these are]
+  const places = [];
+  let together = [], until = 0;
+  const close = () => {
+    for (const [run, row] of together) places.push([run, row, 1 + Math.max(...together.map(([, each]) => each))]);
+    together = [];
+  };
+  for (const run of bars) {
+    if (run.begin >= until) close();
+    const taken = together.filter(([other]) => other.end > run.begin).map(([, row]) => row);
+    together.push([run, [...taken.keys(), taken.length].find((row) => !taken.includes(row))]);
+    until = Math.max(until, run.end);
+  }
+  close();
+  return places;
+}
+
+const countRuns = (counts) => Object.entries(counts).map(([word, count]) => `${number(count)} ${word}`).join(', ');
+const statusOf = ({counts, status, outcome}) => counts ? countRuns(counts)
+  : listed(status, status !== 'completed' && outcome !== status && outcome);
+
+function nameRun({gpu}, run) {
+  const {id, name, user, counts, begin, end} = run;
+  return listed(counts ? `Jobs such as ${id}` : `Job ${id} ${name ?? `(${user}'s)`}`, `GPU ${gpu.place}`, statusOf(run),
+    `${shortClock(begin)} to ${run.finished_at ? shortClock(end) : 'now'}`, duration(end - begin));
+}
+
+function drawRun(lane, [run, row, rows], at, focus) {
+  const {key, id, counts, status, name} = run, title = nameRun(lane, run), x = Math.max(0, at(run.begin));
+  const width = Math.max(2, at(run.end) - x - 0.5), height = (LANE - 3) / rows, y = lane.top + 1.5 + row * height;
+  const total = counts && Object.values(counts).reduce((sum, count) => sum + count), failed = counts?.failed ?? 0;
+  const mark = status === 'running' ? '' : MARKS[status] ?? '';
+  const words = counts ? `${number(total)} jobs` : `${mark} ${name ?? id}`.trim();
+  const room = Math.floor((width - 6) / LETTER);                // letters
+  return svg('a', {key, class: `run ${failed && failed < total ? 'completed' : status}`, href: addressOf(id),
+    'aria-label': title, tabindex: key === focus ? 0 : -1, 'data-key': key, 'data-lane': lane.top},
+  svg('title', {}, title), svg('rect', {x, y, width, height, rx: Math.min(2, width / 3)}),
+  failed > 0 && failed < total && svg('rect', {class: 'part', x, y: y + height - 3, width, height: 3}),
+  room > 2 && height > 11 && svg('text', {x: x + 4, y: y + height / 2 + 4},
+    words.length > room ? `${words.slice(0, room - 1)}\u2026` : words));
+}
+
+// Of all bars one is in the order of Tab; the arrows lead to the others.
+function stepRuns(event) {
+  const step = {ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1],
+    Home: [-Infinity, 0], End: [Infinity, 0]}[event.key], from = document.activeElement.closest('.run');
+  if (!step || !from) return;
+  event.preventDefault();
+  const left = (node) => Number(node.querySelector('rect').getAttribute('x'));
+  const lane = (node) => Number(node.dataset.lane);
+  const all = [...event.currentTarget.querySelectorAll('.run')].sort((a, b) => left(a) - left(b));
+  const [alongside, across] = step;
+  let to;
+  if (across) {
+    const beyond = all.filter((node) => (lane(node) - lane(from)) * across > 0);
+    const distance = (node) => 1e6 * Math.abs(lane(node) - lane(from)) + Math.abs(left(node) - left(from));
+    to = beyond.reduce((best, node) => best && distance(best) <= distance(node) ? best : node, null);
+  } else {
+    const own = all.filter((node) => lane(node) === lane(from));
+    to = own[Math.max(0, Math.min(own.length - 1, own.indexOf(from) + alongside))];
+  }
+  if (!to) return;
+  night.focus = to.dataset.key;
+  from.setAttribute('tabindex', -1);
+  to.setAttribute('tabindex', 0);
+  to.focus();
+}
+
+const shortClock = (seconds) => new Date(1000 * seconds).toLocaleString([], night.data.range === '7d'
+  ? {weekday: 'short', hour: '2-digit', minute: '2-digit'} : {hour: '2-digit', minute: '2-digit'});
+
+function drawTicks(end, seconds, at, height) {  // at whole hours, or days, of the reader's clock
+  const step = TICKS.find((each) => at(end) - at(end - each) >= TICK_WIDTH) ?? TICKS.at(-1);
+  const zone = new Date(1000 * end).getTimezoneOffset() * 60, ticks = [];
+  for (let time = Math.ceil((end - seconds - zone) / step) * step + zone; time <= end; time += step) {
+    const date = new Date(1000 * time), isDay = !date.getHours() && !date.getMinutes();
+    const word = isDay ? date.toLocaleDateString([], {month: 'short', day: 'numeric'})
+      : date.toLocaleTimeString([], {hour: '2-digit', minute: '2-digit'});
+    const x = at(time), anchor = x > at(end) - 20 ? 'end' : x < 20 ? 'start' : 'middle';
+    ticks.push(svg('g', {class: 'tick'}, svg('line', {x1: x, x2: x, y2: height}),
+      svg('text', {x, y: height + 14, 'text-anchor': anchor}, word)));
+  }
+  return ticks;
+}
+
+// Behind the bars: where there are readings, the load, and other people's use.
+function drawCurves({gpu, top}, data, at) {
+  const [begin, end] = [data.begin, data.end].map((stamp) => Date.parse(stamp) / 1000), step = data.step_seconds;
+  const total = view.gpus[gpu.place]?.memory_total_mib, bottom = top + LANE - 1;
+  const shares = gpu.utilization.some(isSet) ? gpu.utilization.map((load) => load / 100)
+    : (gpu.memory_used_mib ?? []).map((memory) => total ? memory / total : 0);
+  const trace = (heights) => heights.map((share, index) => {
+    const [x, next] = [index, index + 1].map((each) => Math.max(0, at(Math.min(end, begin + each * step))).toFixed(1));
+    return share > 0 && next > 0 ? `M${x} ${bottom}V${(bottom - share * (LANE - 2)).toFixed(1)}H${next}V${bottom}` : '';
+  }).join('');
+  const path = (kind, heights) => svg('path', {class: kind, d: trace(heights)});
+  return svg('g', {key: gpu.uuid}, path('known', gpu.others.map(isSet)),
+    path('others', gpu.others.map((share) => share > 0)), path('load', shares));
+}
+
+function drawTable(lanes) {                     // the same to be read
+  const ontoggle = ({target}) => { night.hasTable = target.open; draw(); };
+  const cells = (tag, texts) => texts.map((text) => el(tag, {}, text));
+  const rows = lanes.flatMap(({gpu, bars}) => bars.map((run) => el('tr', {key: run.key}, cells('td', [
+    gpu.place, el('a', {href: addressOf(run.id)}, listed(run.id, run.name)), statusOf(run),
+    shortClock(run.begin), run.finished_at ? shortClock(run.end) : 'now', duration(run.end - run.begin)]))));
+  const heading = el('thead', {}, el('tr', {}, cells('th', ['GPU', 'Job', 'Status', 'From', 'To', 'Runtime'])));
+  return el('details', {class: 'small', id: 'night-table', ontoggle}, el('summary', {}, 'As a table'), night.hasTable
+    && el('div', {class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'What ran, as a table'},
+      el('table', {}, heading, el('tbody', {}, rows))));
+}
+
+const nightSize = new ResizeObserver(([{contentRect: {width}}]) => {
+  if (width && Math.abs(width - night.width) > 1) {
+    night.width = Math.floor(width);
+    draw();
+  }
+});
+
+function settleNight() {                        // the newest is in view, until its reader scrolls back
+  const box = byId('lanes');
+  if (!box) return;
+  nightSize.observe(box);
+  if (night.isAtEnd) box.scrollLeft = box.scrollWidth;
 }
 
 const drawRows = (gpus) => gpus.length > 0 && el('ul', {class: 'rows panel'},
@@ -21164,7 +21465,46 @@ async function loadJob() {
     page.error = error;
   }
   if (jobPage === page) drawJobPage();
+  loadUsage(page);
 }
+
+async function loadUsage(page) {                // when it is opened, then each minute, and at its end
+  const {job, usage} = page, state = `${job?.attempt} ${isOver(job)}`;
+  const isNew = usage?.state !== state || (!isOver(job) && Date.now() > usage.askedAt + 60000);
+  if (!job?.attempt || !job.gpus || !isNew) return;
+  page.usage = {...usage, state, askedAt: Date.now()};
+  try {
+    Object.assign(page.usage, await ask('GET', `${pathOf(page.id)}/usage`));
+    if (jobPage === page) drawJobPage();
+  } catch (error) {
+    if (![0, 401, 403, 404].includes(error.status)) complain(error);
+  }
+}
+
+const CHARTS = [['utilization', 'Load', percent, 100], ['memory_used_mib', 'Memory', size],
+  ['power_watts', 'Power', (watts) => `${Math.round(watts)} W`],
+  ['temperature', 'Temperature', (degrees) => `${Math.round(degrees)} \u00b0C`]];
+
+function drawUsage({gpus, note}) {
+  const charts = CHARTS.map(([key, word, form, top]) => {
+    const told = gpus.filter((gpu) => isSet(gpu.max[key])), most = Math.max(...told.map((gpu) => gpu.max[key]));
+    const mean = told.reduce((sum, gpu) => sum + gpu.mean[key], 0) / told.length;
+    const words = `mean ${form(mean)}, max ${form(most)}`, scale = top ?? (1.1 * most || 1);
+    return told.length > 0 && el('figure', {key}, el('figcaption', {}, el('b', {}, word), ' ', muted(words)),
+      svg('svg', {class: 'chart', role: 'img', 'aria-label': `${word}: ${words}`, preserveAspectRatio: 'none',
+        viewBox: `0 0 ${told[0][key].length} 100`}, told.map((gpu) => drawArea(gpu[key], scale)),
+      told.map((gpu) => drawLine(gpu[key], scale))));
+  });
+  return section('usage', gpus.length > 1 ? 'Its GPUs' : 'Its GPU', note, charts.some(Boolean)
+    && el('div', {class: 'charts'}, charts));
+}
+
+// A step each; where nothing was recorded there is nothing.
+const heightOf = (value, top) => (98 - 94 * value / top).toFixed(1);
+const drawArea = (numbers, top) => svg('path', {class: 'area', d: numbers.map((value, index) =>
+  isSet(value) ? `M${index} 100V${heightOf(value, top)}H${index + 1}V100` : '').join('')});
+const drawLine = (numbers, top) => svg('path', {d: numbers.map((value, index) => isSet(value)
+  ? `${isSet(numbers[index - 1]) ? 'L' : 'M'}${index} ${heightOf(value, top)}H${index + 1}` : '').join('')});
 
 function drawJobPage() {
   const {id, job, error} = jobPage, isRunning = job?.status === 'running';
@@ -21240,6 +21580,7 @@ function drawFacts(job) {
       list([why.why, ...why.facts]), list(why.verdicts, 'muted'))),
     attempts.length > (job.status === 'pending' ? 0 : 1)
       && section('attempts', 'Attempts', '', el('ul', {class: 'panel pad'}, list(attempts))),
+    jobPage.usage?.gpus && drawUsage(jobPage.usage),
     el('details', {class: 'panel pad'}, el('summary', {}, 'Details'),
       el('div', {class: 'facts'}, details.map(([title, lines]) =>
         el('div', {key: title}, el('h3', {}, title), el('ul', {}, list(lines))))))];

@@ -336,6 +336,7 @@ def test_answers_are_changes_and_nothing_else_is_asked(browser, box):
     ids = box.ask("POST", "/queue", [{"command": f"true {number}", "gpus": 0} for number in range(60)])["ids"]
     with visit(browser, box) as page:
         expect(row(page, ids[0])).to_contain_text("paused")
+        expect(page.locator("#lanes")).to_be_visible()
         asked = []
         page.on("response", lambda answer: asked.append(answer))
         box.ask("PATCH", f"/queue/{ids[1]}", {"name": "renamed"})

@@ -56,10 +56,10 @@ def test_what_nvidia_smi_says_is_recorded():
         live.until(lambda: len(box.status()["gpu_status"]) == 2, "both cards")
         assert latest(box, "GPU-a")["temperature"] == [71] and before.count(b"\0") < len(before)
 
-        # A card that falls off the bus has a gap from then on, and its lane
+        # A card that is gone has its lane, and a gap from then on
         box.show(CARDS[1:])
-        live.until(lambda: any(gpu["fault"] for gpu in box.status()["gpu_status"]), "the loss of a card")
-        assert lanes(box)["GPU-a"]["temperature"][-1] in (71, None)
+        lane = live.until(lambda: next((gpu for gpu in history(box)["gpus"] if gpu["is_gone"]), None), "the loss of a card")
+        assert lane["uuid"] == "GPU-a" and lane["place"] == "0" and 71 in lane["temperature"]
 
 
 def test_what_ran_is_kept_apart_from_the_jobs():
@@ -179,7 +179,7 @@ def test_what_a_jobs_gpu_did():
         short, cpu, half = box.add("sleep 600"), box.add("sleep 600", gpus=0), box.add("sleep 600", gpus=0.5)
         for job_id in (short, cpu, half):
             box.wait_started(job_id)
-        assert box.ask("GET", f"/jobs/{short}/usage")["note"] == "it ran for less than 1m, of which the means are"
+        assert box.ask("GET", f"/jobs/{short}/usage")["note"] == "too short to be told: readings are kept as means of 1m"
         assert box.ask("GET", f"/jobs/{cpu}/usage")["note"] == "it has no GPU that is read"
         assert box.ask("GET", f"/jobs/{box.add('true', is_held=True)}/usage")["note"] == "it has not started"
         box.nexus("stop")

@@ -31,6 +31,11 @@ def place_night(home, now, cards=8, hours=24, others=None, gap=None):
     return layout
 
 
+def make_id(number):
+    letters, base = nexus.ID_LETTERS, len(nexus.ID_LETTERS)
+    return "N" + "".join(letters[number // base**power % base] for power in (2, 1, 0))
+
+
 def place_runs(layout, now, runs):
     """Rows for the lanes: dicts of GpuRun's fields, with `begin` and `end` in hours before now, and `card` or `cards`."""
     rows = []
@@ -38,7 +43,7 @@ def place_runs(layout, now, runs):
         cards = facts.pop("cards", None) or (facts.pop("card"),)
         begin, end = facts.pop("begin"), facts.pop("end")
         rows.append(nexus.GpuRun(**{
-            "id": f"n{number}", "attempt": 1, "user": "root", "gpu_uuids": tuple(f"MOCK-{card}" for card in cards),
+            "id": make_id(number), "attempt": 1, "user": "root", "gpu_uuids": tuple(f"MOCK-{card}" for card in cards),
             "started_at": now - 3600 * begin, "finished_at": now - 3600 * end, "status": "completed", "outcome": "exit 0", **facts}))
     rows.sort(key=lambda row: row.finished_at)
     pathlib.Path(layout.runs_file).write_text("".join(nexus.seal(row) + "\n" for row in rows))
