@@ -3603,8 +3603,8 @@ def read_progress(before: OutputProgress, line: str, at: float) -> OutputProgres
         is_over = now.is_told_after or not now.total        # without an inner counter, an epoch is told at its end
         reached = (now.epoch[0] - (not is_over) + part) / now.epoch[1]
     begin = now.begin
-    if begin is None or reached < begin[1] or now.total != before.total:
-        begin = at, reached
+    if begin is None or reached < begin[1] or now.total != before.total or at == begin[0]:
+        begin = at, reached                     # of lines that were read at once the last: when they came is unknown
     if left_s is None and reached > begin[1] and at > begin[0]:
         left_s = (at - begin[0]) / (reached - begin[1]) * (1 - reached)
     if reached < before.reached and now.total == before.total:
@@ -14352,7 +14352,7 @@ class LogGrowth:
         """See how far the job is, by what is new in its logs from these sizes on."""
         if clock.monotonic() - self.looked_at < PROGRESS_LOOK_S:
             return
-        self.looked_at = clock.monotonic()
+        self.looked_at, now = clock.monotonic(), clock.now()
         if any(at < start for at, start in zip(self.read_to, starts)):          # another attempt
             self.progress, self.read_to, self.rests = OutputProgress(), list(starts), ["", ""]
         for stream, size in enumerate(self.seen[1:]):
@@ -14364,7 +14364,7 @@ class LogGrowth:
             *lines, rest = re.split("[\r\n]+", self.rests[stream] + drop_escapes(content.decode("utf-8", "replace")))
             self.rests[stream] = rest[-LAST_LINE_BYTES:]
             for line in lines:
-                self.progress = read_progress(self.progress, line[:LAST_LINE_BYTES], clock.now())
+                self.progress = read_progress(self.progress, line[:LAST_LINE_BYTES], now)
 
     def find_last_line(self, starts: Sequence[int]) -> str | None:
         """The last line from these sizes on, of the log that grew last if that has one."""

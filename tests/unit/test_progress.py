@@ -117,3 +117,13 @@ def test_no_line_takes_long(text):
         nexus.drop_bar(line)
         seconds.append(time.process_time() - began)
     assert seconds[1] < 8 * max(seconds[0], 0.02), seconds
+
+
+def test_lines_that_are_read_at_once_say_nothing_of_how_fast_it_is():
+    """A service that starts reads what was printed before, all within a moment."""
+    progress = nexus.OutputProgress()
+    for number in range(1, 51):
+        progress = nexus.read_progress(progress, f"epoch {number}/100", 5000.0)
+    assert (progress.fraction, progress.left_s) == (0.5, None)
+    progress = nexus.read_progress(progress, "epoch 51/100", 5010.0)
+    assert progress.left_s == pytest.approx(490, 0.01)
