@@ -2311,8 +2311,8 @@ class Asked(Value):
         "asked")
     sweep: tuple[str, ...] = optional(
         (), {**list_of(STRING, 1, 20), "examples": [["lr=1e-3,1e-4", "seed=0..4"]]},
-        "a job for each combination of the values, which replace {lr} in the command, name, group, cwd and env",
-        "asked form", like="lr=1e-3,1e-4")
+        "one NAME=VALUES a line: a job for each combination, with its values in place of {NAME} in the command, name, "
+        "group, directory and variables", "asked form", like="lr=1e-3,1e-4\nseed=0..4")
     dry_run: bool = optional(False, FLAG, "check, and add nothing", "asked")
 
 
@@ -6031,7 +6031,7 @@ def form_rows() -> list[dict[str, Any]]:
              "forms": [form for form, names in forms.items() if name in names],
              "label": labels.get(name, name)[0].upper() + labels.get(name, name)[1:],
              "type": "string" if row.text else row.schema["type"]}
-            for name, row in ASKED.items() if row.flag or name == "command"]
+            for name, row in ASKED.items() if row.flag or name in ("command", "sweep")]
 
 
 def show_rows() -> dict[str, dict[str, tuple[str, str]]]:
@@ -6364,7 +6364,8 @@ def list_result_columns(rows: Sequence[ResultRow]) -> list[dict[str, Any]]:
                 "direction": direction}
 
     fixed = [{"key": key, "title": title, "kind": "fixed", "form": form, "direction": None}
-             for key, (title, form) in FIXED_COLUMNS.items() if key != "name" or any(row.cells["name"] for row in rows)]
+             for key, (title, form) in FIXED_COLUMNS.items()
+             if key not in ("name", "peak_gpu_mem_mib") or any(row.cells[key] is not None for row in rows)]
     return [*[column for column in fixed if column["key"] in ("id", "name")],
             *[describe("sweep", "text", name) for name in values],
             *[describe("metric", "number", name, find_direction(name)) for name in names],
@@ -15718,9 +15719,12 @@ class Api:
         return replace(json_response(results), headers=headers)
 
     @route("POST /queue", "user", "add a job, or a list of jobs, all or none", "Added", body="Submissions")
-    def post_queue(self, caller: Caller, body: Any, idempotency_key: str | None = None) -> dict[str, Any]:
+    def post_queue(self, caller: Caller, body: Any, idempotency_key: str | None = None,
+                   limit: int | None = None) -> Response:
         submissions = parse_submissions(body)
         is_dry = any(asked.dry_run for asked in submissions)
+        if limit is not None and not is_dry:
+            refuse("limit is for a dry run, whose answer has the jobs", hint="leave it out")
         if not caller.is_owner and any(asked.environment is not None for asked in submissions):
             raise NexusError("forbidden", f"the whole environment is for {self.service.user} to send",
                              hint='send what is to be set as "env"')
@@ -15731,7 +15735,8 @@ class Api:
         warning = self.find_delay(waiting) or warning
         if is_dry:
             shown = [name for name in ASKED if name not in ("umask", *Asked.FIELDS)]
-            answer = {"dry_run": True, "jobs": [{name: field_json(job, name) for name in shown} for job in waiting]}
+            jobs = [{name: field_json(job, name) for name in shown} for job in waiting[:limit]]
+            answer = {"dry_run": True, "jobs": jobs}
             new = {job.id for job in added.jobs}            # they exist only in the transaction that was tried
             repeated = [job_id for job_id in added.existing if job_id not in new]
             warning = lost and f"it would be cancelled at once: {lost.current.cause_line}"
@@ -15739,7 +15744,8 @@ class Api:
             is_one = isinstance(body, dict) and "command" in body and not body.get("sweep")
             answer = {"id": added.ids[0]} if is_one else {"ids": added.ids}
             repeated = list(added.existing)
-        return {**answer, **({"known": repeated} if repeated else {}), **({"warning": warning} if warning else {})}
+        answer.update({"known": repeated} if repeated else {}, **({"warning": warning} if warning else {}))
+        return replace(json_response(answer), headers={"Total-Count": str(len(added.ids))} if is_dry else {})
 
     def find_delay(self, jobs: Sequence[Job]) -> str:
         """Why new jobs will not start soon; "" when nothing is known to hold them up."""
@@ -20201,6 +20207,21 @@ figure { display: flex; flex-direction: column; justify-content: space-between; 
 .chart path { fill: none; stroke: var(--accent); stroke-width: 1.5; vector-effect: non-scaling-stroke; }
 .chart .area { fill: var(--accent-soft); fill-opacity: .5; stroke: none; }
 
+#results { margin-top: .8rem; }
+.results { overflow-x: auto; position: relative; }
+.results table { border-collapse: collapse; min-width: 100%; overflow-wrap: normal; }
+.results :is(th, td) { padding: .25rem .6rem; font-weight: normal; white-space: normal; border: 0; }
+.results tbody > tr > * { border-top: 1px solid var(--line); }
+.results :is(.number, .duration, .size) { text-align: right; white-space: nowrap; }
+.results .sweep div { width: max-content; max-width: 24rem; overflow-wrap: anywhere; font: .93em/1.45 var(--mono); }
+.results .clip { max-width: 34rem; }
+.results :is(th, td):first-child { position: sticky; left: 0; background: var(--panel); white-space: nowrap; }
+.results thead button { min-height: 28px; font-weight: 600; color: var(--muted); padding: 0; overflow-wrap: normal; }
+[aria-sort] button { color: var(--ink); }
+[aria-sort=ascending] button::after { content: " \2191"; }
+[aria-sort=descending] button::after { content: " \2193"; }
+.results .best > :is(th, td) { background: var(--ok-soft); }
+
 .log { overflow: hidden; background: var(--paper); color: var(--print); position: relative; }
 .log .head { margin: 0; padding: .3rem .8rem; background: var(--panel); color: var(--ink); }
 .lines { min-height: 4rem; max-height: max(16rem, 100dvh - 20rem); overflow: auto; padding: .5rem .8rem;
@@ -20261,6 +20282,8 @@ summary b { display: inline-block; min-width: 4rem; color: var(--accent); }
   header { position: static; }
   #offline { position: sticky; top: 0; z-index: 5; }
   .counts, #filter { order: 2; flex: 0 0 100%; max-width: none; }
+  .results :is(th, td) { padding: .25rem .4rem; }
+  .results .sweep div { max-width: 7rem; }
   .rows > li { flex-wrap: wrap; }
   .rows > .gpu { grid-template-columns: 2.2rem 2.8rem minmax(0, 1fr) auto; }
   .rows .job { flex: 1 1 6rem; }
@@ -20320,6 +20343,8 @@ const HIDDEN_PAUSE_MS = 20000;                  // the same for a tab that nobod
 const ANSWER_MS = 20000, SILENCE_MS = 45000, TRIAL_MS = 60000, DOWNLOAD_MS = 3600000;      // timeouts
 const LOG_TAIL = 2000, LOG_MOST = 20000;        // lines of a log at first; with earlier ones
 const UNDO_MS = 30000;                          // so long an action can be taken back
+const COUNT_PAUSE_MS = 400;                     // after the last key, before a sweep is counted
+const RESULTS_PAGE = 200, RESULTS_PAUSE_MS = 5000;              // rows of a group's table; between two questions
 const LINE_LENGTH = 20000;                      // characters of a line that are shown
 const LOG_PAUSE_MS = 1500;                      // between an answer with more of a log and the next question
 const LOG_WAIT_S = 30, LOG_SILENCE_MS = 40000;  // how long the service holds that question; its timeout
@@ -20488,6 +20513,13 @@ async function ask(method, path, {body, headers, ...options} = {}) {
   const json = body && {body: JSON.stringify(body), headers: {...headers, 'Content-Type': 'application/json'}};
   const {content} = await request(method, path, {...options, ...json});
   return content ? JSON.parse(content) : null;
+}
+
+async function download(path, name) {
+  const {content} = await request('GET', path, {as: 'blob', timeout: DOWNLOAD_MS});
+  const address = URL.createObjectURL(content);
+  el('a', {href: address, download: name}).click();
+  setTimeout(() => URL.revokeObjectURL(address), 60000);
 }
 
 // Does a button's work; says when it is done, or why it failed.
@@ -21061,17 +21093,19 @@ function drawGpu(gpu) {
 function drawLists() {
   const {found, waiting, ended, counts} = view, {status, group} = filter;
   const wants = (...words) => !status || words.includes(status);
+  const hasResults = view.groups[group] && !status && !filter.text;
   const chip = (text, isOn, change) => button(text, () => { location.hash = listAddress({...filter, ...change}); },
     {'aria-pressed': `${isOn}`});
   return el('div', {id: 'lists'}, isFiltered() && el('div', {class: 'head', key: 'chips'},
     ['running', 'pending', ...FINAL].map((word) => chip(word, word === status, {status: word === status ? '' : word})),
     group && chip(`group ${group} \u00d7`, true, {group: ''}), el('a', {href: '#/'}, 'Show all')),
   view.groups[group] && el('ul', {class: 'rows panel', key: 'group'}, drawGroup(view.groups[group])),
+  hasResults ? drawResults(view.groups[group]) : [
   found.running?.length > 0 && wants('running') && drawList('running', 'Running', found.running, found.running.length),
   wants('pending') && drawList('waiting', 'Waiting', waiting, found.waiting, 'Nothing waits.', counts.pending),
   wants(...FINAL) && drawList('ended', 'Ended', ended, found.ended,
     found.failures ? 'No other job has ended yet.' : 'No job has ended yet.',
-    FINAL.reduce((sum, word) => sum + counts[word], 0), !isFiltered() && found.failures));
+    FINAL.reduce((sum, word) => sum + counts[word], 0), !isFiltered() && found.failures)]);
 }
 
 // `total`: rows, of which entries are the first.  `jobs`: how many those are; `above`, of them, failures.
@@ -21125,6 +21159,100 @@ function drawGroup(group) {
       && action('Retry failed', label, () => retry({group: name}), {class: kind}),
     isOn && pauseButton(Boolean(hold), label, 'service', {query: `?group=${encodeURIComponent(name)}`, kind}),
     isOn && action('Cancel', label, () => cancelGroup(group), {class: kind})));
+}
+
+// ---- The results of a group: a table, which is asked for when something of the group has changed
+
+let results = {};                               // {group, order, pages, table, state, isAsking, at}
+const resultsPath = (group) => `groups/${encodeURIComponent(group)}/results`;
+
+function drawResults(group) {
+  if (results.group !== group.name) results = {group: group.name, order: null, pages: 0, at: 0};
+  loadResults(group);
+  const {table} = results;
+  if (!table) return section('results', 'Results', null, el('p', {class: 'panel pad muted'}, 'Loading \u2026'));
+  const {columns, rows, total} = table, left = total - rows.length, label = `Results of group ${group.name}`;
+  const isFolded = !results.pages && rows.length < RESULTS_PAGE;        // what waits
+  const note = left > 0 ? `${number(rows.length)} of ${counted(total, 'job')}` : counted(total, 'job');
+  return el('section', {id: 'results', 'aria-label': 'Results'},
+    el('div', {class: 'head'}, el('h2', {}, 'Results'), muted(note),
+      button('Download CSV', downloadResults, {class: 'link'})),
+    el('div', {class: 'panel results', role: 'region', 'aria-label': label, tabindex: 0}, el('table', {},
+      el('thead', {}, el('tr', {}, columns.map(drawHeading))), el('tbody', {}, rows.map(drawer(table))))),
+    el('p', {class: 'pad', key: 'more'},
+      left > 0 && button(`${number(left)} more${isFolded ? ', waiting' : ''}`,
+        () => changeResults({pages: results.pages + 1}), {class: 'link', key: 'more'})));
+}
+
+function drawHeading({key, title, form, direction}) {           // a click sorts: the better first, then in reverse
+  const {order} = results.table, better = direction === 'high' ? `-${key}` : key;
+  const next = order === better ? (better === key ? `-${key}` : key) : better;
+  const sorted = {[key]: 'ascending', [`-${key}`]: 'descending'}[order];
+  return el('th', {scope: 'col', key, class: form, 'aria-sort': sorted},
+    button(title, () => changeResults({order: next}), {class: 'link'}));
+}
+
+// The numbers of a column have as many decimals as the one with the most, up to 6.
+function drawer({columns, rows, best_id: best}) {
+  const decimalsOf = (fact) => typeof fact === 'number' && `${fact}`.split('.')[1]?.length || 0;
+  const decimals = columns.map((_, index) => Math.min(6, Math.max(...rows.map(({cells}) => decimalsOf(cells[index])))));
+  const figure = (fact, most) => {              // none that is not 0 becomes 0
+    const text = typeof fact === 'number' ? fact.toFixed(most) : fact;
+    return Math.abs(fact) < 0.001 && Number(text) !== fact ? `${Number(fact.toPrecision(4))}` : text;
+  };
+  const drawCell = ({key, kind, form}, index, {id, status, cells}) => {
+    const fact = cells[index], isLong = ['name', 'last_line'].includes(key);
+    if (key === 'id') return el('th', {scope: 'row', key}, muted(MARKS[status]), ' ', jobLink(id), id === best
+      && [' \u2605', el('span', {class: 'unseen'}, 'best')]);
+    if (!isSet(fact)) return el('td', {key, class: form}, muted('\u2013'));
+    if (key === 'status') return el('td', {key}, badge(status));
+    const text = form === 'number' ? figure(fact, decimals[index]) : FORMS[form](fact);
+    return el('td', {key, class: `${kind} ${form}`, title: form === 'number' && `${fact}`},
+      isLong || kind === 'sweep' ? el('div', {class: isLong && 'clip', title: isLong && fact}, text) : text);
+  };
+  return (row) => el('tr', {key: row.id, 'data-job': row.id, class: row.id === best && 'best'},
+    columns.map((column, index) => drawCell(column, index, row)));
+}
+
+function changeResults(change) {
+  Object.assign(results, change, {state: null, at: 0});
+  draw();
+}
+
+// What the rows were made of: as long as it is the same, nothing is asked for.
+function describeGroup({name, ...group}) {
+  const jobs = Object.values(view.jobs).filter((job) => job.group === name);
+  return JSON.stringify([['pending', 'running', ...FINAL].map((status) => group[status]), view.ended,
+    jobs.map(({id, last_line: line}) => [id, line])]);
+}
+
+async function loadResults(group) {
+  const page = results, state = describeGroup(group), wait = page.at - Date.now();
+  if (page.isAsking || page.state === state) return;
+  if (wait > 0) {
+    page.timer ??= setTimeout(() => { page.timer = null; draw(); }, wait);
+    return;
+  }
+  Object.assign(page, {isAsking: true, state});
+  const query = new URLSearchParams({limit: RESULTS_PAGE * Math.max(1, page.pages),
+    ...(page.order && {order: page.order}), ...(!page.pages && {status: ['running', ...FINAL].join()})});
+  const began = Date.now();
+  try {
+    const table = await ask('GET', `${resultsPath(page.group)}?${query}`);
+    if (page.state === state) page.table = table;
+    if (!table.rows.length && !page.pages) Object.assign(page, {pages: 1, state: null});         // all of them wait
+  } catch (error) {
+    if (error.status === 0) page.state = 'lost';
+    else if (![401, 404].includes(error.status)) complain(error);
+  }
+  const pause = page.state ? Math.max(RESULTS_PAUSE_MS, 20 * (Date.now() - began)) : 0;        // null: it was changed
+  Object.assign(page, {isAsking: false, at: Date.now() + pause});
+  if (page === results) draw();
+}
+
+async function downloadResults() {
+  const {group, order} = results, query = new URLSearchParams({csv: true, ...(order && {order})});
+  await download(`${resultsPath(group)}?${query}`, `${group.replace(/[^\w.-]+/g, '_')}.csv`);
 }
 
 // ---- The filter, and its address
@@ -21228,20 +21356,42 @@ function openForm(kind, title, verb, job, send) {
   const drawFields = (isFirst) => el('div', {class: 'form'},
     rows.filter(({first}) => first === isFirst).map((row) => drawField(row, given)));
   const error = el('p', {class: 'red', role: 'alert'}), go = el('button', {class: 'primary'}, verb);
-  const form = el('form', {oninput: () => { key = newKey(); }, onsubmit: submit}, drawFields(true),
+  const note = el('p', {class: 'help', role: 'status'});
+  const form = el('form', {oninput: () => { key = newKey(); tellCount(); }, onsubmit: submit}, drawFields(true), note,
     el('details', {open: Boolean(job)}, el('summary', {}, 'More: priority, retries, \u2026'), drawFields(false)),
     error, el('div', {class: 'buttons'}, button('Close', () => byId('dialog').close()), go));
   const former = new FormData(form);
-  async function submit(event) {
-    event.preventDefault();
-    go.disabled = true;
-    show(error);
+  function collect() {
     const texts = new FormData(form), asked = {};
     for (const {name, type} of rows) {
       const text = texts.get(name)?.trim() ?? '';
       if (text !== (former.get(name) ?? '')) asked[name] = text ? (READ[type] ?? String)(text) : null;
     }
-    if (await send(asked, (refusal) => show(error, sentences(refusal)), key)) byId('dialog').close();
+    return asked;
+  }
+  async function tellCount() {                  // how many jobs a sweep makes, once the typing pauses
+    const asked = collect(), mine = key;
+    await sleep(asked.sweep ? COUNT_PAUSE_MS : 0);
+    if (mine !== key) return;
+    let text = '', name = verb;
+    if (asked.sweep) try {
+      const {answer, content} = await request('POST', 'queue?limit=1', {body: JSON.stringify({...asked, dry_run: true}),
+        headers: {'Content-Type': 'application/json'}});
+      const count = Number(answer.headers.get('Total-Count')), [first] = JSON.parse(content).jobs;
+      name = count > 1 ? `Add ${number(count)} jobs` : verb;
+      text = `${counted(count, 'job')}, the first: ${first?.command}`;
+    } catch (refusal) {
+      text = sentences(refusal);
+    }
+    if (mine !== key) return;
+    show(note, text);
+    show(go, name);
+  }
+  async function submit(event) {
+    event.preventDefault();
+    go.disabled = true;
+    show(error);
+    if (await send(collect(), (refusal) => show(error, sentences(refusal)), key)) byId('dialog').close();
     go.disabled = false;
   }
   form.elements[0].autofocus = true;
@@ -21249,7 +21399,8 @@ function openForm(kind, title, verb, job, send) {
 }
 
 byId('add').onclick = () => openForm('add', 'Add a job', 'Add job', null, (asked, refuse, key) =>
-  act('POST', 'queue', asked, ({id, warning = ''}) => `Job ${id} was added. ${warning}`, refuse,
+  act('POST', 'queue', asked, ({id, ids, warning = ''}) =>
+    `${ids ? `${counted(ids.length, 'job')} were` : `Job ${id} was`} added. ${warning}`, refuse,
     {'Idempotency-Key': key}));
 
 // ---- Logs.  16 colours; of a progress bar what it shows last.  Other escapes are dropped.
@@ -21422,13 +21573,7 @@ box.onscroll = () => {
 };
 newer.onclick = () => { box.scrollTop = box.scrollHeight; };
 byId('to-error').onclick = goToError;
-byId('download').onclick = async () => {
-  const {id} = jobPage, asked = {as: 'blob', timeout: DOWNLOAD_MS};
-  const {content} = await request('GET', `${pathOf(id)}/logs?offset=0`, asked);
-  const address = URL.createObjectURL(content);
-  el('a', {href: address, download: `nexus-${id}.log`}).click();
-  setTimeout(() => URL.revokeObjectURL(address), 60000);
-};
+byId('download').onclick = () => download(`${pathOf(jobPage.id)}/logs?offset=0`, `nexus-${jobPage.id}.log`);
 
 // ---- A job's page
 
