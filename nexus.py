@@ -4000,12 +4000,15 @@ def parse_history_head(text: bytes) -> HistoryHead | None:
 def parse_runs(lines: Iterable[bytes]) -> tuple[list[GpuRun], bool]:
     """(the rows of runs.jsonl, whether all its lines are whole)."""
     runs, is_whole = [], True
+    kept: dict[Any, Any] = {}                   # equal facts are one in memory
     for line in lines:
         try:
             body = decode("dict", load_json(line))
             if not (check_seal(body) and line.endswith(b"\n")):
                 raise ValueError("it has no checksum, or no end")
-            runs.append(decode_value(GpuRun, body))
+            facts = vars(decode_value(GpuRun, body))
+            runs.append(GpuRun(**{name: kept.setdefault(facts[name], facts[name]) for name in GpuRun.NAMES
+                                  if name in facts}))
         except (ValueError, TypeError):
             is_whole = False
     return runs, is_whole
@@ -6138,7 +6141,8 @@ HISTORY = {
     "counts": Field({"type": "object"}, "how many attempts of each status there are"),
     "rows": Field(list_of(object_ref("GpuRun")), "what ran on them, of the last 7 days, by its beginning")}
 JOB_USAGE = {
-    "attempt": Field(or_null(INTEGER), "its last one that began"), "begin": Field(or_null(TIME), "of the first step"),
+    "attempt": Field(or_null(INTEGER), "its last one that began"),
+    "begin": Field(or_null(TIME), "when the first step begins"),
     "step_seconds": Field(INTEGER, "of the means"), "note": Field(or_null(STRING), "what to know of these means"),
     "gpus": Field(list_of({"type": "object", "properties": {
         "uuid": STRING, "place": STRING, **{name: row.schema for name, row in SERIES_FIELDS.items()},
@@ -6237,8 +6241,8 @@ def job_usage_json(job: Job, attempt: Attempt, found: Mapping[str, Sequence[GpuM
         is_short = ran_s < ring.step_s
         note = (f"too short to be told: readings are kept as means of {format_duration(ring.step_s)}" if is_short
                 else "nothing of its GPUs was recorded while it ran")
-    return {"attempt": attempt.number or None, "begin": format_time(begin), "step_seconds": ring.step_s, "note": note,
-            "gpus": gpus}
+    return {"attempt": attempt.number or None, "begin": format_time(begin) if gpus else None,
+            "step_seconds": ring.step_s, "note": note, "gpus": gpus}
 
 
 def usage_json(state: State, by: str, since: float, now: float,
@@ -13936,7 +13940,7 @@ class GpuHistory(Part):
         import collections
         import threading
         super().__init__(service)
-        self.lock = threading.Lock()                        # of what follows
+        self.lock, self.writing = threading.Lock(), threading.Lock()        # of the readings; of the files and `runs`
         self.minutes: dict[str, GpuMeans] = {}              # {GPU uuid: of the minute that goes on}
         self.heads: dict[str, str] = {}                     # {GPU uuid: the head of its file}
         self.unwritten: collections.deque[tuple[str, GpuMeans]] = collections.deque(maxlen=MAX_UNWRITTEN)
@@ -13950,7 +13954,7 @@ class GpuHistory(Part):
 
     def take_readings(self, gpus: Iterable[Gpu], unread: Container[str]) -> None:
         """Add a reading of each GPU to its minute.  `unread`: machines of which the readings are old."""
-        now, jobs = self.clock.now() // MINUTES.step_s * MINUTES.step_s, dict[str, list[Job]]()
+        at, jobs = self.clock.now() // MINUTES.step_s * MINUTES.step_s, dict[str, list[Job]]()
         for job in self.service.running_jobs():
             for uuid in job.current.gpu_uuids:
                 jobs.setdefault(uuid, []).append(job)
@@ -13958,13 +13962,14 @@ class GpuHistory(Part):
             for gpu in gpus:
                 if gpu.fault or gpu.node in unread:
                     continue
-                reading = read_gpu(gpu, jobs.get(gpu.uuid, ()), self.config.gpu, now)
+                reading = read_gpu(gpu, jobs.get(gpu.uuid, ()), self.config.gpu, at)
                 former = self.minutes.get(gpu.uuid)
-                if former and former.at == now:
-                    reading = combine_means(now, [former, reading])
-                elif former:
-                    self.unwritten.append((gpu.uuid, former))
-                self.minutes[gpu.uuid], self.heads[gpu.uuid] = reading, format_history_head(gpu)
+                if former and former.at == at:
+                    reading = combine_means(at, [former, reading])
+                else:
+                    self.unwritten.extend([(gpu.uuid, former)] if former else [])
+                    self.heads[gpu.uuid] = format_history_head(gpu)
+                self.minutes[gpu.uuid] = reading
 
     def note_ends(self, jobs: Iterable[Job]) -> None:
         """Keep the last attempts of these jobs, whose status has changed, soon."""
@@ -13984,7 +13989,8 @@ class GpuHistory(Part):
         now = self.clock.now()
         try:
             with disk_errors("write", self.layout.history_dir):
-                self.write_runs()
+                if self.ended or self.runs is not None:         # to read them may take a second: not before that
+                    self.write_runs()
                 self.write_minutes(now // MINUTES.step_s * MINUTES.step_s)
                 self.write_error = None
         except NexusError as error:
@@ -13993,44 +13999,47 @@ class GpuHistory(Part):
             self.write_error = error
         return MINUTES.step_s - now % MINUTES.step_s + WATCH_INTERVAL_S
 
-    def write_minutes(self, before: float) -> None:
-        """Write the minutes that began before that time.  Raises: OSError, unavailable."""
-        with self.lock:
-            for uuid in [uuid for uuid, minute in self.minutes.items() if minute.at != before]:
-                self.unwritten.append((uuid, self.minutes.pop(uuid)))
-            minutes = dict[str, list[GpuMeans]]()
-            for uuid, minute in self.unwritten:
-                minutes.setdefault(uuid, []).append(minute)
-        if minutes:
-            make_folder(self.disk, self.layout.history_dir)
-        for uuid, those in minutes.items():
-            write_means(self.disk, self.layout.history_file(uuid), self.heads[uuid], those)
+    def write_minutes(self, present: float) -> None:
+        """Write the minutes, but for the one that began at `present`.  Raises: OSError, unavailable."""
+        minutes = dict[str, list[GpuMeans]]()
+        with self.writing:
             with self.lock:
-                for minute in those:
-                    self.unwritten.remove((uuid, minute))
-        if minutes and self.clock.monotonic() - self.cleaned_at > TENS.step_s:
-            self.cleaned_at = self.clock.monotonic()
-            self.clean(minutes)
+                for uuid in [uuid for uuid, minute in self.minutes.items() if minute.at != present]:
+                    self.unwritten.append((uuid, self.minutes.pop(uuid)))
+                for uuid, minute in self.unwritten:
+                    minutes.setdefault(uuid, []).append(minute)
+            if minutes:
+                make_folder(self.disk, self.layout.history_dir)
+            for uuid, those in minutes.items():
+                write_means(self.disk, self.layout.history_file(uuid), self.heads[uuid], those)
+                with self.lock:
+                    for minute in those:
+                        self.unwritten.remove((uuid, minute))
+            if minutes and self.clock.monotonic() - self.cleaned_at > TENS.step_s:
+                self.cleaned_at = self.clock.monotonic()
+                self.clean()
 
-    def clean(self, present: Container[str]) -> None:
+    def clean(self) -> None:
         """Remove the files of GPUs that have been gone for longer than they go back.  Raises: unavailable."""
-        paths = [path for path in find_files(self.disk, os.path.join(self.layout.history_dir, ""), HISTORY_ENDING)
-                 if path not in [self.layout.history_file(gpu.uuid) for gpu in self.service.gpu_watch.all_gpus()]]
-        changed = {path: read_changed_at(self.disk, path) / 1e9 for path in paths}
-        gone = sorted(paths, key=lambda path: -changed[path])
-        for number, path in enumerate(gone):
+        present = {self.layout.history_file(gpu.uuid) for gpu in self.service.gpu_watch.all_gpus()}
+        changed = {path: read_changed_at(self.disk, path) / 1e9 for path in self.find_files() if path not in present}
+        for number, path in enumerate(sorted(changed, key=lambda path: -changed[path])):
             if number >= MAX_GONE_GPUS or self.clock.now() - changed[path] > HISTORY_S:
                 remove_file(self.disk, path)
+
+    def find_files(self) -> list[str]:
+        return find_files(self.disk, os.path.join(self.layout.history_dir, ""), HISTORY_ENDING)
 
     def end(self) -> None:
         """Write all that there is: the next service adds to this minute.  Raises: unavailable."""
         with disk_errors("write", self.layout.history_dir):
-            self.write_runs()
+            if self.ended or self.unwritten_runs:
+                self.write_runs()
             self.write_minutes(0.0)
 
     def write_runs(self) -> None:
         """Write the attempts that are not written yet.  Raises: unavailable."""
-        with self.lock, disk_errors("write", self.layout.runs_file):
+        with self.writing, disk_errors("write", self.layout.runs_file):
             runs = self.take_runs()
             lines = [seal(ran) + "\n" for ran in self.unwritten_runs]
             is_anew = self.line_count < 0 or self.line_count > 2 * len(runs) + MIN_RUNS
@@ -14068,11 +14077,11 @@ class GpuHistory(Part):
 
     def list_runs(self, begin: float) -> list[GpuRun]:
         """The attempts that go on, or ended after `begin`."""
-        with self.lock, disk_errors("read", self.layout.runs_file):
+        live = [ran for job in self.service.running_jobs() for ran in list_gpu_runs(job) if ran.finished_at is None]
+        with self.writing, disk_errors("read", self.layout.runs_file):
             runs = [ran for ran in self.take_runs().values() if (ran.finished_at or 0.0) > begin]
-        there = {ran.key for ran in runs}
-        now = [ran for job in self.service.running_jobs() for ran in list_gpu_runs(job) if ran.finished_at is None]
-        return [*runs, *(ran for ran in now if ran.key not in there)]
+        ended = {ran.key for ran in runs}                   # one may have ended just now
+        return [*runs, *(ran for ran in live if ran.key not in ended)]
 
     def read(self, uuid: str, ring: Ring, begin: float, end: float) -> list[GpuMeans]:
         """The means of a GPU, with those of the minute that goes on."""
@@ -14091,7 +14100,7 @@ class GpuHistory(Part):
         gpus = self.service.gpu_watch.all_gpus()
         heads = [(HistoryHead(gpu.uuid, gpu.place, gpu.node or self.service.node, gpu.name), False) for gpu in gpus]
         present = {self.layout.history_file(gpu.uuid) for gpu in gpus}
-        for path in find_files(self.disk, os.path.join(self.layout.history_dir, ""), HISTORY_ENDING):
+        for path in self.find_files():
             if path not in present and read_changed_at(self.disk, path) / 1e9 > begin:
                 head = read_history_head(self.disk, path)
                 if head:
@@ -20185,8 +20194,8 @@ section, #job > div > * { margin-bottom: .8rem; }
 .run rect { fill: currentColor; fill-opacity: .28; stroke: currentColor; stroke-width: .8; }
 .run.failed rect { fill-opacity: .45; }
 .run .part { fill-opacity: .8; }
-.run:is(.preempted, .requeued) rect { fill: url(#hatch); fill-opacity: 1; }
-#hatch rect { fill: var(--warn); fill-opacity: .4; }
+.run:is(.preempted, .requeued) rect { fill: none; }
+.run line { stroke: currentColor; stroke-opacity: .4; stroke-dasharray: 2 4; }
 .lanes .run text { fill: var(--ink); }
 .run:focus-visible { outline-offset: 0; }
 .legend { display: flex; flex-wrap: wrap; gap: 0 .9rem; padding: .2rem 0; }
@@ -20196,7 +20205,7 @@ section, #job > div > * { margin-bottom: .8rem; }
 .legend .failed::before { background: var(--bad); }
 .legend .cancelled::before { background: var(--warn); }
 .legend .running::before { background: var(--accent); }
-.legend .preempted::before { background: repeating-linear-gradient(45deg, var(--warn) 0 2px, transparent 2px 4px); }
+.legend .preempted::before { background: repeating-linear-gradient(90deg, var(--warn) 0 2px, transparent 2px 4px); }
 .legend .unknown::before { background: repeating-linear-gradient(135deg, var(--edge) 0 1px, transparent 1px 4px); }
 .legend .others::before { background: var(--muted); }
 th, td { padding: .1rem .8rem; text-align: left; white-space: nowrap; border-bottom: 1px solid var(--line); }
@@ -20842,9 +20851,9 @@ const RANGES = {'1h': ['hour', 3600, '1m', '5s', 300], '24h': ['24 hours', 86400
 const LANE = matchMedia('(pointer: coarse)').matches ? 26 : 18;         // px: a finger needs more
 const TICK_WIDTH = 64, LETTER = 6.4;            // px
 const TICKS = [300, 900, 1800, 3600, 10800, 21600, 86400];      // seconds
-const night = {range: '24h', data: null, seen: null, askedAt: 0, focus: null, isOpen: isKeptOpen(), width: 0,
+const night = {range: '24h', data: null, seen: null, askedAt: 0, focus: null, width: 0,
+  isOpen: localStorage.getItem('nexus-night') !== 'closed',
   hasTable: false, isAtEnd: true};
-function isKeptOpen() { return localStorage.getItem('nexus-night') !== 'closed'; }
 
 async function loadNight() {
   const [, seconds, step, merge] = RANGES[night.range], {range} = night;
@@ -20876,9 +20885,11 @@ function drawNight() {
   const told = ['failed', 'preempted', 'cancelled'].map((word) => data?.counts[word]
     && `${number(data.counts[word])} ${word}`);
   const ontoggle = ({target}) => {
+    if (target.open === night.isOpen) return;   // it has been drawn
     night.isOpen = target.open;
-    localStorage.setItem('nexus-night', target.open ? 'open' : 'closed');
-    if (target.open) loadNight();
+    if (target.open) localStorage.removeItem('nexus-night');
+    else localStorage.setItem('nexus-night', 'closed');
+    loadNight();
   };
   const facts = {id: 'night-open', open: night.isOpen, ontoggle};
   return el('section', {id: 'night', 'aria-label': 'What ran'}, el('details', facts,
@@ -20907,8 +20918,6 @@ function drawLanes(data) {
     el('div', {class: 'lanes panel'}, el('div', {class: 'names', 'aria-hidden': 'true'}, lanes.map(drawName)),
       el('div', {id: 'lanes', class: 'scroll', tabindex: bars.length ? null : 0, onscroll},
         svg('svg', {width, height: height + 20, role: 'group', 'aria-label': title, onkeydown: stepRuns},
-          svg('defs', {}, svg('pattern', {id: 'hatch', width: 6, height: 6, patternUnits: 'userSpaceOnUse',
-            patternTransform: 'rotate(45)'}, svg('rect', {width: 3, height: 6}))),
           svg('g', {'aria-hidden': 'true'}, lanes.map((lane) => drawCurves(lane, data, at)),
             drawTicks(end, seconds, at, height)),
           links))),
@@ -20969,6 +20978,8 @@ function drawRun(lane, [run, row, rows], at, focus) {
   return svg('a', {key, class: `run ${failed && failed < total ? 'completed' : status}`, href: addressOf(id),
     'aria-label': title, tabindex: key === focus ? 0 : -1, 'data-key': key, 'data-lane': lane.top},
   svg('title', {}, title), svg('rect', {x, y, width, height, rx: Math.min(2, width / 3)}),
+  ['preempted', 'requeued'].includes(status) && svg('line', {x1: x, x2: x + width, y1: y + height / 2,
+    y2: y + height / 2, 'stroke-width': height}),                       // of dashes: hatched
   failed > 0 && failed < total && svg('rect', {class: 'part', x, y: y + height - 3, width, height: 3}),
   room > 2 && height > 11 && svg('text', {x: x + 4, y: y + height / 2 + 4},
     words.length > room ? `${words.slice(0, room - 1)}\u2026` : words));
