@@ -20235,7 +20235,19 @@ figure { display: flex; flex-direction: column; justify-content: space-between; 
 .log .head { margin: 0; padding: .3rem .8rem; background: var(--panel); color: var(--ink); }
 .lines { min-height: 4rem; max-height: max(16rem, 100dvh - 20rem); overflow: auto; padding: .5rem .8rem;
   font: 12.5px/1.5 var(--mono); white-space: pre-wrap; contain: layout paint; }
-.log:not(:has(:checked)) .lines { white-space: pre; overflow-wrap: normal; }
+.lines.unwrapped { white-space: pre; overflow-wrap: normal; }
+#to-options, #search[hidden] { display: none; }
+#options { display: flex; flex-wrap: wrap; align-items: center; gap: .2rem .8rem; }
+#search-text { flex: 1 1 12rem; width: auto; }
+#search-state:not(:empty) { min-width: 6rem; }
+.lines.numbered div { padding-left: 10ch; text-indent: -9ch; }
+.lines.timed div { padding-left: 19ch; text-indent: -18ch; }
+.lines.timed.numbered div { padding-left: 26ch; text-indent: -25ch; }
+.lines.timed div::before, .lines .number { display: inline-block; margin-right: 1.5ch; text-indent: 0; color: #8f9aa7; }
+.lines.timed div::before { content: attr(data-at); min-width: 14ch; }
+.lines .number { min-width: 6ch; text-align: right; text-decoration: none; user-select: none; }
+.lines .found { border-left-color: #e3b341; }
+::highlight(found) { background: #7a5c00; color: #fff; }
 .lines:focus-visible { outline-offset: -3px; }
 .lines div { min-height: 1.5em; padding-left: 3ch; text-indent: -2ch; border-left: 2px solid transparent; }
 .lines .err { border-left-color: #8e3b36; }
@@ -20303,6 +20315,11 @@ summary b { display: inline-block; min-width: 4rem; color: var(--accent); }
   .use .id { display: none; }
   .group progress { order: 1; flex-basis: 60%; }
   .ranges { position: static; margin-bottom: .3rem; }
+  #to-options { display: inline-block; }
+  #options, #log-state, #search-text { flex-basis: 100%; }
+  #to-options[aria-expanded=false] + #options, .log h2 { display: none; }
+  #search-state { flex: 1; }
+  .lines:is(.timed, .numbered) div { padding-left: 3ch !important; text-indent: -2ch !important; }
 }
 @media (pointer: coarse) { button, input, textarea { min-height: 40px; } }
 </style>
@@ -20326,8 +20343,20 @@ summary b { display: inline-block; min-width: 4rem; color: var(--accent); }
     <section id="log" class="log" aria-label="Log" hidden>
       <div class="head"><h2>Log</h2> <span id="log-state" class="small muted grow" role="status"></span>
         <button id="to-error" type="button" hidden>Go to the error</button>
-        <label><input type="checkbox" checked> Wrap</label>
-        <button id="download" type="button">Download</button></div>
+        <button id="to-search" type="button" aria-expanded="false" aria-controls="search">Search</button>
+        <button id="to-options" type="button" aria-expanded="false" aria-controls="options">Options</button>
+        <div id="options"><label><input id="wrap" type="checkbox" checked> Wrap</label>
+          <label><input id="times" type="checkbox"> Times</label>
+          <label><input id="numbers" type="checkbox"> Numbers</label>
+          <a id="raw" target="_blank">Raw</a> <a id="download">Download</a></div></div>
+      <form id="search" class="head" role="search" hidden>
+        <input id="search-text" type="search" maxlength="1000" autocomplete="off" spellcheck="false"
+          aria-label="Search in this log" placeholder="Search in this log">
+        <output id="search-state" class="small muted"></output>
+        <button id="previous" type="button" aria-label="Line found before this" title="Shift+Enter, N">&uarr;</button>
+        <button id="next" type="button" aria-label="Next line found" title="Enter, n">&darr;</button>
+        <button id="again" type="button" title="Search in what came since, too" hidden>Again</button>
+        <button id="end-search" type="button" aria-label="End the search" title="Esc">&times;</button></form>
       <div id="lines" class="lines" role="log" aria-label="What it printed" aria-live="off" tabindex="0"></div>
       <button id="newer" type="button" hidden>&darr; New lines</button>
     </section>
@@ -20493,7 +20522,7 @@ let clockOffset = 0;
 const failure = (message, hint, status, content) =>             // status 0: no answer has come
   Object.assign(new Error(message), {hint, status, content});
 
-// Returns the answer, and its content as text or as what `as` says.
+// Returns the answer, and its content as text, as what `as` says, or as what `as` makes of the answer.
 async function request(method, path, {headers, body, signal, timeout = ANSWER_MS, as = 'text'} = {}) {
   const token = getToken(), late = AbortSignal.timeout(timeout);
   let answer, content;
@@ -20501,7 +20530,7 @@ async function request(method, path, {headers, body, signal, timeout = ANSWER_MS
     answer = await fetch(path, {method, body, cache: 'no-store', credentials: 'omit',
       headers: token ? {...headers, Authorization: `Bearer ${token}`} : headers,
       signal: AbortSignal.any([late, signal ?? late])});
-    content = await (answer.ok ? answer[as]() : answer.text());
+    content = await (!answer.ok ? answer.text() : typeof as === 'function' ? as(answer) : answer[as]());
   } catch (error) {
     if (signal?.aborted) throw error;
     throw late.aborted ? failure(`The service has not answered for ${timeout / 1000} seconds.`,
@@ -20524,10 +20553,18 @@ async function ask(method, path, {body, headers, ...options} = {}) {
   return content ? JSON.parse(content) : null;
 }
 
+// A browser writes a download into its file as it comes.  Where a token is needed, a link has none to send.
 async function download(path, name) {
-  const {content} = await request('GET', path, {as: 'blob', timeout: DOWNLOAD_MS});
-  const address = URL.createObjectURL(content);
-  el('a', {href: address, download: name}).click();
+  const save = (href) => el('a', {href, download: name}).click();
+  if (!getToken()) return save(path);
+  const options = {timeout: DOWNLOAD_MS};
+  if (globalThis.showSaveFilePicker) {
+    const file = await showSaveFilePicker({suggestedName: name}).catch(() => null);             // null: it was closed
+    const write = async (answer) => answer.body.pipeTo(await file.createWritable());
+    return file && request('GET', path, {...options, as: write});
+  }
+  const {content} = await request('GET', path, {...options, as: 'blob'}), address = URL.createObjectURL(content);
+  save(address);
   setTimeout(() => URL.revokeObjectURL(address), 60000);
 }
 
@@ -21280,9 +21317,13 @@ byId('filter').oninput = ({target}) => {
   route();
 };
 addEventListener('keydown', (event) => {
-  if (event.key !== '/' || event.target.matches('input, textarea') || isDocs || byId('dialog').open) return;
+  const {key, target} = event, isSearching = search?.found.length > 0;
+  if (target.matches('input:not([type=checkbox]), textarea') || isDocs || byId('dialog').open) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || !(key === '/' || 'nN'.includes(key) && isSearching)) return;
   event.preventDefault();
-  byId('filter').focus();
+  if (key !== '/') stepSearch(key === 'n' ? 1 : -1);
+  else if (log) openSearch();
+  else byId('filter').focus();
 });
 
 // ---- Actions
@@ -21441,10 +21482,10 @@ function renderLine(raw, style) {               // what a line shows, as [[text,
   return [runs, style];
 }
 
-function lineNode(runs, kind) {                 // a line of a log
+function lineNode(runs, kind, at) {             // a line of a log
   const link = (text) => text.split(ADDRESS).map((part, index) => index % 2
     ? el('a', {href: part, target: '_blank', rel: 'noopener noreferrer'}, part) : part);
-  return el('div', {class: kind},
+  return el('div', {class: kind, 'data-at': at},
     ...runs.map(([text, classes]) => classes ? el('span', {class: classes}, link(text)) : link(text)));
 }
 
@@ -21494,22 +21535,31 @@ document.addEventListener('visibilitychange', () => document.hidden && endHoldin
 addEventListener('pagehide', endHolding);
 
 const box = byId('lines'), newer = byId('newer');               // `newer` is seen when the end is not
+const NDJSON = {Accept: 'application/x-ndjson'};
 let log = null;                                 // the one that is shown, as it was opened
-const isWhole = () => !/[1-9]/.test(log.begin ?? '');
-const canLoadEarlier = () => log?.isShown && !isWhole() && log.tail < LOG_MOST;
+let shownLine = null;                           // the number of the line that was gone to
+const isWhole = ({begin} = log) => !/[1-9]/.test(begin ?? '');
+const canLoadEarlier = () => log?.isShown && !isWhole() && !log.isSeeking;
 
 function closeLog() {
   endHolding();
-  log = null;
+  endSearch();
+  log = shownLine = null;
   box.replaceChildren();
   newer.hidden = byId('log').hidden = true;
 }
 
-async function openLog(id, tail = LOG_TAIL, isSeeking = false) {
+// Opens a log at its end, with `tail` lines, or `lines` of it from a line on; `then` is called when they are shown.
+async function openLog(id, {tail = LOG_TAIL, line, lines = LOG_TAIL, then} = {}) {
   endHolding();
-  const mine = log = {id, tail, begin: null, attempt: 1, partials: [], problem: 'opening',
-    asking: new AbortController(), sources: {stdout: new LogSource(null), stderr: new LogSource('err')}};
+  const begin = line ? {line: Math.max(1, line), lines, numbers: true} : {tail, numbers: byId('numbers').checked};
+  const mine = log = {id, tail: line ? null : tail, asked: begin, begin: null, first: null, count: 0, attempt: 1,
+    partials: [], problem: 'opening', asking: new AbortController(),
+    sources: {stdout: new LogSource(null), stderr: new LogSource('err')}};
   byId('log').hidden = false;
+  byId('raw').hidden = Boolean(getToken());     // a link carries no token
+  byId('raw').href = byId('download').href = `${pathOf(id)}/logs?offset=0`;
+  byId('download').download = `nexus-${id}.log`;
   while (log === mine && !mine.isOver) {
     const isFinal = isOver(jobPage.job);        // then all that it has printed comes now
     let lines = [], error = null;
@@ -21520,32 +21570,48 @@ async function openLog(id, tail = LOG_TAIL, isSeeking = false) {
       error = mine.asking.signal.aborted ? null : failed;
     }
     if (log !== mine) return;
-    mine.isOver = error ? error.status >= 400 && error.status < 500 : isFinal && !mine.asking.signal.aborted;
+    const isAll = isFinal && !mine.isPart && !mine.asking.signal.aborted;
+    mine.isOver = error ? error.status >= 400 && error.status < 500 : isAll;
     mine.problem = error && (error.status ? error.message : 'the connection is lost');
     if (!error) drawLog(lines);
     describeLog();
-    if (isSeeking) goToError();
-    do await sleep(LOG_PAUSE_MS); while (document.hidden);
+    if (mine.isShown) then?.();
+    if (mine.isShown) then = null;
+    if (mine.isPart && !error) await new Promise((resolve) => { mine.goOn = resolve; });
+    else do await sleep(LOG_PAUSE_MS); while (document.hidden);
   }
 }
 
 async function readLog(mine, wait) {            // returns the lines that are new
   const sources = Object.values(mine.sources), offsets = sources.map(({offset}) => offset).join();
-  const query = mine.begin ? {offset: offsets, wait} : {tail: mine.tail};
+  const query = !mine.begin ? mine.asked : {offset: offsets, ...mine.isPart ? {lines: LOG_TAIL} : {wait}};
   const {answer, content} = await request('GET', `${pathOf(mine.id)}/logs?${new URLSearchParams(query)}`,
-    {headers: {Accept: 'application/x-ndjson'}, signal: mine.asking.signal,
-      timeout: wait ? LOG_SILENCE_MS : ANSWER_MS});
+    {headers: NDJSON, signal: mine.asking.signal, timeout: wait ? LOG_SILENCE_MS : ANSWER_MS});
   const starts = answer.headers.get('Log-Offset'), lines = [];
   mine.begin ??= starts;
   sources.forEach((source, index) => { source.offset = Number(starts.split(',')[index]); });
+  let count = 0;
   for (const entry of content.split('\n').filter(Boolean).map((line) => JSON.parse(line))) {
-    const {attempt, started_at: begun, has_earlier: hasEarlier, stream, end, text} = entry;
+    const {attempt, started_at: begun, has_earlier: hasEarlier, stream, end, text, line} = entry;
     if (hasEarlier && attempt !== mine.attempt) lines.push([[[`attempt ${attempt}, ${clock(begun)}`, '']], 'attempt']);
     mine.attempt = attempt;
+    mine.first ??= line;
+    mine.at = entry.at && timeOfDay(entry.at);
     mine.sources[stream].offset = end;
-    lines.push(...mine.sources[stream].feed(text));
+    const fresh = mine.sources[stream].feed(text);
+    count += fresh.length;
+    lines.push(...fresh.map((each) => [...each, mine.at]));
   }
+  if (isWhole(mine)) mine.first = 1;
+  mine.count += count;
+  mine.isPart = isSet(query.lines) && count >= query.lines;
   return lines;
+}
+
+function timeOfDay(stamp) {                     // 11-28 10:34:54
+  const at = new Date(stamp), pad = (part) => `${part}`.padStart(2, '0');
+  return `${pad(at.getMonth() + 1)}-${pad(at.getDate())} `
+    + [at.getHours(), at.getMinutes(), at.getSeconds()].map(pad).join(':');
 }
 
 function drawLog(lines) {                       // those that are new; all when it was opened
@@ -21553,45 +21619,316 @@ function drawLog(lines) {                       // those that are new; all when 
   if (!log.isShown) box.replaceChildren();
   for (const node of log.partials) node.remove();
   log.partials = Object.values(log.sources).filter(({raw}) => raw)
-    .map((source) => lineNode(...source.render(source.raw)[0]));
+    .map((source) => lineNode(...source.render(source.raw)[0], log.at));
   box.append(...lines.slice(-LOG_MOST).map((line) => lineNode(...line)), ...log.partials);
   while (box.children.length > LOG_MOST) box.firstChild.remove();
-  if (newer.hidden) box.scrollTop = box.scrollHeight;
+  numberLines();
+  markLines();
+  if (newer.hidden && !log.isPart) box.scrollTop = box.scrollHeight;
   else if (!log.isShown) box.scrollTop = box.scrollHeight - below;              // the lines in view stay in view
   log.isShown = true;
+  newer.hidden = isAtEnd();
+  show(newer, log.isPart ? '\u2193 To the end' : '\u2193 New lines');
 }
+
+const isAtEnd = () => !log?.isPart && box.scrollHeight - box.scrollTop - box.clientHeight < 24;
 
 function describeLog() {
   const {status, cause_line: line} = jobPage.job ?? {}, count = box.children.length;
   let state = log.isOver ? 'complete' : 'live';
   if (status === 'pending') state = 'the next attempt has not started';
-  const earlier = canLoadEarlier() ? 'scroll up for earlier ones' : 'earlier ones: Download';
-  show(byId('log-state'), listed(log.problem || state, counted(count, 'line'), !isWhole() && earlier));
-  byId('to-error').hidden = !FINAL.includes(status) || !line;
+  const end = log.first + log.count - 1, part = log.isPart && `lines ${number(firstShown())} to ${number(end)}`;
+  show(byId('log-state'), listed(log.problem || part || state, !part && counted(count, 'line'),
+    !isWhole() && 'scroll up for earlier ones'));
+  byId('to-error').hidden = !FINAL.includes(status) || !line || jobPage.hasNoError;
+  byId('again').hidden = !search?.isDone || isOver(jobPage.job);
 }
 
-function goToError() {                          // to the line that says why the job failed
-  const wanted = jobPage.job.cause_line.split('\u2026')[0];
-  const line = [...box.children].findLast((node) => node.textContent.includes(wanted));
-  line?.classList.add('marked');
-  line?.scrollIntoView({block: 'center'});
-  if (!line && canLoadEarlier()) openLog(log.id, LOG_MOST, true);
+// Lines have numbers where that of the first one is known.  The service counts when it is asked to: it reads for that.
+
+const listLines = () => [...box.children].filter((node) => !node.classList.contains('attempt'));
+const firstShown = () => log.first + log.count - listLines().length + log.partials.length;
+const findLine = (line) => isSet(log.first) ? listLines()[line - firstShown()] : null;
+
+async function askLog(id, query, options) {     // as request(); waits while others search
+  for (;;) {
+    try {
+      return await request('GET', `${pathOf(id)}/logs?${new URLSearchParams(query)}`,
+        {headers: NDJSON, timeout: TRIAL_MS, ...options});
+    } catch (error) {
+      if (error.status !== 503) throw error;
+      await sleep(1000);
+    }
+  }
 }
+
+async function findFirst() {                    // whether the number of the first line is known now
+  const mine = log;
+  if (!isSet(mine.first) && mine.begin) {
+    const {content} = await askLog(mine.id, {offset: mine.begin, lines: 1, numbers: true});
+    if (content) mine.first = JSON.parse(content.split('\n')[0]).line;
+  }
+  return log === mine && isSet(mine.first);
+}
+
+function numberLines() {
+  const isOn = byId('numbers').checked && isSet(log.first);
+  box.classList.toggle('numbered', isOn);
+  if (!isOn) return box.querySelectorAll('.number').forEach((node) => node.remove());
+  const first = firstShown();
+  listLines().forEach((node, index) => {
+    if (node.firstChild?.className === 'number') return;
+    const href = `${addressOf(log.id)}?line=${first + index}`;
+    node.prepend(el('a', {class: 'number', tabindex: -1, href}, `${first + index}`));
+  });
+}
+
+function markLines() {                          // what a search has found, and the line that was gone to
+  if (!isSet(log?.first)) return;
+  const nodes = listLines(), first = firstShown();
+  for (const node of box.querySelectorAll('.found, .marked')) node.classList.remove('found', 'marked');
+  nodes[shownLine - first]?.classList.add('marked');
+  const found = (search?.found ?? []).map((line) => nodes[line - first]).filter(Boolean);
+  for (const node of found) node.classList.add('found');
+  markWords(found.slice(0, LOG_TAIL));
+}
+
+function markWords(nodes) {                     // the text that is looked for; older browsers mark only its lines
+  if (!globalThis.CSS?.highlights) return;
+  const text = search?.text ?? '', isExact = text !== text.toLowerCase(), highlight = new Highlight();
+  for (const node of nodes) {
+    const walker = document.createTreeWalker(node, NodeFilter.SHOW_TEXT);
+    while (walker.nextNode()) {
+      const {currentNode: piece} = walker, words = isExact ? piece.data : piece.data.toLowerCase();
+      if (piece.parentNode.className === 'number') continue;
+      for (let at = words.indexOf(text); at >= 0; at = words.indexOf(text, at + text.length)) {
+        const range = new Range();
+        range.setStart(piece, at);
+        range.setEnd(piece, Math.min(at + text.length, piece.length));
+        highlight.add(range);
+      }
+    }
+  }
+  CSS.highlights.set('found', highlight);
+}
+
+function bringIntoView(node, isCentred = true) {                // within the log
+  const {top, height} = node.getBoundingClientRect(), below = isCentred ? (box.clientHeight - height) / 2 : 0;
+  box.scrollTop += top - box.getBoundingClientRect().top - below;
+  newer.hidden = isAtEnd();
+}
+
+function keepInView(change) {                   // the line that was gone to, or else the first one that is seen
+  const {top, bottom} = box.getBoundingClientRect(), placeOf = (node) => node.getBoundingClientRect().top;
+  const isSeen = (node) => node && placeOf(node) >= top && placeOf(node) < bottom;
+  const node = [box.querySelector('.marked'), ...box.children].find(isSeen), place = node && placeOf(node);
+  change();
+  if (newer.hidden) box.scrollTop = box.scrollHeight;
+  else if (node) box.scrollTop += placeOf(node) - place;
+}
+
+function showLine(line) {                       // among those that are loaded; whether it is
+  const node = findLine(line);
+  shownLine = line;
+  markLines();
+  if (node) bringIntoView(node);
+  return Boolean(node);
+}
+
+async function goToLine(line) {                 // wherever it is; the address leads there then
+  if (!await findFirst()) return;
+  history.replaceState(null, '', `${addressOf(log.id)}?line=${line}`);
+  if (!showLine(line)) openLog(log.id, linesAround(line));
+  byId('log').scrollIntoView({block: 'nearest'});
+}
+
+const linesAround = (line) => ({line: line - LOG_TAIL / 2, then: () => {
+  if (showLine(line)) return byId('log').scrollIntoView({block: 'nearest'});
+  tell(`This log has no line ${number(line)}.`);
+  openLog(log.id);
+}});
+
+async function loadEarlier() {
+  if (log.tail < LOG_MOST && log.tail) return openLog(log.id, {tail: LOG_MOST});
+  log.isSeeking = true;
+  if (!await findFirst()) return;
+  log.isSeeking = false;
+  const line = firstShown(), top = () => bringIntoView(findLine(line), false);
+  openLog(log.id, {line: line - LOG_TAIL / 2, then: top});
+}
+
+// To the line that says why the job failed.  Where it is not loaded, the service looks for it in what was printed last.
+async function goToError() {
+  const mine = log, text = jobPage.job.cause_line.split('\u2026')[0].slice(0, 1000);
+  const nodes = listLines(), index = nodes.findLastIndex((node) => node.textContent.includes(text));
+  if (index >= 0) {
+    shownLine = isSet(log.first) ? firstShown() + index : null;
+    markLines();
+    nodes[index].classList.add('marked');
+    return bringIntoView(nodes[index]);
+  }
+  const found = isWhole() ? [] : (await askLog(mine.id, {grep: text, numbers: true, offset: -SEARCHED_BYTES})).content
+    .split('\n').filter(Boolean).map((line) => JSON.parse(line));
+  if (log !== mine) return;
+  jobPage.hasNoError = found.length === 0;
+  describeLog();
+  if (found.length) openLog(log.id, linesAround(found.at(-1).line + countLines(found.at(-1).text) - 1));
+}
+
+const countLines = (text) => text.split('\n').length - 1;
 
 box.onscroll = () => {
-  newer.hidden = box.scrollHeight - box.scrollTop - box.clientHeight < 24;
-  if (box.scrollTop < 40 && !newer.hidden && canLoadEarlier()) openLog(log.id, LOG_MOST);
+  if (!log) return;
+  newer.hidden = isAtEnd();
+  if (box.scrollTop < 40 && !newer.hidden && canLoadEarlier()) loadEarlier();
+  if (log.isPart && box.scrollHeight - box.scrollTop - box.clientHeight < 40) log.goOn?.();
 };
-newer.onclick = () => { box.scrollTop = box.scrollHeight; };
+box.onclick = async (event) => {
+  const line = event.target.closest('.number')?.textContent;
+  if (!line || event.ctrlKey || event.metaKey || event.shiftKey) return;
+  event.preventDefault();
+  await goToLine(Number(line));
+  const isCopied = await navigator.clipboard?.writeText(location.href).then(() => true, () => false);
+  tell(isCopied ? `The address of line ${line} was copied.` : `The address of this page leads to line ${line} now.`);
+};
+newer.onclick = () => {
+  if (log.isPart) openLog(log.id, {then: () => { box.scrollTop = box.scrollHeight; }});
+  else box.scrollTop = box.scrollHeight;
+};
 byId('to-error').onclick = goToError;
-byId('download').onclick = () => download(`${pathOf(jobPage.id)}/logs?offset=0`, `nexus-${jobPage.id}.log`);
+byId('to-options').onclick = ({target}) => {
+  target.setAttribute('aria-expanded', target.getAttribute('aria-expanded') === 'false');
+};
+byId('wrap').onchange = ({target}) => keepInView(() => box.classList.toggle('unwrapped', !target.checked));
+byId('times').onchange = ({target}) => keepInView(() => box.classList.toggle('timed', target.checked));
+byId('numbers').onchange = async ({target}) => {
+  if (log && (!target.checked || await findFirst())) keepInView(numberLines);
+};
+
+byId('download').onclick = (event) => {
+  if (!getToken()) return;                      // the link does it
+  event.preventDefault();
+  const {href, download: name} = byId('download');
+  return download(href, name);
+};
+
+// ---- Search in a log, by the service, which reads all of it in parts
+
+const SEARCHED_BYTES = 2 ** 28;                 // that one answer searches
+const MOST_FOUND = 10000;                       // lines that are listed
+let search = null;                              // {text, found: [number of a line], at: which is shown, next, ...}
+
+function openSearch() {
+  byId('search').hidden = false;
+  byId('to-search').setAttribute('aria-expanded', true);
+  byId('log').scrollIntoView({block: 'nearest'});
+  byId('search-text').select();
+  byId('search-text').focus();
+}
+
+function endSearch() {
+  search?.asking.abort();
+  search = shownLine = null;
+  byId('search-text').value = '';
+  byId('search').hidden = true;
+  byId('to-search').setAttribute('aria-expanded', false);
+  show(byId('search-state'));
+  markLines();
+  globalThis.CSS?.highlights?.delete('found');
+}
+
+async function startSearch(text) {              // the same text once more: the line that is shown stays
+  const former = search?.text === text ? search.found[search.at] : null, {id} = log;
+  search?.asking.abort();
+  const mine = search = {text, found: [], at: -1, next: '0', searched: 0, total: 0, asking: new AbortController()};
+  while (search === mine && mine.next && mine.found.length < MOST_FOUND) {
+    describeSearch();
+    try {
+      await searchPart(mine, id);
+    } catch (error) {
+      if (search !== mine) return;
+      mine.problem = error.message;
+      break;
+    }
+    if (search === mine && mine.at < 0 && former === null) await stepSearch(1);
+  }
+  if (search !== mine) return;
+  mine.isDone = true;
+  if (mine.at < 0) mine.at = mine.found.indexOf(former);
+  describeSearch();
+  describeLog();
+  if (await findFirst()) markLines();
+}
+
+async function searchPart(mine, id) {
+  const take = ({line, text}) => {              // lines that stand together come together
+    for (let each = line; each < line + countLines(text); each += 1) {
+      if (mine.found.at(-1) !== each) mine.found.push(each);
+    }
+    return mine.found.length < MOST_FOUND;
+  };
+  const query = {grep: mine.text, numbers: true, offset: mine.next};
+  const {answer} = await askLog(id, query, {signal: mine.asking.signal, as: (reply) => readEntries(reply, take)});
+  const sum = (offsets) => offsets.split(',').reduce((bytes, offset) => bytes + Number(offset), 0);
+  mine.next = answer.headers.get('Log-Next');
+  mine.total = sum(answer.headers.get('Log-End'));
+  mine.searched = mine.next ? sum(mine.next) : mine.total;
+}
+
+async function readEntries(answer, take) {      // as they come, until take() wants no more
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let rest = '', isOn = true; isOn;) {
+    const {done, value = ''} = await reader.read(), lines = (rest + value).split('\n');
+    rest = lines.pop();
+    isOn = lines.every((line) => take(JSON.parse(line))) && !done;
+  }
+  await reader.cancel();
+}
+
+function describeSearch() {
+  const {found, at, next, searched, total, isDone, problem} = search, bytes = (count) => size(count / 2 ** 20);
+  const isCut = found.length >= MOST_FOUND, lines = `${isCut ? 'the first ' : ''}${counted(found.length, 'line')}`;
+  const far = next && `${bytes(searched)} of ${bytes(total)} searched`;
+  let state = isDone ? 'nothing found' : 'searching \u2026';
+  if (found.length) state = at >= 0 ? `${number(at + 1)} of ${lines}` : lines;
+  show(byId('search-state'), listed(problem, state, !isCut && total > 0 && far));
+  byId('previous').disabled = byId('next').disabled = !found.length;
+}
+
+async function stepSearch(by) {
+  const {found, at} = search;
+  if (!found.length) return;
+  search.at = at < 0 ? 0 : (at + by + found.length) % found.length;
+  describeSearch();
+  await goToLine(found[search.at]);
+}
+
+byId('to-search').onclick = () => byId('search').hidden ? openSearch() : endSearch();
+byId('end-search').onclick = () => { endSearch(); byId('to-search').focus(); };
+byId('next').onclick = () => search && stepSearch(1);
+byId('previous').onclick = () => search && stepSearch(-1);
+byId('again').onclick = () => startSearch(search.text);
+byId('search').onsubmit = (event) => {
+  const text = byId('search-text').value;
+  event.preventDefault();
+  if (text && text === search?.text && search.found.length) stepSearch(1);
+  else if (text && log) startSearch(text);
+};
+byId('search').onkeydown = (event) => {
+  const isBack = event.key === 'Enter' && event.shiftKey && search?.text === byId('search-text').value;
+  if (event.key !== 'Escape' && !isBack) return;
+  event.preventDefault();
+  if (isBack) return stepSearch(-1);
+  endSearch();
+  box.focus();
+};
 
 // ---- A job's page
 
 const SHOWN = SHOW_ROWS;                        // {heading: {key of a job: [its line, what makes the text in it]}}
 const FORMS = {clock, duration, size, percent, priority: (rank) => PRIORITIES[rank] ?? rank,
   text: (fact) => fact === true ? 'yes' : typeof fact === 'object' ? Object.values(fact).join(', ') : fact};
-let jobPage = null;                             // {id, job, why, error, loadedAt} of the one that is shown
+let jobPage = null;                             // {id, line, job, why, error, loadedAt} of the one that is shown
 
 const PRINTED = ['last_line', 'fraction', 'estimated_end', 'progress_by'];      // what a job's row has from its output
 
@@ -21674,8 +22011,15 @@ function drawJobPage() {
       el('div', {class: 'actions'}, drawActions(job))]),
     error ? muted(error.hint) : job && drawFacts(job));
   if (error) closeLog();
-  else if (job?.attempt > 0 && (!log || log.isOver && isRunning)) openLog(id);
+  else if (job?.attempt > 0 && (!log || log.isOver && isRunning)) openLog(id, whatToShow());
   if (log) describeLog();
+}
+
+function whatToShow() {                         // of a log: the line of the address, or the error, or the end
+  const {line, job} = jobPage;
+  jobPage.line = null;
+  if (line) return linesAround(line);
+  return job.status === 'failed' && job.cause_line ? {then: goToError} : {};
 }
 
 function drawActions(job) {
@@ -21847,7 +22191,7 @@ function route() {
   const [path, query] = location.hash.slice(1).split('?'), id = /^\/jobs\/([^/]+)$/.exec(path)?.[1];
   if (!jobPage && id) opened = document.activeElement.closest('[data-job]')?.dataset.job;
   closeLog();
-  jobPage = id ? {id: decodeURIComponent(id)} : null;
+  jobPage = id ? {id: decodeURIComponent(id), line: Number(new URLSearchParams(query).get('line')) || null} : null;
   byId('overview').hidden = Boolean(id);
   byId('job').hidden = !id;
   if (id) {

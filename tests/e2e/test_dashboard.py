@@ -187,7 +187,15 @@ def test_a_long_log_opens_at_its_end_and_earlier_lines_are_loaded_when_one_wants
         page.get_by_role("log").evaluate("(node) => { node.scrollTop = 0; }")
         expect(lines).to_have_count(20000)
         expect(page.get_by_text("998002", exact=True)).to_be_in_viewport()
-        expect(state).to_contain_text("earlier ones: Download")
+        expect(state).to_contain_text("scroll up for earlier ones")
+        page.get_by_role("log").evaluate("(node) => { node.scrollTop = 0; }")          # as far as one likes
+        expect(state).to_contain_text("lines 979,")
+        expect(page.get_by_text("980002", exact=True)).to_be_in_viewport()
+        page.get_by_role("log").evaluate("(node) => { node.scrollTop = node.scrollHeight; }")
+        expect(lines).to_have_count(4000)
+        page.get_by_role("button", name="To the end").click()
+        expect(lines.last).to_have_text("last")
+        expect(lines.last).to_be_in_viewport()
 
 
 def test_100000_lines_leave_the_page_responsive(browser, box):
@@ -352,17 +360,6 @@ def test_answers_are_changes_and_nothing_else_is_asked(browser, box):
 
 
 # When something is missing, late or wrong
-
-def test_an_error_far_above_is_found(browser, box):
-    job_id = box.wait(box.add("echo 'ValueError: far above' >&2; sleep 0.5; seq 12000; exit 1", gpus=0), "failed")["id"]
-    with visit(browser, box, f"#/jobs/{job_id}") as page:
-        log = page.get_by_role("log")
-        expect(log).to_contain_text("12000")
-        expect(log).not_to_contain_text("far above")
-        page.get_by_role("button", name="Go to the error").click()
-        expect(log.locator(".marked")).to_have_text("ValueError: far above")
-        expect(log.locator(".marked")).to_be_in_viewport()
-
 
 def test_a_jobs_page_is_shown_before_the_status_is_there(browser, box):
     running = box.wait_started(box.add("echo printed; sleep 1000", gpus=0, name="the one"))["id"]
@@ -566,7 +563,7 @@ def test_failures_stay_until_they_are_dismissed_or_tried_again(browser, box):
         expect(page.get_by_role("heading", name=f"Job {first}")).to_be_focused()
         expect(page.locator("#job [role=log]")).to_contain_text("ValueError: bad learning rate")
         with page.expect_download() as download:
-            page.get_by_role("button", name="Download").click()
+            page.get_by_role("link", name="Download").click()
         assert "ValueError" in download.value.path().read_text()
         page.get_by_role("button", name="Retry", exact=True).click()
         expect(page.locator("#notices")).to_contain_text(f"Job {first} runs again as")

@@ -12,7 +12,7 @@ PATIENCE_MS = live.PATIENCE_S * 1000
 expect.set_options(timeout=PATIENCE_MS)
 
 # What the browser itself says of a service that is away, of a refusal and of a missing job: expected where a test brings it about
-EXPECTED = re.compile("net::ERR_(CONNECTION|EMPTY|INCOMPLETE|SOCKET)|status of (401|403|404|400|409)"
+EXPECTED = re.compile("net::ERR_(CONNECTION|EMPTY|INCOMPLETE|SOCKET)|status of (401|403|404|400|409|503)"
                       "|Cannot convert undefined|Cannot read properties of undefined")
 FORWARDED = {"X-Forwarded-For": "192.0.2.7"}
 
