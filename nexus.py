@@ -6024,15 +6024,25 @@ SHOW_LINES: Mapping[str, Mapping[str, tuple[str, Callable[[Any], str]]]] = {
         "mean_gpu_util": ("GPUs {} busy on average", show_percent)}}
 
 
+FORM_LABELS = {                                 # of the page's forms, where the name alone is none
+    "cwd": "Directory", "gpus": "GPUs", "gpu_ids": "Only these GPUs", "gpu_mem_mib": "Free GPU memory",
+    "gpu_type": "Kind of GPU", "after": "After these have succeeded", "after_any": "After these have ended",
+    "after_group": "After a group has succeeded", "after_any_group": "After a group has ended",
+    "sweep": "Sweep over values", "conda": "Conda environment", "cuda_arg": "Fill in --cuda",
+    "tty": "Run in a terminal", "retries": "Retries after a failure", "timeout_seconds": "Time limit",
+    "expected_time": "Expected time", "warn": "Warning signal", "preemptible": "Makes room for others (preemptible)",
+    "is_held": "Hold it for now", "env": "Environment variables", "node": "Only on this machine",
+    "max_concurrent": "At most so many at once", "llm": "Language model (LLM)", "begin": "Not before",
+    "after_pid": "After a process has ended (pid)", "unique": "Only if there is no such job"}
+
+
 def form_rows() -> list[dict[str, Any]]:
     """The fields of the page's forms: `first` are shown at once, the others on demand."""
     forms = {"add": ASKED, "pending": CHANGES, "running": LIVE_CHANGES, "retry": CHANGES}
-    labels = {name: text.partition(":")[0] for name, (text, _) in SHOW_LINES["Asked for"].items()}
-    labels.update(begin="not before", env="variables", llm="LLM", node="only on", max_concurrent="most at once")
     return [{"name": name, "help": re.sub(r" \(default: [^)]*\)|[;,] default: [^)]*", "", row.help),
              "like": row.like, "first": row.form,
              "forms": [form for form, names in forms.items() if name in names],
-             "label": labels.get(name, name)[0].upper() + labels.get(name, name)[1:],
+             "label": FORM_LABELS.get(name, name.replace("_", " ").capitalize()),
              "type": "string" if row.text else row.schema["type"]}
             for name, row in ASKED.items() if row.flag or name in ("command", "sweep")]
 
@@ -20702,7 +20712,15 @@ setInterval(() => {
 
 // ---- The overview
 
+function setTitle() {                           // tabs behind others tell of failures, too
+  const {name, status} = jobPage?.job ?? view?.jobs[jobPage?.id] ?? {}, failures = view?.found.failures ?? 0;
+  const counts = view && `${number(view.counts.running)} running, ${number(view.counts.pending)} waiting`;
+  document.title = listed(failures > 0 && `\u2717 ${failures}`,
+    jobPage ? `${MARKS[status] ?? ''} ${name ?? jobPage.id}`.trim() : counts, 'nexus');
+}
+
 function draw() {
+  setTitle();
   if (view) drawHeader();
   if (jobPage) return drawJobPage();
   if (!view) return;
@@ -20723,7 +20741,7 @@ function draw() {
 }
 
 function drawHeader() {
-  const {counts, host} = view, failures = view.found.failures, job = jobPage?.job;
+  const {counts, host} = view, {failures} = view.found;
   const count = (status, word, kind) => el('a', {href: `#/?status=${status}`, class: kind},
     el('b', {}, number(counts[status])), ` ${word}`);
   show(byId('host'), listed(host.name, isSet(host.cpu_percent) && `CPU ${percent(host.cpu_percent)}`,
@@ -20732,9 +20750,6 @@ function drawHeader() {
   show(byId('counts'), count('running', 'running'), count('pending', 'waiting'),
     count('failed', 'failed', failures && 'red'));
   show(byId('pause'), pauseButton(view.is_paused, 'the queue', 'service', {noun: ' queue'}));
-  document.title = listed(failures > 0 && `\u2717 ${failures}`,         // tabs behind others tell it, too
-    jobPage ? `${MARKS[job?.status] ?? ''} ${job?.name ?? jobPage.id}`.trim()
-      : `${number(counts.running)} running, ${number(counts.pending)} waiting`, 'nexus');
   const dot = failures ? '<circle cx="12" cy="4" r="4" fill="#e5322d"/>' : '';
   const icon = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><rect width="16" height="16" rx="4"
     fill="#2159c9"/><path d="M4.5 12V4l7 8V4" fill="none" stroke="#fff" stroke-width="2"/>${dot}</svg>`;
@@ -21407,12 +21422,15 @@ function openForm(kind, title, verb, job, send) {
   const given = {...job, node: job?.only_node, priority: PRIORITIES[job?.priority] ?? job?.priority};
   const drawFields = (isFirst) => el('div', {class: 'form'},
     rows.filter(({first}) => first === isFirst).map((row) => drawField(row, given)));
-  const error = el('p', {class: 'red', role: 'alert'}), go = el('button', {class: 'primary'}, verb);
+  const error = el('p', {class: 'red', role: 'alert'});
+  const go = el('button', {class: 'primary', title: 'Ctrl+Enter'}, verb);
   const note = el('p', {class: 'help', role: 'status'});
+  const others = el('details', {open: Boolean(job)}, el('summary', {}, 'More: priority, retries, \u2026'),
+    drawFields(false));
   const form = el('form', {oninput: () => { key = newKey(); tellCount(); }, onsubmit: submit}, drawFields(true), note,
-    el('details', {open: Boolean(job)}, el('summary', {}, 'More: priority, retries, \u2026'), drawFields(false)),
-    error, el('div', {class: 'buttons'}, button('Close', () => byId('dialog').close()), go));
-  const former = new FormData(form);
+    others, error, el('div', {class: 'buttons'}, button('Close', () => byId('dialog').close()), go));
+  const former = new FormData(form), place = listed(kind, job?.id), draft = drafts.get(place);
+  let isSent = false;
   function collect() {
     const texts = new FormData(form), asked = {};
     for (const {name, type} of rows) {
@@ -21441,14 +21459,47 @@ function openForm(kind, title, verb, job, send) {
   }
   async function submit(event) {
     event.preventDefault();
+    if (go.disabled) return;
     go.disabled = true;
     show(error);
-    if (await send(collect(), (refusal) => show(error, sentences(refusal)), key)) byId('dialog').close();
+    isSent = Boolean(await send(collect(), (refusal) => show(error, sentences(refusal)), key));
+    if (isSent) drafts.delete(place);           // the dialog may be closed by now
+    if (isSent) byId('dialog').close();
     go.disabled = false;
   }
-  form.elements[0].autofocus = true;
-  openDialog(title, form);
+  if (draft) {
+    key = draft.key;
+    fillIn(form, draft.texts);
+    tellCount();
+    others.open ||= Boolean(others.querySelector('.changed'));
+    const offer = el('p', {class: 'bar panel'}, el('span', {class: 'grow'}, 'This is what you typed before.'),
+      button('Start anew', () => { form.reset(); offer.remove(); form.oninput(); form.elements[0].focus(); }));
+    form.prepend(offer);
+  }
+  form.querySelector('input, textarea').autofocus = true;
+  openDialog(title, form).then(() => {
+    const texts = new FormData(form), isChanged = `${[...texts]}` !== `${[...former]}`;
+    if (isChanged && !isSent) drafts.set(place, {texts, key});
+    else drafts.delete(place);
+  });
 }
+
+const drafts = new Map();                       // {form and job: what was typed there and not sent}
+
+function fillIn(form, texts) {                  // what differs is marked as changed
+  for (const input of form.querySelectorAll('[name]')) {
+    const text = texts.get(input.name) ?? '', isBox = input.type === 'checkbox';
+    input.classList.toggle('changed', isBox ? input.checked !== Boolean(text) : input.value !== text);
+    if (isBox) input.checked = Boolean(text);
+    else input.value = text;
+  }
+}
+
+addEventListener('keydown', (event) => {        // Ctrl+Enter or Cmd+Enter sends the form that one types in
+  if (event.key !== 'Enter' || !(event.ctrlKey || event.metaKey) || !event.target.form) return;
+  event.preventDefault();
+  if (event.target.matches('input, textarea')) event.target.form.requestSubmit();
+});
 
 byId('add').onclick = () => openForm('add', 'Add a job', 'Add job', null, (asked, refuse, key) =>
   act('POST', 'queue', asked, ({id, ids, warning = ''}) =>
@@ -21957,7 +22008,9 @@ async function loadJob() {
     if (![403, 404].includes(error.status)) return complain(error);
     page.error = error;
   }
-  if (jobPage === page) drawJobPage();
+  if (jobPage !== page) return;
+  setTitle();
+  drawJobPage();
   loadUsage(page);
 }
 

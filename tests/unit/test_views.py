@@ -500,3 +500,10 @@ def test_metrics(reason, jobs, part):
     assert part in nexus.format_metrics(made, PLAIN), reason
     assert uncoloured(nexus.format_metrics(made, COLOURFUL)) == nexus.format_metrics(made, PLAIN)
     assert json.loads(json.dumps(made)) == made and made["total_jobs"] == sum(made["by_status"].values())
+
+
+def test_each_field_of_the_form_has_a_label_in_words():
+    rows = nexus.form_rows()
+    assert {row["name"] for row in rows} == nexus.FORM_LABELS.keys()
+    labels = [row["label"] for row in rows]
+    assert len({*labels}) == len(labels) and not [label for label in labels if "_" in label or not label[0].isupper()]
