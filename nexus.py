@@ -21472,7 +21472,7 @@ function openForm(kind, title, verb, job, send) {
     fillIn(form, draft.texts);
     tellCount();
     others.open ||= Boolean(others.querySelector('.changed'));
-    const offer = el('p', {class: 'bar panel'}, el('span', {class: 'grow'}, 'This is what you typed before.'),
+    const offer = el('p', {class: 'head banner busy'}, el('span', {class: 'grow'}, 'This is what you typed before.'),
       button('Start anew', () => { form.reset(); offer.remove(); form.oninput(); form.elements[0].focus(); }));
     form.prepend(offer);
   }
@@ -21626,8 +21626,10 @@ async function openLog(id, {tail = LOG_TAIL, line, lines = LOG_TAIL, then} = {})
     mine.problem = error && (error.status ? error.message : 'the connection is lost');
     if (!error) drawLog(lines);
     describeLog();
-    if (mine.isShown) then?.();
-    if (mine.isShown) then = null;
+    if (mine.isShown) {
+      then?.();
+      then = null;
+    }
     if (mine.isPart && !error) await new Promise((resolve) => { mine.goOn = resolve; });
     else do await sleep(LOG_PAUSE_MS); while (document.hidden);
   }
@@ -21736,8 +21738,9 @@ function numberLines() {
 
 function markLines() {                          // what a search has found, and the line that was gone to
   if (!isSet(log?.first)) return;
-  const nodes = listLines(), first = firstShown();
   for (const node of box.querySelectorAll('.found, .marked')) node.classList.remove('found', 'marked');
+  if (!search && !shownLine) return;
+  const nodes = listLines(), first = firstShown();
   nodes[shownLine - first]?.classList.add('marked');
   const found = (search?.found ?? []).map((line) => nodes[line - first]).filter(Boolean);
   for (const node of found) node.classList.add('found');
@@ -21877,15 +21880,19 @@ function openSearch() {
   byId('search-text').focus();
 }
 
-function endSearch() {
+function forgetSearch() {
   search?.asking.abort();
   search = shownLine = null;
-  byId('search-text').value = '';
-  byId('search').hidden = true;
-  byId('to-search').setAttribute('aria-expanded', false);
   show(byId('search-state'));
   markLines();
   globalThis.CSS?.highlights?.delete('found');
+}
+
+function endSearch() {
+  forgetSearch();
+  byId('search-text').value = '';
+  byId('search').hidden = true;
+  byId('to-search').setAttribute('aria-expanded', false);
 }
 
 async function startSearch(text) {              // the same text once more: the line that is shown stays
@@ -21959,6 +21966,7 @@ byId('end-search').onclick = () => { endSearch(); byId('to-search').focus(); };
 byId('next').onclick = () => search && stepSearch(1);
 byId('previous').onclick = () => search && stepSearch(-1);
 byId('again').onclick = () => startSearch(search.text);
+byId('search-text').oninput = ({target}) => target.value || forgetSearch();
 byId('search').onsubmit = (event) => {
   const text = byId('search-text').value;
   event.preventDefault();

@@ -6,8 +6,8 @@ import time
 import live
 import night
 import pytest
+from pages import axe, visit
 from playwright.sync_api import expect
-from test_dashboard import axe, browser, visit  # noqa: F401
 from test_night import move_start
 
 import nexus
@@ -45,7 +45,7 @@ def box_of(locator):
     return tuple(round(24 * (1 - each / whole), 1) for each in (left, left + width))
 
 
-def test_the_night_is_a_picture(browser, box):  # noqa: F811
+def test_the_night_is_a_picture(browser, box):
     with visit(browser, box, width=1600, is_expecting_errors=True) as page:        # these jobs are forgotten
         expect(page.locator("#night h2")).to_have_text("Last 24 hours")
         expect(page.locator("#night summary").first).to_contain_text("2 failed")
@@ -86,7 +86,7 @@ def bar_id(box, name):
     return next(row["id"] for row in box.ask("GET", "/gpus/history?since=24h")["rows"] if row["name"] == name)
 
 
-def test_the_picture_by_keyboard_and_as_a_table(browser, box):  # noqa: F811
+def test_the_picture_by_keyboard_and_as_a_table(browser, box):
     with visit(browser, box, is_expecting_errors=True) as page:
         expect(bar(page, "bert")).to_be_visible()
         assert page.locator("#night .run[tabindex='0']").count() == 1, "a sweep is no row of 2,000 stops"
@@ -113,7 +113,7 @@ def test_the_picture_by_keyboard_and_as_a_table(browser, box):  # noqa: F811
         expect(page.locator("#job h1")).to_contain_text(bar_id(box, "llama-sft"))
 
 
-def test_another_time_is_chosen_and_nothing_is_asked_for_what_is_folded(browser, box):  # noqa: F811
+def test_another_time_is_chosen_and_nothing_is_asked_for_what_is_folded(browser, box):
     with visit(browser, box) as page:
         asked = []
         page.on("request", lambda request: "history" in request.url and asked.append(request.url))
@@ -141,7 +141,7 @@ def test_another_time_is_chosen_and_nothing_is_asked_for_what_is_folded(browser,
 
 
 @pytest.mark.parametrize("scheme, width", [("light", 390), ("dark", 820), ("light", 1100), ("dark", 1600)])
-def test_accessible_and_the_newest_at_the_right(browser, box, scheme, width):  # noqa: F811
+def test_accessible_and_the_newest_at_the_right(browser, box, scheme, width):
     with visit(browser, box, color_scheme=scheme, width=width, height=844 if width < 500 else 900) as page:
         expect(bar(page, "bert")).to_be_attached()
         page.locator("#night-table summary").click()
@@ -158,7 +158,7 @@ def test_accessible_and_the_newest_at_the_right(browser, box, scheme, width):  #
             assert lanes.evaluate("(node) => node.scrollLeft") == 10
 
 
-def test_a_jobs_own_page_has_its_load_memory_power_and_temperature(browser):  # noqa: F811
+def test_a_jobs_own_page_has_its_load_memory_power_and_temperature(browser):
     with live.Box(gpus=2) as box:
         whole, half, short = box.add("sleep 600"), box.add("sleep 600", gpus=0.5), box.add("sleep 600", gpus=0.5)
         for job_id in (whole, half, short):
@@ -184,7 +184,7 @@ def test_a_jobs_own_page_has_its_load_memory_power_and_temperature(browser):  # 
             expect(charts).to_have_count(0)
 
 
-def test_a_machine_without_gpus_has_no_picture(browser):  # noqa: F811
+def test_a_machine_without_gpus_has_no_picture(browser):
     with live.Box(gpus=0) as box, visit(browser, box) as page:
         box.wait(box.add("true", gpus=0))
         expect(page.locator("#ended")).to_contain_text("completed")
