@@ -21790,7 +21790,7 @@ function showLine(line) {                       // among those that are loaded; 
 }
 
 async function goToLine(line) {                 // wherever it is; the address leads there then
-  if (!await findFirst()) return;
+  if (log.begin && !await findFirst()) return;  // else another part is being opened: this one comes instead
   history.replaceState(null, '', `${addressOf(log.id)}?line=${line}`);
   if (!showLine(line)) openLog(log.id, linesAround(line));
   byId('log').scrollIntoView({block: 'nearest'});

@@ -166,7 +166,7 @@ def test_jobs_that_share_a_gpu_have_each_its_time(browser):
 
 def test_reasons_are_in_the_words_of_the_page(browser, box):
     runs = box.wait_started(box.add("sleep 1000", gpus=0))["id"]
-    held = box.add("true", gpus=0, is_held=True)
+    held = box.add("sleep 1000", gpus=0, is_held=True)
     later = [box.add("true", gpus=0, after=[runs, held]), box.add("true", gpus=0, after=[held])]
     box.ask("POST", "/gpus/1/pause")
     with visit(browser, box) as page:
