@@ -20218,7 +20218,7 @@ section, #job > div > * { margin-bottom: .8rem; }
 .legend .preempted::before { background: repeating-linear-gradient(90deg, var(--warn) 0 2px, transparent 2px 4px); }
 .legend .unknown::before { background: repeating-linear-gradient(135deg, var(--edge) 0 1px, transparent 1px 4px); }
 .legend .others::before { background: var(--muted); }
-th, td { padding: .1rem .8rem; text-align: left; white-space: nowrap; border-bottom: 1px solid var(--line); }
+#night-table :is(th, td) { padding: .1rem .8rem; text-align: left; white-space: nowrap; }
 
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(10rem, 1fr)); gap: .4rem 1rem; }
 figure { display: flex; flex-direction: column; justify-content: space-between; margin: 0; }
@@ -20903,9 +20903,8 @@ const RANGES = {'1h': ['hour', 3600, '1m', '5s', 300], '24h': ['24 hours', 86400
 const LANE = matchMedia('(pointer: coarse)').matches ? 26 : 18;         // px: a finger needs more
 const TICK_WIDTH = 64, LETTER = 6.4;            // px
 const TICKS = [300, 900, 1800, 3600, 10800, 21600, 86400];      // seconds
-const night = {range: '24h', data: null, seen: null, askedAt: 0, focus: null, width: 0,
-  isOpen: localStorage.getItem('nexus-night') !== 'closed',
-  hasTable: false, isAtEnd: true};
+const night = {range: '24h', data: null, seen: null, askedAt: 0, focus: null, width: 0, hasTable: false,
+  isAtEnd: true, isOpen: localStorage.getItem('nexus-night') !== 'closed'};
 
 async function loadNight() {
   const [, seconds, step, merge] = RANGES[night.range], {range} = night;
