@@ -6,6 +6,7 @@ import shutil
 import time
 
 import live
+import network
 import night
 import pytest
 
@@ -60,6 +61,33 @@ def test_what_nvidia_smi_says_is_recorded():
         box.show(CARDS[1:])
         lane = live.until(lambda: next((gpu for gpu in history(box)["gpus"] if gpu["is_gone"]), None), "the loss of a card")
         assert lane["uuid"] == "GPU-a" and lane["place"] == "0" and 71 in lane["temperature"]
+
+
+def test_slices_have_lanes_of_their_own():
+    slices = [{"name": "1g.10gb", "uuid": "MIG-a", "used": 4000}, {"name": "2g.20gb", "uuid": "MIG-b"}]
+    with live.Box(gpus=[{"name": "A100", "memory.total": 81920, "mig": slices}]) as box:
+        job_id = box.add("sleep 600")
+        where, = box.wait_started(job_id)["gpu_uuids"]
+        live.until(lambda: lanes(box).keys() >= {"MIG-a", "MIG-b"} and latest(box, "MIG-a")["memory_used_mib"] == [4000], "slices")
+        assert latest(box, "MIG-a")["utilization"] == [], "nvidia-smi tells no load of a slice"
+        assert [(row["id"], row["gpu_uuids"]) for row in history(box)["rows"]] == [(job_id, [where])] and where.startswith("MIG-")
+        assert {lane["place"] for lane in lanes(box).values()} == {"0.0", "0.1"}
+
+
+def test_the_cards_of_nodes_have_lanes():
+    with network.Net(nodes=1, gpus=2, head_gpus=1) as net:
+        head = net.head
+        assert head.nexus("node", "add", "n1").returncode == 0
+        job_id = head.add("exit 3", node="n1")
+        head.wait(job_id, "failed")
+        live.until(lambda: {lane["place"] for lane in lanes(head).values()} == {"0", "n1:0", "n1:1"}, lambda: lanes(head).keys())
+        lane = next(lane for lane in lanes(head).values() if lane["place"] == "n1:0")
+        live.until(lambda: latest(head, lane["uuid"])["others"] == [0], "a reading of the node's card")
+        assert lane["node"] == "n1" and lane["uuid"].startswith("n1/")
+        assert rows(head) == {(job_id, 1): "failed"} and history(head)["rows"][0]["gpu_uuids"] == [lane["uuid"]]
+        assert [gpu["place"] for gpu in head.ask("GET", f"/jobs/{job_id}/usage")["gpus"]] == ["n1:0"]
+        head.nexus("restart")
+        assert (head.home / "history" / f"{lane['uuid'].replace('/', '%2F')}.means").stat().st_size == nexus.HISTORY_BYTES
 
 
 def test_what_ran_is_kept_apart_from_the_jobs():

@@ -18,6 +18,8 @@ FAULTS = {  # name: (a piece of nexus.py, what stands in its place)
     "a sync is left out": (
         "            append_whole(self.disk, self.handle, record, is_synced)",
         "            append_whole(self.disk, self.handle, record)"),
+    "what ran before a kill is not told": (
+        "            self.ended.extend(self.store.state.jobs.values())       # a killed service may not have written the last\n", ""),
     "a report is taken for another's": (
         "        found = [(jobs[job_report.key], job_report) for job_report in report.jobs if job_report.key in jobs]",
         "        found = [*zip(sorted(jobs.values(), key=lambda job: -job.number), report.jobs)]"),

@@ -247,6 +247,16 @@ class Home:
             if any(name != job.id for name, _ in told) or len(set(numbers)) < len(numbers):
                 raise Violation(f"the log of job {job.id} has {text!r}")
 
+    def check_history(self) -> None:
+        """Each attempt that had GPUs in the last days is told once, however the service ended since."""
+        rows = [(row["id"], row["attempt"], row["started_at"]) for row in self.call("GET", "/gpus/history?since=7d")[1]["rows"]]
+        since = self.service.clock.now() - nexus.RUNS_S
+        ran = {(job.id, attempt.number, nexus.format_time(attempt.started_at))
+               for job in self.service.store.state.jobs.values() for attempt in job.attempts
+               if attempt.gpu_uuids and attempt.started_at is not None and (attempt.finished_at or since) > since}
+        if len(set(rows)) < len(rows) or ran - set(rows):
+            raise Violation(f"of {sorted(ran)} these rows are told: {sorted(rows)}")
+
     def check_groups(self) -> None:
         """Who comes after a group waits as long as a job of it has not ended."""
         if not self.is_up or self.is_damaged:
@@ -720,6 +730,7 @@ def settle(actions: Actions) -> None:
         home.compare()
         home.check_codes()
         home.check_output()
+        home.check_history()
         if find_ill(home):
             raise Violation(f"health is not well: {find_ill(home)}")
     for host in world.hosts.values():
