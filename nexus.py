@@ -20184,6 +20184,7 @@ section, #job > div > * { margin-bottom: .8rem; }
 .rows :not(.gauge) > progress { flex: 0 1 6rem; }
 
 #night > details { position: relative; }
+#night-open > summary { padding-right: 12rem; }
 .ranges { position: absolute; top: 0; right: 0; display: flex; gap: .3rem; }
 .lanes { display: flex; }
 .lanes text { fill: var(--muted); font-size: 11px; }
@@ -20325,6 +20326,7 @@ summary b { display: inline-block; min-width: 4rem; color: var(--accent); }
   .use .id { display: none; }
   .group progress { order: 1; flex-basis: 60%; }
   .ranges { position: static; margin-bottom: .3rem; }
+  #night-open > summary { padding-right: 0; }
   #to-options { display: inline-block; }
   #options, #log-state, #search-text { flex-basis: 100%; }
   #to-options[aria-expanded=false] + #options, .log h2 { display: none; }
