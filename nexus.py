@@ -3629,8 +3629,13 @@ def find_telling_line(texts: Iterable[str]) -> str | None:
 
     `texts`: the ends of a job's logs, of the one that grew last first.
     """
-    lines = [line for text in texts for line in reversed(find_last_lines(text, MAX_BARS))]
-    return next((line for line in lines if not is_bare_bar(line)), next(iter(lines), None))
+    last = None
+    for text in texts:
+        for line in reversed(find_last_lines(text, MAX_BARS)):
+            if not is_bare_bar(line):
+                return line
+            last = last or line
+    return last
 
 
 MAX_BARS = 20                   # lines of a log's end that may be bars
@@ -13111,6 +13116,8 @@ class Drafts(Part):
         drafted.update(self.find_conditions(change))
         if "snapshot" in drafted:
             drafted.setdefault("snapshot_repo", None)
+        if "command" in drafted:                # another may not have these values
+            drafted["sweep_values"] = ()
         if change.get("llm"):
             self.check_llm(change["llm"])
             share = find_llm_share(self.disk, self.config.jobs.llm_config, change["llm"])
@@ -19639,7 +19646,7 @@ def list_completions(call: Call, before: Sequence[str], begun: str) -> list[str]
         return list(fixed)
     with contextlib.suppress(NexusError, OSError):
         client = Client.find(call.environ, is_starting=False)
-        if name in ("--group", "--set-group", "--after-group", "--after-any-group"):
+        if name in ("group", "--group", "--set-group", "--after-group", "--after-any-group"):
             return [group["name"] for group in client.ask("GET", "/groups")]
         if name in ("--after", "--after-any", "--before", "ids", "targets"):
             return [job["id"] for job in client.jobs(limit=1000, fields="id")]
@@ -21231,12 +21238,12 @@ let results = {};                               // {group, order, pages, table, 
 const resultsPath = (group) => `groups/${encodeURIComponent(group)}/results`;
 
 function drawResults(group) {
-  if (results.group !== group.name) results = {group: group.name, order: null, pages: 0, at: 0};
+  if (results.group !== group.name) results = {group: group.name, order: null, pages: 1, at: 0};
   loadResults(group);
   const {table} = results;
   if (!table) return section('results', 'Results', null, el('p', {class: 'panel pad muted'}, 'Loading \u2026'));
   const {columns, rows, total} = table, left = total - rows.length, label = `Results of group ${group.name}`;
-  const isFolded = !results.pages && rows.length < RESULTS_PAGE;        // what waits
+  const isFolded = results.pages === 1 && rows.length < RESULTS_PAGE;     // what waits
   const note = left > 0 ? `${number(rows.length)} of ${counted(total, 'job')}` : counted(total, 'job');
   return el('section', {id: 'results', 'aria-label': 'Results'},
     el('div', {class: 'head'}, el('h2', {}, 'Results'), muted(note),
@@ -21298,13 +21305,13 @@ async function loadResults(group) {
     return;
   }
   Object.assign(page, {isAsking: true, state});
-  const query = new URLSearchParams({limit: RESULTS_PAGE * Math.max(1, page.pages),
-    ...(page.order && {order: page.order}), ...(!page.pages && {status: ['running', ...FINAL].join()})});
+  const query = new URLSearchParams({limit: RESULTS_PAGE * page.pages, ...(page.order && {order: page.order}),
+    ...(page.pages === 1 && {status: ['running', ...FINAL].join()})});
   const began = Date.now();
   try {
     const table = await ask('GET', `${resultsPath(page.group)}?${query}`);
     if (page.state === state) page.table = table;
-    if (!table.rows.length && !page.pages) Object.assign(page, {pages: 1, state: null});         // all of them wait
+    if (!table.rows.length && page.pages === 1) Object.assign(page, {pages: 2, state: null});    // all of them wait
   } catch (error) {
     if (error.status === 0) page.state = 'lost';
     else if (![401, 404].includes(error.status)) complain(error);

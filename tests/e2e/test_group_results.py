@@ -92,6 +92,8 @@ def test_the_last_retry_of_a_combination_counts(stage):
     third, = stage.retry(again)
     stage.edit(third, name="other")
     assert [read_table(stage)[1][0][title] for title in ("Job", "lr", "Status")] == [third, "1", "pending"]
+    stage.edit(third, command="false")
+    assert read_table(stage)[1][0]["Name"] == "other", "another command may not have these values"
 
 
 def test_without_a_sweep_the_names_tell_the_jobs_apart(stage):
@@ -225,6 +227,8 @@ def test_a_sweep_from_its_commands_to_its_table():
         rows = list(csv.DictReader(io.StringIO(box.nexus("results", "exp 1/a", "--csv").stdout)))
         assert [(row["id"], row["lr"], row["val_loss"], row["status"]) for row in rows] == [
             (ids[1], "2", "0.2", "completed"), (ids[0], "3", "0.3", "completed"), (ids[2], "5", "", "failed"), (held, "9", "", "pending")]
+        box.add("true", group="plain", is_held=True)
+        assert box.nexus("complete", "results", "").stdout == "plain\n", "bash would take the other apart"
         assert box.nexus("results", "exp").returncode == 3 and "exp 1/a" in box.nexus("results", "exp").stderr
         box.nexus("restart")
         assert json.loads(box.nexus("results", "exp 1/a", "--json").stdout)["rows"][:3] == before["rows"][:3], "kept over a restart"

@@ -78,6 +78,17 @@ def test_what_waits_is_behind_a_button(browser, swept):
         assert page.get_by_role("button", name=" more").count() == 0
 
 
+def test_more_than_a_page_has_ended(browser):
+    with live.Box(gpus=2) as box:
+        box.ask("POST", "/service/pause")
+        ids = box.ask("POST", "/queue", [{"command": "true", "group": GROUP}] * 250)["ids"]
+        box.ask("POST", "/jobs/cancel", {"ids": ids[:230]})
+        with visit(browser, box, PATH) as page:
+            expect(rows(page)).to_have_count(200)
+            page.get_by_role("button", name="50 more").click()
+            expect(rows(page)).to_have_count(250)
+
+
 def test_the_table_as_a_file(browser, swept):
     box, (_, best, _, _) = swept
     with visit(browser, box, PATH) as page:
