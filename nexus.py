@@ -21314,6 +21314,7 @@ async function loadResults(group) {
     if (!table.rows.length && page.pages === 1) Object.assign(page, {pages: 2, state: null});    // all of them wait
   } catch (error) {
     if (error.status === 0) page.state = 'lost';
+    else if (error.status === 400 && page.order) Object.assign(page, {order: null, state: null});  // its column is gone
     else if (![401, 404].includes(error.status)) complain(error);
   }
   const pause = page.state ? Math.max(RESULTS_PAUSE_MS, 20 * (Date.now() - began)) : 0;        // null: it was changed

@@ -199,6 +199,14 @@ def test_the_api_spreads_a_sweep(stage, reason, body, jobs):
         assert dict(made[0].variables) == {"A": "7"}
 
 
+def test_a_dry_run_says_how_many_jobs_a_sweep_makes(stage):
+    sweep = {"command": "t {a}", "sweep": ["a=1..9"]}
+    answer = stage.respond("POST", "/queue", {**sweep, "dry_run": True}, query={"limit": "1"})
+    assert answer.headers["Total-Count"] == "9" and [job["command"] for job in json.loads(answer.body)["jobs"]] == ["t 1"]
+    status, error = stage.ask("POST", "/queue", sweep, query={"limit": "1"})
+    assert status == 400 and "limit is for a dry run" in error["message"] and not stage.store.state.jobs
+
+
 LONG = "a long text that is not cut"
 
 

@@ -139,6 +139,18 @@ def test_an_idle_group_asks_for_nothing_and_a_change_is_seen(browser):
             assert ids_of(page)[0] == best
 
 
+def test_a_column_that_it_is_sorted_by_goes(browser):
+    with live.Box(gpus=2) as box:
+        kept, cleared = finish(box, "loss=0.5", lr="1"), finish(box, "loss=0.75 acc=0.5", lr="2")
+        with visit(browser, box, PATH, is_expecting_errors=True) as page:
+            page.get_by_role("button", name="acc").click()
+            expect(rows(page).first).to_have_attribute("data-job", cleared)
+            box.ask("POST", "/jobs/clear", {"ids": [cleared]})
+            expect(rows(page)).to_have_count(1)
+            assert ids_of(page) == [kept]
+            expect(page.locator("#results th[aria-sort]")).to_have_text("loss")
+
+
 def test_a_sweep_is_added_in_the_form(browser):
     with live.Box(gpus=2) as box, visit(browser, box, is_expecting_errors=True) as page:
         box.ask("POST", "/service/pause")
