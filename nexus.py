@@ -20237,7 +20237,7 @@ figure { display: flex; flex-direction: column; justify-content: space-between; 
 #results { margin-top: .8rem; }
 .results { overflow-x: auto; position: relative; }
 .results table { border-collapse: collapse; min-width: 100%; overflow-wrap: normal; }
-.results :is(th, td) { padding: .25rem .6rem; font-weight: normal; white-space: normal; border: 0; }
+.results :is(th, td) { padding: .25rem .6rem; font-weight: normal; text-align: left; white-space: normal; border: 0; }
 .results tbody > tr > * { border-top: 1px solid var(--line); }
 .results :is(.number, .duration, .size) { text-align: right; white-space: nowrap; }
 .results .sweep div { width: max-content; max-width: 24rem; overflow-wrap: anywhere; font: .93em/1.45 var(--mono); }
