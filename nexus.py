@@ -20188,7 +20188,7 @@ section, #job > div > * { margin-bottom: .8rem; }
 .use .job { flex-shrink: 1; max-width: 50%; }
 .use > .muted { white-space: nowrap; }
 .rows .line { flex: 1; color: var(--muted); }
-.rows :not(.gauge) > progress { flex: 0 1 6rem; }
+:is(.rows :not(.gauge), #facts > .head) > progress { flex: 0 1 6rem; }
 
 #night > details { position: relative; }
 #night-open > summary { padding-right: 12rem; }
@@ -20306,6 +20306,7 @@ summary b { display: inline-block; min-width: 4rem; color: var(--accent); }
   .later { position: absolute; right: .8rem; padding-left: 1rem; }
   .rows > li:not(:hover, :focus-within) .later { opacity: 0; }
 }
+@media (max-width: 1300px) { .rows > .gpu { grid-template-columns: 2.2rem 7rem 8rem minmax(0, 1fr) auto; } }
 @media (max-width: 1000px) {
   #host, .gauge progress { display: none; }
   .rows > .gpu { grid-template-columns: 2.2rem 2.8rem 4.4rem minmax(0, 1fr) auto; }
@@ -22077,7 +22078,7 @@ function drawJobPage() {
   else if (isOver(job) && job.status !== 'completed') result = `${job.status}: ${job.outcome ?? '-'}`;
   show(byId('facts'), el('p', {}, el('a', {href: homeAddress}, '\u2190 All jobs')),
     el('div', {class: 'head'}, el('h1', {tabindex: -1}, title), job && !error && [
-      badge(job.status, result), job.is_held && badge('Paused', 'held'), drawTime(job),
+      badge(job.status, result), job.is_held && badge('Paused', 'held'), isRunning && drawProgress(job), drawTime(job),
       el('div', {class: 'actions'}, drawActions(job))]),
     error ? muted(error.hint) : job && drawFacts(job));
   if (error) closeLog();
