@@ -20363,7 +20363,7 @@ summary b { display: inline-block; min-width: 4rem; color: var(--accent); }
     <section id="log" class="log" aria-label="Log" hidden>
       <div class="head"><h2>Log</h2> <span id="log-state" class="small muted grow" role="status"></span>
         <button id="to-error" type="button" hidden>Go to the error</button>
-        <button id="to-search" type="button" aria-expanded="false" aria-controls="search">Search</button>
+        <button id="to-search" type="button" title="/" aria-expanded="false" aria-controls="search">Search</button>
         <button id="to-options" type="button" aria-expanded="false" aria-controls="options">Options</button>
         <div id="options"><label><input id="wrap" type="checkbox" checked> Wrap</label>
           <label><input id="times" type="checkbox"> Times</label>
@@ -21763,12 +21763,13 @@ function markWords(nodes) {                     // the text that is looked for; 
   for (const node of nodes) {
     const walker = document.createTreeWalker(node, NodeFilter.SHOW_TEXT);
     while (walker.nextNode()) {
-      const {currentNode: piece} = walker, words = isExact ? piece.data : piece.data.toLowerCase();
+      const {currentNode: piece} = walker, lower = piece.data.toLowerCase();
+      const words = isExact || lower.length !== piece.length ? piece.data : lower;      // \u0130 becomes two letters
       if (piece.parentNode.className === 'number') continue;
       for (let at = words.indexOf(text); at >= 0; at = words.indexOf(text, at + text.length)) {
         const range = new Range();
         range.setStart(piece, at);
-        range.setEnd(piece, Math.min(at + text.length, piece.length));
+        range.setEnd(piece, at + text.length);
         highlight.add(range);
       }
     }
@@ -21814,9 +21815,10 @@ const linesAround = (line) => ({line: line - LOG_TAIL / 2, then: () => {
 
 async function loadEarlier() {
   if (log.tail < LOG_MOST && log.tail) return openLog(log.id, {tail: LOG_MOST});
-  log.isSeeking = true;
-  if (!await findFirst()) return;
-  log.isSeeking = false;
+  const mine = log;
+  mine.isSeeking = true;
+  const isKnown = await findFirst().finally(() => { mine.isSeeking = false; });
+  if (!isKnown) return;
   const line = firstShown(), top = () => bringIntoView(findLine(line), false);
   openLog(log.id, {line: line - LOG_TAIL / 2, then: top});
 }
@@ -21831,12 +21833,13 @@ async function goToError() {
     nodes[index].classList.add('marked');
     return bringIntoView(nodes[index]);
   }
-  const found = isWhole() ? [] : (await askLog(mine.id, {grep: text, numbers: true, offset: -SEARCHED_BYTES})).content
-    .split('\n').filter(Boolean).map((line) => JSON.parse(line));
+  const asked = {grep: text, numbers: true, offset: -SEARCHED_BYTES / 2};      // of each of the two streams
+  const {content} = isWhole() ? {content: ''} : await askLog(mine.id, asked);
   if (log !== mine) return;
-  jobPage.hasNoError = found.length === 0;
+  const last = content.split('\n').filter(Boolean).map((line) => JSON.parse(line)).at(-1);
+  jobPage.hasNoError = !last;
   describeLog();
-  if (found.length) openLog(log.id, linesAround(found.at(-1).line + countLines(found.at(-1).text) - 1));
+  if (last) openLog(log.id, linesAround(last.line + countLines(last.text) - 1));
 }
 
 const countLines = (text) => text.split('\n').length - 1;
@@ -21906,7 +21909,7 @@ function endSearch() {
 }
 
 async function startSearch(text) {              // the same text once more: the line that is shown stays
-  const former = search?.text === text ? search.found[search.at] : null, {id} = log;
+  const former = search?.text === text ? search.found[search.at] : null, hasFormer = isSet(former), {id} = log;
   search?.asking.abort();
   const mine = search = {text, found: [], at: -1, next: '0', searched: 0, total: 0, asking: new AbortController()};
   while (search === mine && mine.next && mine.found.length < MOST_FOUND) {
@@ -21918,7 +21921,7 @@ async function startSearch(text) {              // the same text once more: the 
       mine.problem = error.message;
       break;
     }
-    if (search === mine && mine.at < 0 && former === null) await stepSearch(1);
+    if (search === mine && mine.at < 0 && !hasFormer) await stepSearch(1);
   }
   if (search !== mine) return;
   mine.isDone = true;

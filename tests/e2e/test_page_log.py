@@ -226,20 +226,32 @@ def test_a_log_is_searched_opened_at_its_error_and_has_numbers_times_and_links(b
 
 def test_a_search_of_a_running_job_is_repeated(box, page_of):
     go = box.path("again")
-    job_id = box.wait_started(box.add(f"seq 20; until [ -e {go} ]; do sleep 0.05; done; echo 7 again; sleep 1000", gpus=0))["id"]
-    page = page_of(job_id)
+    command = f"seq 20; until [ -e {go} ]; do sleep 0.05; done; echo '\u0130\u0130 7 again'; sleep 1000"
+    page = page_of(box.wait_started(box.add(command, gpus=0))["id"])
+    text, state, again = page.get_by_label("Search in this log"), page.locator("#search-state"), page.get_by_role("button", name="Again")
     expect(page.get_by_role("log").locator("div")).to_have_count(20)
     page.get_by_role("button", name="Search").click()
     page.keyboard.type("7")
     page.keyboard.press("Enter")
-    expect(page.locator("#search-state")).to_have_text("1 of 2 lines")
+    expect(state).to_have_text("1 of 2 lines")
     page.keyboard.press("Enter")
-    expect(page.locator("#search-state")).to_have_text("2 of 2 lines")
+    expect(state).to_have_text("2 of 2 lines")
+    text.fill("again")
+    page.keyboard.press("Enter")
+    expect(state).to_have_text("nothing found")
     go.touch()
     expect(page.get_by_role("log").locator("div")).to_have_count(21)
-    page.get_by_role("button", name="Again").click()
-    expect(page.locator("#search-state")).to_have_text("2 of 3 lines")
-    expect(page.get_by_role("log").locator(".found")).to_have_text(["7", "17", "7 again"])
+    again.click()
+    expect(state).to_have_text("1 of 1 line")
+    text.fill("7")
+    text.press("Enter")
+    expect(state).to_have_text("1 of 3 lines")
+    text.press("Enter")
+    again.click()
+    expect(state).to_have_text("2 of 3 lines")
+    expect(page.get_by_role("log").locator(".found")).to_have_text(["7", "17", "\u0130\u0130 7 again"])
+    text.fill("")
+    expect(page.get_by_role("log").locator(".found, .marked")).to_have_count(0)
 
 
 def test_a_search_of_a_huge_log_goes_on_and_waits_for_others(box, page_of):
