@@ -21801,9 +21801,12 @@ function showLine(line) {                       // among those that are loaded; 
 }
 
 async function goToLine(line) {                 // wherever it is; the address leads there then
-  if (log.begin && !await findFirst()) return;  // else another part is being opened: this one comes instead
-  history.replaceState(null, '', `${addressOf(log.id)}?line=${line}`);
-  if (!showLine(line)) openLog(log.id, linesAround(line));
+  const {id} = log;
+  shownLine = line;
+  const isKnown = await findFirst();            // not of a log that is being opened
+  if (log?.id !== id || shownLine !== line) return;             // one has gone on meanwhile
+  history.replaceState(null, '', `${addressOf(id)}?line=${line}`);
+  if (!isKnown || !showLine(line)) openLog(id, linesAround(line));
   byId('log').scrollIntoView({block: 'nearest'});
 }
 
