@@ -125,15 +125,15 @@ def test_an_idle_group_asks_for_nothing_and_a_change_is_seen(browser):
     with live.Box(gpus=2) as box:
         finish(box, "loss=0.5", lr="1")
         asked = []
-        with visit(browser, box, PATH, is_waiting=False) as page:
+        with visit(browser, box, PATH) as page:
+            expect(rows(page)).to_have_count(1)
             page.on("request", lambda request: "/results" in request.url and asked.append(request.url))
             page.reload()
             expect(rows(page)).to_have_count(1)
             for number in range(3):             # the page draws, as something else changes
                 box.wait(box.add("true", gpus=0, name=f"other {number}"))
                 expect(page.locator("#counts")).to_contain_text("0 running")
-            page.wait_for_timeout(2000)
-            assert len(asked) == 1, asked
+            assert (len(asked), page.evaluate("results.timer ?? null")) == (1, None), "none is asked, and none is planned"
             best = finish(box, "loss=0.25", lr="2")
             expect(rows(page)).to_have_count(2)
             assert ids_of(page)[0] == best
