@@ -20186,7 +20186,7 @@ section, #job > div > * { margin-bottom: .8rem; }
 .rows > .gpu { display: grid; grid-template-columns: 3.4rem 10rem 10rem minmax(0, 1fr) auto; min-height: 31px; }
 .gauge span { min-width: 4.4rem; text-align: right; }
 .use .job { flex-shrink: 1; max-width: 50%; }
-.use > .muted { white-space: nowrap; }
+.use > .quiet { white-space: nowrap; }
 .rows .line { flex: 1; color: var(--muted); }
 :is(.rows :not(.gauge), #facts > .head) > progress { flex: 0 1 6rem; }
 

@@ -251,3 +251,17 @@ def test_preemptions_stand_in_the_row(browser, box):
     with visit(browser, box, width=390, height=844) as page, changed_status(page, preempt):
         page.reload()
         expect(row(page, job_id)).to_contain_text("3 \u00d7 preempted, 14m lost")
+
+
+@pytest.mark.parametrize("width", [1600, 390])
+def test_what_a_gpu_is_used_for_has_room(browser, box, width):
+    note = "is in use by ann (pid 123456 /opt/conda/envs/a-long-name/bin/python3.11, 71.5 GB), bob (pid 234567 python3, 1.2 GB)"
+
+    def occupy(document):
+        for gpu in document.get("gpus", {}).values():
+            gpu.update(state="Unavailable", unavailable=note, is_available=False)
+
+    with visit(browser, box, width=width) as page, changed_status(page, occupy):
+        page.reload()
+        expect(page.locator("[data-gpu='0']")).to_contain_text(note)
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
