@@ -546,6 +546,11 @@ class Actions:
             return
         if file.content:
             at = rnd.randrange(len(file.content))
+            written = bytes(file.content)
+            if "journal" in name:               # each line has its own checksum
+                written = written[written.rfind(b"\n", 0, at) + 1:].partition(b"\n")[0]
+            if b'"crc"' not in written:         # an older nexus wrote it: nobody can tell
+                return
             file.content[at] ^= 1 << rnd.randrange(8)
             file.sync()
             home.is_damaged = True
