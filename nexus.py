@@ -2212,6 +2212,7 @@ def strip_quotes(text: str) -> str:
     """A text as the shell reads it: without its quotes."""
     return re.sub(r"""(['"])(.*?)\1""", r"\2", text)
 
+
 class Spread(Value):
     """The jobs of a sweep."""
     rows: Sequence[Mapping[str, Any]]           # what tells them apart, as in `each` of POST /queue
@@ -6152,7 +6153,7 @@ RUN_ROW = {
 HISTORY = {
     "begin": Field(TIME, "when the first step begins"), "end": Field(TIME, "now"),
     "step_seconds": Field(INTEGER, "of the means"), "gpus": Field(list_of(object_ref("GpuHistory")), "all GPUs"),
-    "used": Field(FLOAT, "in how much of this time jobs had the GPUs, 0 to 1"),
+    "used": Field(FLOAT, "in how much of this time, from the first record on, jobs had the GPUs, 0 to 1"),
     "counts": Field({"type": "object"}, "how many attempts of each status there are"),
     "rows": Field(list_of(object_ref("GpuRun")), "what ran on them, of the last 7 days, by its beginning")}
 JOB_USAGE = {
@@ -6254,7 +6255,7 @@ def job_usage_json(job: Job, attempt: Attempt, found: Mapping[str, Sequence[GpuM
         note = "it has no GPU that is read"
     elif not any(gpu["max"] for gpu in gpus):
         is_short = ran_s < ring.step_s
-        note = (f"too short to be told: readings are kept as means of {format_duration(ring.step_s)}" if is_short
+        note = (f"it ran for less than {format_duration(ring.step_s)}: that is too short for curves" if is_short
                 else "nothing of its GPUs was recorded while it ran")
     return {"attempt": attempt.number or None, "begin": format_time(begin) if gpus else None,
             "step_seconds": ring.step_s, "note": note, "gpus": gpus}
@@ -14134,12 +14135,13 @@ class GpuHistory(Part):
         begin = max(0.0, now - since_s) // ring.step_s * ring.step_s
         begin = max(begin, now // ring.step_s * ring.step_s - (ring.count - 1) * ring.step_s)
         heads, runs = self.list_heads(begin), self.list_runs(begin)
+        means = {head.uuid: self.read(head.uuid, ring, begin, now) for head, _ in heads}
         gpus = [{**vars(head), "is_gone": is_gone,
-                 **series_json(self.read(head.uuid, ring, begin, now), ring, begin, now, series or SERIES)}
-                for head, is_gone in heads]
+                 **series_json(means[head.uuid], ring, begin, now, series or SERIES)} for head, is_gone in heads]
         rows = merge_runs(runs, merge_s)
+        told = [*(each.at for those in means.values() for each in those), *(ran.started_at for ran in runs)]
         return {"begin": format_time(begin), "end": format_time(now), "step_seconds": ring.step_s,
-                "used": round(find_used(runs, [head.uuid for head, _ in heads], begin, now), 3),
+                "used": round(find_used(runs, [*means], max(begin, min(told, default=begin)), now), 3),
                 "counts": Counter(ran.status for ran in runs), "gpus": gpus,
                 "rows": [run_json(ran, counts, caller.may_see(ran.user)) for ran, counts in rows]}
 
@@ -20292,6 +20294,8 @@ dialog pre, #docs pre { padding: .5rem; margin: .5rem 0; max-height: 24rem; over
 summary { cursor: pointer; padding: .3rem 0; }
 summary > * { display: inline; margin-left: .6rem; }
 .buttons { display: flex; justify-content: flex-end; gap: .5rem; margin-top: .9rem; }
+.form ~ .buttons { position: sticky; bottom: -1.1rem; padding-block: .6rem 1.1rem; margin: .3rem 0 -1.1rem;
+  background: var(--panel); }
 #notices { position: fixed; z-index: 8; right: 1rem; bottom: 1rem; width: min(26rem, calc(100vw - 2rem)); }
 #notices > * { display: flex; gap: .6rem; margin-top: .5rem; padding: .6rem .8rem; }
 .offline button:not(.log *, dialog *) { pointer-events: none; opacity: .5; }
@@ -20341,7 +20345,13 @@ summary b { display: inline-block; min-width: 4rem; color: var(--accent); }
   #search-state { flex: 1; }
   .lines:is(.timed, .numbered) div { padding-left: 3ch !important; text-indent: -2ch !important; }
 }
-@media (pointer: coarse) { button, input, textarea { min-height: 40px; } }
+@media (pointer: coarse) {                       /* a finger: the whole row opens its job, and links are high */
+  button, input, textarea { min-height: 40px; }
+  .rows > li, .use { position: relative; }
+  :is(.job, .group > .title)::after { content: ""; position: absolute; inset: 0; }
+  .rows :is(button, a:not(.job, .title)), .actions { position: relative; z-index: 1; }
+  :is(.counts, .actions, #facts, .log > .head, .group, summary) a:not(.job, .title) { padding-block: .55rem; }
+}
 </style>
 </head>
 <body>
@@ -20414,7 +20424,8 @@ const SHOWN_FAILURES = 4;
 const MANY_GPUS = 16;                           // more are folded by machine at first
 const KINDS = {completed: 'ok', failed: 'bad', cancelled: 'warn', running: 'busy', Available: 'ok', Busy: 'busy',
   Paused: 'warn', 'In use': 'warn', Unavailable: 'warn', Fault: 'bad', Unknown: 'bad'};
-const MARKS = {completed: '\u2713', failed: '\u2717', cancelled: '\u2298', running: '\u25b6', pending: '\u2026'};
+const MARKS = {completed: '\u2713', failed: '\u2717', cancelled: '\u2298', running: '\u25b6', pending: '\u2026',
+  preempted: '\u21ba', requeued: '\u21ba'};
 
 // ---- The document.  Every text becomes a text node; innerHTML is not used.
 
@@ -20859,7 +20870,8 @@ function drawFailures() {
     const what = isMany ? `${counted(count, 'failure')} of ${key}` : `job ${id}`;
     const note = isMany && el('a', {class: 'clip', href: groupAddress(group, 'failed')}, `+${count - 1} of ${group}`);
     return el('li', {key, class: 'bad', 'data-job': id}, describe(job, note), drawTime(job),
-      el('span', {class: 'actions'}, el('a', {href: addressOf(id), 'aria-label': `Log of ${titleOf(job)}`}, 'Log'),
+      el('span', {class: 'actions'},
+        el('a', {href: `${addressOf(id)}?at=error`, 'aria-label': `Log of ${titleOf(job)}`}, 'Log'),
         button(isMany ? `Retry ${number(count)} failed` : 'Retry', () => retry(isMany ? {group} : {ids: [id]}),
           {key: 'retry', 'aria-label': `Retry ${what}`}),
         button('\u00d7', () => dismiss(isMany ? {group, status: 'failed'} : {ids: [id]}),
@@ -20943,6 +20955,8 @@ function drawNight() {
   if (!Object.keys(view.gpus).length) return null;
   loadNight();
   const {data, range} = night, [words] = RANGES[data?.range ?? range];         // the former, until the new one is there
+  const others = (data?.gpus ?? []).flatMap((gpu) => gpu.others)
+    .reduce((sum, share) => sum + (share ?? 0) / 100 * data.step_seconds, 0);
   const told = ['failed', 'preempted', 'cancelled'].map((word) => data?.counts[word]
     && `${number(data.counts[word])} ${word}`);
   const ontoggle = ({target}) => {
@@ -20955,7 +20969,8 @@ function drawNight() {
   const facts = {id: 'night-open', open: night.isOpen, ontoggle};
   return el('section', {id: 'night', 'aria-label': 'What ran'}, el('details', facts,
     el('summary', {}, el('h2', {}, `Last ${words}`),
-      muted(data && listed(`jobs had the GPUs for ${percent(100 * data.used)} of the time`, ...told))),
+      muted(data && listed(`jobs had the GPUs for ${percent(100 * data.used)} of the time`, ...told,
+        others > 0 && `others used them for ${about(others)}`))),
     el('div', {class: 'ranges', role: 'group', 'aria-label': 'Time shown'}, Object.keys(RANGES).map((each) =>
       button(each.replace(/\D/, ' $&'), () => chooseRange(each), {'aria-pressed': String(each === range)}))),
     data ? drawLanes(data) : el('p', {class: 'muted pad'}, 'Loading \u2026')));
@@ -21111,9 +21126,13 @@ function drawTable(lanes) {                     // the same to be read
     gpu.place, el('a', {href: addressOf(run.id)}, listed(run.id, run.name)), statusOf(run),
     shortClock(run.begin), run.finished_at ? shortClock(run.end) : 'now', duration(run.end - run.begin)]))));
   const heading = el('thead', {}, el('tr', {}, cells('th', ['GPU', 'Job', 'Status', 'From', 'To', 'Runtime'])));
-  return el('details', {class: 'small', id: 'night-table', ontoggle}, el('summary', {}, 'As a table'), night.hasTable
-    && el('div', {class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'What ran, as a table'},
-      el('table', {}, heading, el('tbody', {}, rows))));
+  const users = lanes.map(({gpu}) => [gpu.place, gpu.others.reduce((sum, share) => sum + (share ?? 0) / 100, 0)])
+    .filter(([, steps]) => steps > 0)
+    .map(([place, steps]) => `GPU ${place}: used by others for ${about(steps * night.data.step_seconds)}`);
+  return el('details', {class: 'small', id: 'night-table', ontoggle}, el('summary', {}, 'As a table'),
+    night.hasTable && [el('p', {}, listed(...users)),
+      el('div', {class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'What ran, as a table'},
+        el('table', {}, heading, el('tbody', {}, rows)))]);
 }
 
 const nightSize = new ResizeObserver(([{contentRect: {width}}]) => {
@@ -21169,7 +21188,8 @@ function drawLists() {
   const chip = (text, isOn, change) => button(text, () => { location.hash = listAddress({...filter, ...change}); },
     {'aria-pressed': `${isOn}`});
   return el('div', {id: 'lists'}, isFiltered() && el('div', {class: 'head', key: 'chips'},
-    ['running', 'pending', ...FINAL].map((word) => chip(word, word === status, {status: word === status ? '' : word})),
+    ['running', 'pending', ...FINAL].map((word) => chip(word === 'pending' ? 'waiting' : word, word === status,
+      {status: word === status ? '' : word})),
     group && chip(`group ${group} \u00d7`, true, {group: ''}), el('a', {href: '#/'}, 'Show all')),
   view.groups[group] && el('ul', {class: 'rows panel', key: 'group'}, drawGroup(view.groups[group])),
   hasResults ? drawResults(view.groups[group]) : [
@@ -21371,7 +21391,8 @@ async function cancel(name, detail, chosen) {
   if (isSure) await act('POST', 'jobs/cancel', chosen, `Cancelled ${name}.`);
 }
 
-const cancelJob = (job) => cancel(`job ${job.id}`, commandOf(job), {ids: [job.id]});
+const cancelJob = (job) => cancel(`job ${job.id}`, [job.name, commandOf(job)].filter(Boolean).join('\n'),
+  {ids: [job.id]});
 const cancelGroup = ({name, pending, running}) => cancel(`group ${name}`,
   `${number(running)} running, ${number(pending)} waiting`, {group: name});
 
@@ -21420,7 +21441,7 @@ function drawField({name, type, like, label, help}, job) {
     : el('input', {...facts, ...kind, ...(type === 'boolean' ? {checked: value} : {value})});
   return el('div', {class: isLong && 'all'},
     type === 'boolean' ? el('label', {}, input, ` ${label}`) : [el('label', {for: id}, label), input],
-    el('span', {class: 'help', id: `${id}-help`}, help));
+    el('span', {class: 'help', id: `${id}-help`}, worded(help)));
 }
 
 // `kind`: of FIELDS' forms.  send(asked, refuse, key) does it with what was filled in, changed or emptied (null); an
@@ -21691,7 +21712,7 @@ function drawLog(lines) {                       // those that are new; all when 
   else if (!log.isShown) box.scrollTop = box.scrollHeight - below;              // the lines in view stay in view
   log.isShown = true;
   newer.hidden = isAtEnd();
-  show(newer, log.isPart ? '\u2193 To the end' : '\u2193 New lines');
+  show(newer, log.isPart || isOver(jobPage.job) ? '\u2193 To the end' : '\u2193 New lines');
 }
 
 const isAtEnd = () => !log?.isPart && box.scrollHeight - box.scrollTop - box.clientHeight < 24;
@@ -21827,14 +21848,16 @@ async function loadEarlier() {
 }
 
 // To the line that says why the job failed.  Where it is not loaded, the service looks for it in what was printed last.
-async function goToError() {
+async function goToError(event) {               // by the button, or by a failure's link to its log: all of it is seen
+  const isAsked = event || jobPage.isAtError;
   const mine = log, text = jobPage.job.cause_line.split('\u2026')[0].slice(0, 1000);
   const nodes = listLines(), index = nodes.findLastIndex((node) => node.textContent.includes(text));
   if (index >= 0) {
     shownLine = isSet(log.first) ? firstShown() + index : null;
     markLines();
     nodes[index].classList.add('marked');
-    return bringIntoView(nodes[index]);
+    bringIntoView(nodes[index]);
+    return isAsked && byId('log').scrollIntoView({block: 'nearest'});
   }
   const asked = {grep: text, numbers: true, offset: -SEARCHED_BYTES / 2};      // of each of the two streams
   const {content} = isWhole() ? {content: ''} : await askLog(mine.id, asked);
@@ -22082,11 +22105,12 @@ function drawJobPage() {
   let result = job?.status;
   if (job?.stopping) result = 'stopping';
   else if (isOver(job) && job.status !== 'completed') result = `${job.status}: ${job.outcome ?? '-'}`;
-  show(byId('facts'), el('p', {}, el('a', {href: homeAddress}, '\u2190 All jobs')),
+  const back = isFiltered() ? '\u2190 Back to the list' : '\u2190 All jobs';
+  show(byId('facts'), el('p', {}, el('a', {href: homeAddress}, back)),
     el('div', {class: 'head'}, el('h1', {tabindex: -1}, title), job && !error && [
-      badge(job.status, result), job.is_held && badge('Paused', 'held'), isRunning && drawProgress(job), drawTime(job),
-      el('div', {class: 'actions'}, drawActions(job))]),
-    error ? muted(error.hint) : job && drawFacts(job));
+      badge(job.status, result), job.is_held && badge('Paused', 'held'), isRunning && drawProgress(job),
+      drawTime(job), el('div', {class: 'actions'}, drawActions(job))]),
+    error ? [muted(error.hint), ...listRuns(id)] : job && drawFacts(job));
   if (error) closeLog();
   else if (job?.attempt > 0 && (!log || log.isOver && isRunning)) openLog(id, whatToShow());
   if (log) describeLog();
@@ -22097,6 +22121,12 @@ function whatToShow() {                         // of a log: the line of the add
   jobPage.line = null;
   if (line) return linesAround(line);
   return job.status === 'failed' && job.cause_line ? {then: goToError} : {};
+}
+
+function listRuns(id) {                         // of a job that is forgotten, the picture of what ran still tells
+  const lanes = night.data ? listLanes(night.data) : [];
+  const told = lanes.flatMap((lane) => lane.bars.filter((run) => run.id === id).map((run) => nameRun(lane, run)));
+  return told.length > 0 ? ['It was forgotten, with its log.', ...told].map((text) => el('p', {}, text)) : [];
 }
 
 function drawActions(job) {
@@ -22140,6 +22170,7 @@ function drawFacts(job) {
     el('p', {class: 'muted'}, listed(user, ...places,
       job.started_at && `started ${clock(job.started_at)}`,
       job.finished_at && `ended ${clock(job.finished_at)}`,
+      job.estimated_end && `ends about ${clock(job.estimated_end)}`,
       job.timeout_seconds && `time limit ${duration(job.timeout_seconds)}`),
     job.group && [' \u00b7 group ', el('a', {href: groupAddress(job.group)}, job.group)],
     links('after', [...job.after, ...job.after_any]),
@@ -22268,7 +22299,9 @@ function route() {
   const [path, query] = location.hash.slice(1).split('?'), id = /^\/jobs\/([^/]+)$/.exec(path)?.[1];
   if (!jobPage && id) opened = document.activeElement.closest('[data-job]')?.dataset.job;
   closeLog();
-  jobPage = id ? {id: decodeURIComponent(id), line: Number(new URLSearchParams(query).get('line')) || null} : null;
+  const asked = new URLSearchParams(query);
+  jobPage = id ? {id: decodeURIComponent(id), line: Number(asked.get('line')) || null,
+    isAtError: asked.get('at') === 'error'} : null;
   byId('overview').hidden = Boolean(id);
   byId('job').hidden = !id;
   if (id) {
@@ -22278,8 +22311,8 @@ function route() {
     scrollTo(0, 0);
     return byId('job').querySelector('h1').focus();
   }
-  const wanted = new URLSearchParams(query), names = ['text', 'status', 'group'];
-  const chosen = Object.fromEntries(names.map((name) => [name, wanted.get(name)]).filter(([, text]) => text));
+  const chosen = Object.fromEntries(['text', 'status', 'group'].map((name) => [name, asked.get(name)])
+    .filter(([, text]) => text));
   const isNew = JSON.stringify(chosen) !== JSON.stringify(filter), isTyping = document.activeElement === byId('filter');
   homeAddress = listAddress(chosen);
   if (!isTyping) byId('filter').value = chosen.text ?? '';

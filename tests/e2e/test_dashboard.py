@@ -53,7 +53,7 @@ def open_log(page, job_id):
 
 
 def go_home(page):
-    page.get_by_role("link", name="All jobs").click()
+    page.get_by_role("link", name="\u2190").click()
 
 
 # The answer itself
@@ -655,11 +655,11 @@ def test_a_group_is_a_row_that_opens_and_is_acted_on_as_one(browser, box):
         expect(page.locator("#results tbody tr")).to_have_count(61)
         expect(row(page, ids[0])).to_be_visible()
         expect(row(page, bad)).to_have_count(0)                 # its retry stands for it
-        page.get_by_role("button", name="pending", exact=True).click()
+        page.get_by_role("button", name="waiting", exact=True).click()
         expect(page.locator("#waiting [data-job]")).to_have_count(50)
         page.get_by_role("button", name="Show 11 more of 11").click()
         expect(page.locator("#waiting [data-job]")).to_have_count(61)
-        page.get_by_role("button", name="pending", exact=True).click()
+        page.get_by_role("button", name="waiting", exact=True).click()
         expect(page.locator("#results")).to_be_visible()
         page.get_by_role("button", name="Pause group sweep").click()           # on its own page, too
         expect(group).to_contain_text("paused by")

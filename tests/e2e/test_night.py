@@ -207,7 +207,7 @@ def test_what_a_jobs_gpu_did():
         short, cpu, half = box.add("sleep 600"), box.add("sleep 600", gpus=0), box.add("sleep 600", gpus=0.5)
         for job_id in (short, cpu, half):
             box.wait_started(job_id)
-        assert box.ask("GET", f"/jobs/{short}/usage")["note"] == "too short to be told: readings are kept as means of 1m"
+        assert box.ask("GET", f"/jobs/{short}/usage")["note"] == "it ran for less than 1m: that is too short for curves"
         assert box.ask("GET", f"/jobs/{cpu}/usage")["note"] == "it has no GPU that is read"
         assert box.ask("GET", f"/jobs/{box.add('true', is_held=True)}/usage")["note"] == "it has not started"
         box.nexus("stop")

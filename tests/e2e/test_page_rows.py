@@ -265,3 +265,35 @@ def test_what_a_gpu_is_used_for_has_room(browser, box, width):
         page.reload()
         expect(page.locator("[data-gpu='0']")).to_contain_text(note)
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+
+
+def test_a_finger_opens_a_job_from_anywhere_in_its_row(browser, box):
+    job_id = box.wait(box.add("echo 'ValueError: lost' >&2; exit 3", gpus=0, name="train"), "failed")["id"]
+    waits = box.add("true", gpus=0, is_held=True, name="waits")
+    with visit(browser, box, width=390, height=844, has_touch=True, is_mobile=True, is_expecting_errors=True) as page:
+        for each, text in ((job_id, "ValueError: lost"), (waits, "it is held")):
+            place = row(page, each).get_by_text(text).bounding_box()
+            page.touchscreen.tap(place["x"] + place["width"] / 2, place["y"] + place["height"] / 2)
+            expect(page.get_by_role("heading", name=f"Job {each}")).to_be_focused()
+            page.go_back()
+        row(page, waits).get_by_role("button", name="Resume").tap()     # a button stays one
+        box.wait(waits, "completed")
+        heights = page.locator(".rows :is(.actions, .group) a, .rows button").evaluate_all(
+            "nodes => nodes.filter((node) => node.checkVisibility()).map((node) => node.getBoundingClientRect().height)")
+        assert heights and min(heights) >= 36
+
+
+def test_a_failures_log_is_seen_at_its_error(browser, box):
+    job_id = box.wait(box.add("seq 500; echo 'ValueError: lost' >&2; seq 501 900; exit 3", gpus=0), "failed")["id"]
+    seen = "node => { const {top, bottom} = node.getBoundingClientRect(); return top >= 0 && bottom <= innerHeight; }"
+    with visit(browser, box, width=390, height=700) as page:
+        page.get_by_role("link", name="Log of").click()
+        marked = page.locator(".lines .marked")
+        expect(marked).to_have_text("ValueError: lost")
+        page.wait_for_function("() => scrollY > 0")
+        assert marked.evaluate(seen)
+        page.evaluate("scrollTo(0, 0)")
+        page.get_by_role("button", name="Go to the error").click()
+        page.wait_for_function("() => scrollY > 0")
+        assert marked.evaluate(seen)
+    assert box.job(job_id)["cause_line"] == "ValueError: lost"

@@ -259,7 +259,7 @@ def test_a_series_has_a_number_for_each_step():
 USED = [  # reason, job, means, how long it ran, the note
     ("all is told", finished(), [means(utilization=50.0)], 60, None),
     ("a share", finished(gpus=0.5), [means(utilization=50.0)], 60, "of the whole GPU, which it shared"),
-    ("it was too short", finished(), [], 40, "too short to be told: readings are kept as means of 1m"),
+    ("it was too short", finished(), [], 40, "it ran for less than 1m: that is too short for curves"),
     ("nexus was away", finished(), [], 600, "nothing of its GPUs was recorded while it ran"),
     ("no GPU", finished(gpu_uuids=(), gpu_indices=()), [], 600, "it has no GPU that is read"),
 ]
