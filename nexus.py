@@ -2117,6 +2117,7 @@ def next_place(state: State, priority: int) -> dict[str, Any]:
 # A sweep: one submission, and a job for each combination of values.
 
 MAX_SWEEP = 10000                       # jobs of one sweep
+MAX_SWEEP_BYTES = 2**20                 # of the values of a name
 SPAN_NUMBER = r"[+-]?[0-9]{1,12}(?:\.[0-9]{1,12})?"
 PLACEHOLDER = r"(?<!\$)\{([A-Za-z_]\w*)\}"             # `{lr}`, and not the shell's `${lr}`
 BRACKETS = {")": "(", "]": "[", "}": "{"}
@@ -2135,7 +2136,7 @@ def parse_sweep(text: str, read_lines: Callable[[str], Iterable[str]]) -> tuple[
             values.append(part[1:])
         elif part.startswith("@"):
             values += [line.strip() for line in read_lines(part[1:]) if line.strip()]
-        elif re.fullmatch(r"(?=.*[0-9])[-+0-9.e]*\.\.[-+0-9.e]*", part):
+        elif ".." in part and re.fullmatch("[-+0-9.e]+", part) and re.search("[0-9]", part):
             values += expand_span(part, f"sweep {name}")
         else:
             values.append(part)
@@ -2311,7 +2312,7 @@ class Asked(Value):
         (), list_of(EACH, 1, MAX_JOBS), "instead of command: a job for each of them, with what differs between them",
         "asked")
     sweep: tuple[str, ...] = optional(
-        (), {**list_of(STRING, 1, 20), "examples": [["lr=1e-3,1e-4", "seed=0..4"]]},
+        (), {**list_of({**STRING, "x-max-bytes": MAX_SWEEP_BYTES}, 1, 20), "examples": [["lr=1e-3,1e-4", "seed=0..4"]]},
         "one NAME=VALUES a line: a job for each combination, with its values in place of {NAME} in the command, name, "
         "group, directory and variables", "asked form", like="lr=1e-3,1e-4\nseed=0..4")
     dry_run: bool = optional(False, FLAG, "check, and add nothing", "asked")
@@ -6308,7 +6309,7 @@ FIXED_COLUMNS = {                               # {key: (title, form)}
     "id": ("Job", "text"), "name": ("Name", "text"), "status": ("Status", "text"),
     "runtime_seconds": ("Runtime", "duration"), "peak_gpu_mem_mib": ("GPU memory", "size"),
     "last_line": ("Last line", "text")}
-MAX_METRIC_COLUMNS = 20
+MAX_METRIC_COLUMNS, MAX_SWEEP_COLUMNS = 20, 50          # those that most jobs have
 STATUS_ORDER = {COMPLETED: 0, FAILED: 1, CANCELLED: 1, RUNNING: 2, PENDING: 3}
 
 
@@ -6333,7 +6334,7 @@ def make_results(group: str, jobs: Sequence[Job], live: Mapping[str, Mapping[str
         order = order_best(first)
     if order is not None and order.removeprefix("-") not in [column["key"] for column in columns]:
         keys = [column["key"] for column in columns]
-        refuse(f"there is no column {format_line(order, 60)}", suggest(order, keys) or f"there are {', '.join(keys)}")
+        refuse(f"there is no column {format_line(order, 60)}", suggest(order, keys) or f"there are {join_some(keys)}")
     ended = [row for row in rows if row.status == COMPLETED
              and isinstance(row.cells.get(first["key"]), (int, float))] if first else []
     best = sort_results(ended, order_best(first)) if first and len(ended) > 1 else []
@@ -6369,11 +6370,11 @@ def make_cell(number: float) -> float | str:
 
 def list_result_columns(rows: Sequence[ResultRow]) -> list[dict[str, Any]]:
     """The columns: first which job it is, then its results, those that tell which is better first."""
-    values = dict.fromkeys(key[6:] for row in rows for key in row.cells if key.startswith("sweep."))
-    counts: dict[str, int] = {}
-    for row in rows:
-        for name in row.metrics:
-            counts[name] = counts.get(name, 0) + 1
+    from collections import Counter
+    swept = Counter(key[6:] for row in rows for key in row.cells if key.startswith("sweep."))
+    most = {name for name, _ in swept.most_common(MAX_SWEEP_COLUMNS)}
+    values = [name for name in swept if name in most]
+    counts = Counter(name for row in rows for name in row.metrics)
     often = sorted((name for name in counts if name not in values), key=lambda name: -counts[name])
     names = sorted([name for name in counts if name in often[:MAX_METRIC_COLUMNS]], key=lambda name: (
         find_direction(name) is None))
@@ -6441,9 +6442,9 @@ def format_results_csv(results: Json) -> str:
 def format_csv_cell(cell: Any) -> str:
     """A cell that no spreadsheet takes for a formula."""
     text = "" if cell is None else format_line(str(cell))
-    if text[:1] in ("=", "+", "-", "@") and not re.fullmatch(METRIC_NUMBER, text):
+    if re.match(r"\s*[-=+@\uff1d\uff0b\uff0d\uff20]", text) and not re.fullmatch(METRIC_NUMBER, text):
         text = f"'{text}"
-    return '"' + text.replace('"', '""') + '"' if re.search('[",]', text) else text
+    return '"' + text.replace('"', '""') + '"' if re.search('[",;]', text) else text
 
 
 def make_metrics(status: Json, jobs: Sequence[Json]) -> dict[str, Any]:
@@ -14005,21 +14006,24 @@ class GpuHistory(Part):
     def write(self) -> float:
         """Write what is whole; return the seconds until the next minute is."""
         now = self.clock.now()
-        try:
-            with disk_errors("write", self.layout.history_dir):
-                if self.ended or self.runs is not None:         # to read them may take a second: not before that
-                    self.write_runs()
-                self.write_minutes(now // MINUTES.step_s * MINUTES.step_s)
-                self.write_error = None
-        except NexusError as error:
-            if self.write_error is None and not self.store.last_error:
-                self.log.error("%s: the history of the GPUs has a gap until it can be written", error.message)
-            self.write_error = error
+        errors = list[NexusError]()
+        acts: list[Callable[[], None]] = [lambda: self.write_minutes(now // MINUTES.step_s * MINUTES.step_s)]
+        if self.ended or self.runs is not None:             # to read them may take a second: not before that
+            acts.append(self.write_runs)
+        for act in acts:                                    # what holds up one of them does not hold up the other
+            try:
+                with disk_errors("write", self.layout.history_dir):
+                    act()
+            except NexusError as error:
+                errors.append(error)
+        if errors and self.write_error is None and not self.store.last_error:
+            self.log.error("%s: the history of the GPUs has a gap until it can be written", errors[0].message)
+        self.write_error = errors[0] if errors else None
         return MINUTES.step_s - now % MINUTES.step_s + WATCH_INTERVAL_S
 
     def write_minutes(self, present: float) -> None:
         """Write the minutes, but for the one that began at `present`.  Raises: OSError, unavailable."""
-        minutes = dict[str, list[GpuMeans]]()
+        minutes, errors = dict[str, list[GpuMeans]](), list[NexusError]()
         with self.writing:
             with self.lock:
                 for uuid in [uuid for uuid, minute in self.minutes.items() if minute.at != present]:
@@ -14029,13 +14033,21 @@ class GpuHistory(Part):
             if minutes:
                 make_folder(self.disk, self.layout.history_dir)
             for uuid, those in minutes.items():
-                write_means(self.disk, self.layout.history_file(uuid), self.heads[uuid], those)
+                path = self.layout.history_file(uuid)
+                try:
+                    with disk_errors("write", path):
+                        write_means(self.disk, path, self.heads[uuid], those)
+                except NexusError as error:
+                    errors.append(error)
+                    continue
                 with self.lock:
                     for minute in those:
                         self.unwritten.remove((uuid, minute))
             if minutes and self.clock.monotonic() - self.cleaned_at > TENS.step_s:
                 self.cleaned_at = self.clock.monotonic()
                 self.clean()
+        if errors:
+            raise errors[0]
 
     def clean(self) -> None:
         """Remove the files of GPUs that have been gone for longer than they go back.  Raises: unavailable."""
@@ -14068,7 +14080,8 @@ class GpuHistory(Part):
                 write_atomic(self.disk, self.layout.runs_file, lines)
                 self.line_count = 0
             elif lines:
-                with open_file(self.disk, self.layout.runs_file, os.O_WRONLY | os.O_CREAT) as handle:
+                with open_file(self.disk, self.layout.runs_file,
+                               os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK) as handle:
                     append_whole(self.disk, handle, "".join(lines).encode())
             self.line_count += len(lines)
             self.unwritten_runs = []
@@ -14096,7 +14109,8 @@ class GpuHistory(Part):
     def list_runs(self, begin: float) -> list[GpuRun]:
         """The attempts that go on, or ended after `begin`."""
         live = [ran for job in self.service.running_jobs() for ran in list_gpu_runs(job) if ran.finished_at is None]
-        with self.writing, disk_errors("read", self.layout.runs_file):
+        runs = list[GpuRun]()
+        with contextlib.suppress(NexusError), self.writing, disk_errors("read", self.layout.runs_file):
             runs = [ran for ran in self.take_runs().values() if (ran.finished_at or 0.0) > begin]
         ended = {ran.key for ran in runs}                   # one may have ended just now
         return [*runs, *(ran for ran in live if ran.key not in ended)]
@@ -15265,6 +15279,7 @@ PLAIN_TEXT = "text/plain; charset=utf-8"
 NDJSON = "application/x-ndjson"
 MAX_SEARCHES = 2                        # in logs, at once
 MAX_SEARCH_BYTES = 2**28                # that one request searches
+MAX_COUNTED_BYTES = 2**33               # of a log whose lines are counted
 MAX_CONTEXT = 100                       # lines of a log before one that is found: all are kept
 FORWARDING = (                          # headers that proxies and tunnels add
     "forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip", "x-forward-for",
@@ -15902,6 +15917,11 @@ class Api:
         reader.lines_left = lines
         reader.begin(attempts, offset or (0, 0), tail)
         if folder and (line or numbers):
+            size = sum(reader.measure())
+            if size > MAX_COUNTED_BYTES:
+                raise NexusError("too_large", f"the lines of a log of {format_memory(size / 2**20)} are not counted: "
+                                 f"at most {format_memory(MAX_COUNTED_BYTES / 2**20)}",
+                                 "use offset=, or nexus logs --grep")
             with self.take_search(reader):
                 if line:
                     reader.begin_at_line(attempts, line)
@@ -20671,8 +20691,8 @@ const isFiltered = () => Object.keys(filter).length > 0;
 const pause = (milliseconds) => new Promise((resolve) => { setTimeout(resolve, milliseconds); wake = resolve; });
 
 function merge(former, changes) {               // a JSON merge patch: RFC 7396
-  if (changes?.constructor !== Object) return changes;
-  const merged = {...former};
+  if (changes === null || typeof changes !== 'object' || Array.isArray(changes)) return changes;
+  const merged = Object.assign(Object.create(null), former);    // a group may be called constructor, or __proto__
   for (const [name, change] of Object.entries(changes)) {
     if (change === null) delete merged[name];
     else merged[name] = merge(merged[name], change);

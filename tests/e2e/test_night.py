@@ -1,6 +1,7 @@
 """What each GPU did and what ran on it: recorded by a service, kept over its death, told by GET /gpus/history and GET /jobs/ID/usage."""
 
 import json
+import os
 import re
 import shutil
 import time
@@ -167,6 +168,7 @@ def test_other_users_see_that_a_gpu_was_used_and_not_by_what():
 
 def test_what_may_be_asked():
     with live.Box(gpus=1) as box:
+        live.until(lambda: history(box, "")["gpus"], "its GPU")
         for query, count, step_s in (("", 1440, 60), ("since=1h", 61, 60), ("since=7d", 1009, 600), ("since=90d", 4464, 600),
                                      ("since=24h&step=10m", 145, 600), ("since=7d&step=1m", 1440, 60)):
             found = history(box, query)
@@ -222,3 +224,32 @@ def test_what_a_jobs_gpu_did():
         assert gpu["max"]["utilization"] <= 100 and gpu["mean"]["power_watts"] > 60 and gpu["place"] == "0"
         assert re.match(r"\d{4}-.*Z", told["begin"]) and abs(nexus.parse_time(told["begin"]) - (now - 7200)) < 90
         assert box.ask("GET", f"/jobs/{half}/usage")["note"] == "of the whole GPU, which it shared"
+
+
+def test_a_file_that_cannot_be_written_holds_up_no_other():
+    with live.Box(gpus=2, is_starting=False) as box:
+        for name in ("MOCK-0.means", "runs.jsonl"):
+            (box.home / "history" / name).mkdir(parents=True)
+        box.start()
+        box.wait(box.add("true"), "completed")
+        live.until(lambda: "the history of the GPUs has a gap" in box.log(), "the warning")
+        assert len(history(box, "")["gpus"]) == 2
+        box.ask("POST", "/jobs/clear", {"status": "completed"})
+        box.kill_service()                      # as it ends, it does not write
+        box.start()
+        box.nexus("stop")
+        assert (box.home / "history" / "MOCK-1.means").is_file()
+        for name in ("MOCK-0.means", "runs.jsonl"):
+            (box.home / "history" / name).rmdir()
+
+
+def test_a_fifo_in_place_of_a_file_holds_up_nothing():
+    with live.Box(gpus=1, is_starting=False) as box:
+        (box.home / "history").mkdir()
+        os.mkfifo(box.home / "history" / "runs.jsonl")
+        box.start()
+        box.wait(box.add("true"), "completed")
+        history(box, "")
+        assert box.ask("POST", "/jobs/clear", {"status": "completed"})["ids"]
+        box.wait(box.add("true"), "completed")
+        assert box.nexus("stop").returncode == 0

@@ -297,3 +297,16 @@ def test_a_failures_log_is_seen_at_its_error(browser, box):
         page.wait_for_function("() => scrollY > 0")
         assert marked.evaluate(seen)
     assert box.job(job_id)["cause_line"] == "ValueError: lost"
+
+
+@pytest.mark.parametrize("group", ["constructor", "__proto__"])
+def test_a_group_may_have_any_name(browser, box, group):
+    """It comes to a page that shows others already."""
+    box.ask("POST", "/service/pause")
+    for _ in range(2):
+        box.add("true", gpus=0, group="first")
+    with visit(browser, box) as page:
+        expect(page.locator("[data-group=first]")).to_be_visible()
+        box.ask("POST", "/queue", {"commands": ["true"] * 2, "gpus": 0, "group": group})
+        expect(page.locator(f"[data-group={group}]")).to_be_visible()
+        expect(page.locator("[data-group=first]")).to_be_visible()
