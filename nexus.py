@@ -3505,6 +3505,7 @@ COUNTED_BAR = (
     r"(?:^|\s)(\d+)/(\d+)\s*\[[=>.]{4}|(?:^|\s)(\d+)/(\d+)\s+[━╸╺]{4}|[━╸╺]{4}\s+(\d+)/(\d+)\s")
 COUNTER = (
     r"(?i)(?<![\w/.-])(epoch|step|iteration|iter|batch)(?:es|s)?\b[\s:=#\[(]{0,4}(\d+)\s*(?:/|of\s)\s*(\d+)(?![\w/.])")
+EPOCH_LINE = r"(?i)\W{0,20}epoch\W{1,4}\d+\s*(?:/|of\s)\s*\d+\W{0,20}"
 EPOCH_ALONE = r"(?i)(?<![\w/.-])epoch[\s:=#]{0,3}\d+(?!\s*(?:/|of\s|\d))"  # Lightning's, of unknown many
 ULTRALYTICS = r"^\s*(\d+)/(\d+)\s+[\d.]+G\s.*(?:%\||[━╸╺]{4})"        # its epochs, before a bar
 MAIN_SILENCE_S = 600.0          # a bar that stands still for so long, while another goes on, was left
@@ -3519,6 +3520,7 @@ class OutputProgress(Value):
     at: float = 0.0                             # when that was read
     epoch: tuple[int, int] | None = None        # of the outer counter: the present one, of how many
     is_told_after: bool = False                 # an epoch is told when it has ended
+    is_begun: bool = False                      # the present one has just begun when it was told
     total: float | None = None                  # of the bar or counter which counts, in an epoch or alone
     counts: tuple[tuple[float, float], ...] = ()    # (total, what was last counted) of each bar or counter
     stale: float | None = None                  # the count that the former epoch ended with: it may come once more
@@ -3533,6 +3535,7 @@ class Counted(Value):
     count: tuple[float, float] | None = None    # so many, of so many
     left_s: float | None = None                 # as the bar says
     is_part: bool = False                       # of an epoch, of unknown many
+    is_begun: bool = False                      # an epoch begins: the line tells nothing else
 
 
 def read_counted(line: str) -> Counted:
@@ -3556,7 +3559,8 @@ def read_counted(line: str) -> Counted:
         epoch = None
     if count and not is_count(*count):
         count = None
-    return Counted(epoch, count, left_s if count else None, bool(count and not epoch and re.search(EPOCH_ALONE, line)))
+    return Counted(epoch, count, left_s if count else None, bool(count and not epoch and re.search(EPOCH_ALONE, line)),
+                   bool(epoch and not count and re.fullmatch(EPOCH_LINE, line)))
 
 
 def is_count(done: float, total: float) -> bool:
@@ -3585,7 +3589,7 @@ def read_progress(before: OutputProgress, line: str, at: float) -> OutputProgres
     if found.epoch and found.epoch != before.epoch:
         last = dict(before.counts).get(before.total or 0.0)
         is_first = before.epoch is None
-        now = replace(now, epoch=found.epoch, stale=None if found.count else last,
+        now = replace(now, epoch=found.epoch, is_begun=found.is_begun, stale=None if found.count else last,
                       is_told_after=bool(is_first and last and not found.count) or now.is_told_after)
     if found.count:
         done, total = found.count
@@ -3602,7 +3606,8 @@ def read_progress(before: OutputProgress, line: str, at: float) -> OutputProgres
     part = dict(now.counts)[now.total] / now.total if now.total and now.stale is None else 0.0
     reached = part
     if now.epoch:
-        is_over = now.is_told_after or not now.total        # without an inner counter, an epoch is told at its end
+        # Without an inner counter, an epoch is told at its end, with what it has brought.
+        is_over = (now.is_told_after or not now.total) and not now.is_begun
         reached = (now.epoch[0] - (not is_over) + part) / now.epoch[1]
     begin = now.begin
     if begin is None or reached < begin[1] or now.total != before.total or at == begin[0]:

@@ -24,6 +24,8 @@ TOLD = [
         f" 51%|{BAR}| 510/1000 [00:12<00:09,  50it/s]"], 0.51, 9),
     ("rich", ["Working... ━━━━━━━━━━━━━━━━━━╸━━━━━━━━━━━━━━━━━━━━━  45% 0:00:12"], 0.45, 12),
     ("Keras 3", ["Epoch 3/10", "450/900 ━━━━━━━━━━━━━━━━━━━━ 5s 11ms/step - accuracy: 0.9 - loss: 0.3"], 0.25, None),
+    ("Keras 3 without bars", ["Epoch 1/4", "1125/1125 - 3s - 3ms/step - loss: 0.0941 - val_loss: 0.0892", "Epoch 2/4",
+                              "1125/1125 - 1s - 919us/step - loss: 0.0871 - val_loss: 0.0875", "Epoch 3/4"], 0.5, 240),
     ("Keras 2", ["Epoch 1/2", "450/900 [=============>.....] - ETA: 5s - loss: 0.3"], 0.25, None),
     ("Keras, a whole epoch later", ["Epoch 1/4", "1/10 ━━━━━━━━━━━━━━━━━━━━ 5s 11ms/step",
                                     "10/10 ━━━━━━━━━━━━━━━━━━━━ 1s 11ms/step",
@@ -62,6 +64,7 @@ NOTHING = [
     ("folds, each of ten epochs", ["epoch 10/10", "epoch 1/10"]),
     ("it falls", ["Epoch 3/10 step 5/10", "Epoch 3/10 step 4/10"]),
     ("use of memory", ["GPU mem 41%"]), ("a rank", ["rank 3/8: ready"]), ("ninja", ["[3/8] Building CXX object"]),
+    ("Keras, the end of an epoch without bars", ["1125/1125 - 1s - 816us/step - loss: 0.0848 - mae: 0.2510 - val_loss: 0.0866"]),
     ("a share", ["accuracy 93/100"]), ("a per cent", ["val acc: 87%"]), ("a date", ["2024/10/12 loading"]),
     ("a path", ["saved epoch/3/10.pt"]), ("a checkpoint", ["saving checkpoints/epoch-3/10"]),
     ("pip", ["     ━━━━━━━━━━━━━━━━ 1.2/3.4 MB 5 MB/s"]),
@@ -123,7 +126,7 @@ def test_lines_that_are_read_at_once_say_nothing_of_how_fast_it_is():
     """A service that starts reads what was printed before, all within a moment."""
     progress = nexus.OutputProgress()
     for number in range(1, 51):
-        progress = nexus.read_progress(progress, f"epoch {number}/100", 5000.0)
+        progress = nexus.read_progress(progress, f"epoch {number}/100 loss 0.3", 5000.0)
     assert (progress.fraction, progress.left_s) == (0.5, None)
-    progress = nexus.read_progress(progress, "epoch 51/100", 5010.0)
+    progress = nexus.read_progress(progress, "epoch 51/100 loss 0.3", 5010.0)
     assert progress.left_s == pytest.approx(490, 0.01)
