@@ -15366,6 +15366,7 @@ PARAMETERS: Mapping[str, Field] = {             # names with a dash are headers;
     "after": Field(COUNT, "reply when something has changed since this state_version, or after 15 s; 0: at once"),
     "since": Field(DURATION_TEXT, f"at most so old, like 24h (of usage {USAGE_SINCE}, of the history {HISTORY_SINCE})",
                    parse=parse_duration),
+    "hours": Field(integer_in(1, 744), "since so many hours ago: hours=24 is since=24h"),
     "order": Field(STRING, "sorted by the column of this key, with - in reverse", default=None),
     "csv": Field(QUERY_FLAG, "as CSV, and not as JSON", parse=parse_flag),
     "step": Field(one_of(*STEPS), "means of so long; of a minute there are those of a day (1m up to 24h, else 10m)"),
@@ -16147,8 +16148,9 @@ route("GET /groups", "user", "jobs by group: how many wait, run, have ended, and
 route("GET /usage", "user", "jobs, GPU-hours and failures of each user, or of each group of one's own", "Usage[]")(
     lambda api, caller, since=None, by="user": api.service.answers.list_usage(caller, since, by))
 route("GET /gpus/history", "user", "what each GPU did, for up to 31 days, and what ran on it, for 7", "History")(
-    lambda api, caller, request, since=None, step=None, series=(), merge=0.0:
-    compress(json_response(api.service.gpu_history.describe(caller, since, step, series, merge)), request))
+    lambda api, caller, request, since=None, hours=None, step=None, series=(), merge=0.0:
+    compress(json_response(api.service.gpu_history.describe(
+        caller, 3600.0 * hours if hours else since, step, series, merge)), request))
 route("GET /jobs/{id}/usage", "user", "what the GPUs of a job did while it ran", "JobUsage")(
     lambda api, caller, id: api.service.gpu_history.describe_job(api.find_job(id, caller)))
 route("DELETE /queue/{id}", "user", "take a pending job out of the queue")(
@@ -19995,7 +19997,7 @@ COMMANDS = (
         argument("--csv", action="store_true", help="for a spreadsheet: all rows, seconds, MiB"), JSON_OPTION),
             "What a job's last line tells as name=number or name: number is a column.  Jobs that have completed come "
             "first, sorted by the first column of which it is known what is better, like loss or acc.",
-            examples=("results exp1", "results exp1 --csv > exp1.csv")),
+            examples=("results exp1", "results exp1 --csv")),
     Command("open", "the address of the web page and of the API", cmd_open, (
         argument("--url", action="store_true", help="that alone: curl \"$(nexus open --url)/status\""),)),
     Command("health", "each check with its reading; exit code 1 when one is bad", cmd_health, (JSON_OPTION,)),

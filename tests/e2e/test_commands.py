@@ -1640,7 +1640,7 @@ def test_install(installing):
 
 
 COMPLETED = [  # what is typed, what the last word may be; ID: the job
-    ("re", ["remove", "retry", "resume", "restart"]),
+    ("re", ["remove", "retry", "resume", "restart", "results"]),
     ("help to", ["top", "token"]),
     ("token ", ["create", "list", "revoke"]),
     ("token create bob --d", ["--days"]),

@@ -18,9 +18,8 @@ import nexus
 
 LISTED = [
     "status", "top", "add", "run", "queue", "history", "jobs", "show", "why", "wait", "logs", "kill", "cancel", "remove", "retry",
-    "edit", "clear", "move", "attach", "screens", "pause", "resume", "start", "stop", "restart", "serve", "metrics", "usage", "open",
-    "health",
-    "token", "node", "config", "install", "help"]
+    "edit", "clear", "move", "attach", "screens", "pause", "resume", "start", "stop", "restart", "serve", "metrics", "usage", "results",
+    "open", "health", "token", "node", "config", "install", "help"]
 
 
 @pytest.fixture(scope="module")

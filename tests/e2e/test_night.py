@@ -170,13 +170,13 @@ def test_what_may_be_asked():
     with live.Box(gpus=1) as box:
         live.until(lambda: history(box, "")["gpus"], "its GPU")
         for query, count, step_s in (("", 1440, 60), ("since=1h", 61, 60), ("since=7d", 1009, 600), ("since=90d", 4464, 600),
-                                     ("since=24h&step=10m", 145, 600), ("since=7d&step=1m", 1440, 60)):
+                                     ("hours=1", 61, 60), ("since=24h&step=10m", 145, 600), ("since=7d&step=1m", 1440, 60)):
             found = history(box, query)
             assert found["step_seconds"] == step_s and abs(len(found["gpus"][0]["others"]) - count) <= 1, query
-        for query in ("since=tomorrow", "step=2m", "series=fan", "merge=-1", "series="):
+        for query in ("since=tomorrow", "hours=0", "step=2m", "series=fan", "merge=-1", "series="):
             assert box.call("GET", f"/gpus/history?{query}")[0] == 400, query
         described = box.ask("GET", "/openapi.json")["paths"]
-        assert {row["name"] for row in described["/gpus/history"]["get"]["parameters"]} == {"since", "step", "series", "merge"}
+        assert {row["name"] for row in described["/gpus/history"]["get"]["parameters"]} == {"since", "hours", "step", "series", "merge"}
 
 
 def test_a_full_disk_is_said_once_and_holds_up_nothing():
