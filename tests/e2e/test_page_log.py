@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import threading
 import time
@@ -330,3 +331,13 @@ def test_the_log_on_a_phone_and_for_everybody(box, page_of, scheme):
     assert page.get_by_role("log").bounding_box()["height"] > 844 / 3
     assert axe(page) == []
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+
+
+def test_the_lines_of_a_log_of_many_gigabytes_are_not_counted(box):
+    job_id = box.wait(box.add("echo hello", gpus=0), "completed")["id"]
+    os.truncate(f"{box.job(job_id)['log_dir']}/stdout.log", 9 * 2**30)
+    for query in ("line=5", "tail=1&numbers=true", "grep=hello&numbers=true"):
+        status, answer = box.call("GET", f"/jobs/{job_id}/logs?{query}")
+        assert status == 413 and "9GB are not counted: at most 8GB" in answer["message"], answer
+    os.truncate(f"{box.job(job_id)['log_dir']}/stdout.log", 6)
+    assert box.call("GET", f"/jobs/{job_id}/logs?line=1")[1] == "hello\n"
