@@ -6379,10 +6379,9 @@ def list_result_columns(rows: Sequence[ResultRow]) -> list[dict[str, Any]]:
     swept = Counter(key[6:] for row in rows for key in row.cells if key.startswith("sweep."))
     most = {name for name, _ in swept.most_common(MAX_SWEEP_COLUMNS)}
     values = [name for name in swept if name in most]
-    counts = Counter(name for row in rows for name in row.metrics)
-    often = sorted((name for name in counts if name not in values), key=lambda name: -counts[name])
-    names = sorted([name for name in counts if name in often[:MAX_METRIC_COLUMNS]], key=lambda name: (
-        find_direction(name) is None))
+    counts = Counter(name for row in rows for name in row.metrics if name not in most)
+    often = {name for name, _ in counts.most_common(MAX_METRIC_COLUMNS)}
+    names = sorted((name for name in counts if name in often), key=lambda name: find_direction(name) is None)
 
     def describe(kind: str, form: str, name: str, direction: str | None = None) -> dict[str, Any]:
         is_taken = name in (*FIXED_COLUMNS, *[title for title, _ in FIXED_COLUMNS.values()])
@@ -15920,14 +15919,15 @@ class Api:
 
         folder, attempts, _ = look()
         reader = LogReader(self.service.disk, folder, streams, measure_now=self.service.log_watch.measure_now)
-        reader.lines_left = lines
-        reader.begin(attempts, offset or (0, 0), tail)
         if folder and (line or numbers):
             size = sum(reader.measure())
             if size > MAX_COUNTED_BYTES:
                 raise NexusError("too_large", f"the lines of a log of {format_memory(size / 2**20)} are not counted: "
                                  f"at most {format_memory(MAX_COUNTED_BYTES / 2**20)}",
                                  "use offset=, or nexus logs --grep")
+        reader.lines_left = lines
+        reader.begin(attempts, offset or (0, 0), tail)
+        if folder and (line or numbers):
             with self.take_search(reader):
                 if line:
                     reader.begin_at_line(attempts, line)
@@ -21297,7 +21297,7 @@ function drawResults(group) {
     el('div', {class: 'head'}, el('h2', {}, 'Results'), muted(note),
       button('Download CSV', downloadResults, {class: 'link'})),
     el('div', {class: 'panel results', role: 'region', 'aria-label': label, tabindex: 0}, el('table', {},
-      el('thead', {}, el('tr', {}, columns.map(drawHeading))), el('tbody', {}, rows.map(drawer(table))))),
+      el('thead', {}, el('tr', {}, columns.map(drawHeading))), el('tbody', {}, rows.map(makeRow(table))))),
     el('p', {class: 'pad', key: 'more'},
       left > 0 && button(`${number(left)} more${isFolded ? ', waiting' : ''}`,
         () => changeResults({pages: results.pages + 1}), {class: 'link', key: 'more'})));
@@ -21312,7 +21312,7 @@ function drawHeading({key, title, form, direction}) {           // a click sorts
 }
 
 // The numbers of a column have as many decimals as the one with the most, up to 6.
-function drawer({columns, rows, best_id: best}) {
+function makeRow({columns, rows, best_id: best}) {              // returns what draws a row
   const decimalsOf = (fact) => typeof fact === 'number' && `${fact}`.split('.')[1]?.length || 0;
   const decimals = columns.map((_, index) => Math.min(6, Math.max(...rows.map(({cells}) => decimalsOf(cells[index])))));
   const figure = (fact, most) => {              // none that is not 0 becomes 0

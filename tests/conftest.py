@@ -33,3 +33,18 @@ def browser():
     import pages
     with pages.launch() as chromium:
         yield chromium
+
+
+@pytest.fixture(scope="module")
+def shared_box():
+    import live
+    with live.Box(gpus=2) as made:
+        yield made
+
+
+@pytest.fixture
+def box(shared_box):
+    """A service that the tests of a module share, one after another; a module that needs another has its own."""
+    import pages
+    yield shared_box
+    pages.clear_jobs(shared_box)

@@ -14,23 +14,10 @@ import time
 import live
 import network
 import pytest
-from pages import FORWARDED, axe, clear_jobs, row, visit
+from pages import FORWARDED, axe, row, visit
 from playwright.sync_api import expect
 
 import nexus
-
-
-@pytest.fixture(scope="module")
-def box():
-    with live.Box(gpus=2) as shared:
-        yield shared
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left(request):
-    yield
-    if "box" in request.fixturenames:
-        clear_jobs(request.getfixturevalue("box"))
 
 
 def curl(box, command, **more):

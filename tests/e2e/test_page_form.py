@@ -2,20 +2,8 @@
 
 import live
 import pytest
-from pages import clear_jobs, visit
+from pages import visit
 from playwright.sync_api import expect
-
-
-@pytest.fixture(scope="module")
-def box():
-    with live.Box(gpus=2) as shared:
-        yield shared
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left(box):
-    yield
-    clear_jobs(box)
 
 
 def test_what_was_typed_is_there_again_until_it_is_sent(browser, box):

@@ -9,21 +9,8 @@ import time
 
 import live
 import pytest
-from pages import FORWARDED, axe, clear_jobs, visit
+from pages import FORWARDED, axe, visit
 from playwright.sync_api import expect
-
-
-@pytest.fixture(scope="module")
-def box():
-    with live.Box(gpus=2) as shared:
-        yield shared
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left(box):
-    yield
-    clear_jobs(box)
-
 
 ENDS = [  # what ends the wait for more of a log, what the job does then, the reply
     ("a line", "echo more", "more\n"),

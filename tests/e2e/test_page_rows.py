@@ -8,25 +8,12 @@ import time
 
 import live
 import pytest
-from pages import FORWARDED, clear_jobs, row, visit
+from pages import FORWARDED, row, visit
 from playwright.sync_api import expect
 
 import nexus
 
 BOB = "a-token-of-bobs-0000"
-
-
-@pytest.fixture(scope="module")
-def box():
-    with live.Box(gpus=2) as shared:
-        yield shared
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left(request):
-    yield
-    if "box" in request.fixturenames:
-        clear_jobs(request.getfixturevalue("box"))
 
 
 def fail(box, code=3, **options):
