@@ -1,0 +1,155 @@
+"""The commands that print lists of jobs and what is known of them: queue, jobs, show, why, usage, results."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from shlex import quote
+
+from ..formats.cause_lines import find_last_lines
+from ..opening import TYPE_CHECKING, __version__
+from ..server.routes import NDJSON
+from ..service.service import file_hash
+from ..values.errors import NexusError
+from ..values.job import FINAL, PENDING, RUNNING, STATUSES
+from ..values.text import format_time, load_json, parse_duration
+from ..views.job_tables import QUEUE_FIELDS, Column, format_jobs, format_queue, format_table
+from ..views.results import format_results, format_results_csv
+from ..views.show import format_job, format_why
+from ..views.status_text import format_detailed, format_snapshot, local_time
+from ..views.usage import USAGE_SINCE
+from .chosen import check_choice, check_named, describe_choice, find_all, list_part, read_choice
+from .context import Context
+from .top import cmd_top
+from .transport import DISK, encode_query, quote_path, split_lines
+
+if TYPE_CHECKING:
+    from ..opening import Json
+
+
+def cmd_status(context: Context) -> None:
+    if context.options.watch:
+        return cmd_top(context)
+    status = context.client.status()
+    if context.options.detailed:
+        return context.write(format_detailed(status, context.client.health(), context.paint))
+    context.show(status, format_snapshot)
+    if status["hash"] != (own := file_hash(DISK)) and not context.is_remote:
+        context.say(f"the service is nexus {status['version']} ({status['hash']}), this is {__version__} ({own}); "
+                  "nexus restart brings them together")
+
+
+def cmd_queue(context: Context) -> None:
+    jobs, total = list_part(context, "/queue", fields=None if context.options.json else ",".join(QUEUE_FIELDS))
+    context.show(jobs, format_queue, f"no job{describe_choice(context)} is pending")
+    if len(jobs) < total:
+        context.say(f"… {total - len(jobs)} more wait behind them; nexus queue -n 0 shows all")
+
+
+def cmd_history(context: Context) -> None:
+    show_latest(context, list(FINAL), "finished_at", f"no job{describe_choice(context)} has finished yet")
+
+
+def cmd_jobs(context: Context) -> None:
+    chosen = describe_choice(context)
+    show_latest(context, list(STATUSES), "created_at",
+                f"there is no job{chosen}" if chosen else 'no job yet: nexus add "python train.py"')
+
+
+def show_latest(context: Context, statuses: Sequence[str], order: str, when_empty: str) -> None:
+    """Show the newest jobs, the newest last, next to the prompt."""
+    chosen, named = read_choice(context), getattr(context.options, "ids", ())
+    if named:
+        check_choice(context, named)
+        jobs = [context.client.job(job_id) for job_id in named]
+        for job in jobs:
+            check_named(context, job, statuses)
+        return context.show(jobs, format_jobs)
+    if "status" in chosen:
+        statuses = chosen["status"]
+        when_empty = f"no job{describe_choice(context)} is {' or '.join(statuses)}"
+    jobs, total = list_part(context, "/jobs", status=statuses, sort=f"-{order}")
+    context.show(jobs[::-1], format_jobs, when_empty)
+    if len(jobs) < total:
+        context.say(f"the last {len(jobs)} of {total}; nexus {context.options.subcommand} -n 0 shows all")
+
+
+def cmd_show(context: Context) -> None:
+    show_each(context, find_all(context), lambda job: make_job_text(context, job))
+
+
+def cmd_why(context: Context) -> None:
+    reasons = [context.client.why(job["id"]) for job in find_all(context)]
+    show_each(context, reasons, lambda reason: format_why(reason, context.paint))
+
+
+def show_each(context: Context, items: Sequence[Json], make_text: Callable[[Json], str]) -> None:
+    """Show each; as JSON a list, or the item that was named alone."""
+    is_one = len(items) == len(context.options.ids) == 1
+    context.show(items[0] if is_one else items, lambda data, paint: "\n".join(map(make_text, items)),
+                 "there is no such job")
+
+
+def make_job_text(context: Context, job: Json) -> str:
+    lines = list[str]()
+    is_on_gpus = job["status"] == RUNNING and job["gpus"]
+    gpus = context.client.status()["gpu_status"] if is_on_gpus else []
+    if job["started_at"]:
+        try:
+            lines = read_last_lines(context, job["id"]) or list(filter(None, [job["last_line"]]))
+        except NexusError as error:
+            if error.kind != "not_found":
+                raise
+            lines = [error.message]
+    return format_job(job, context.paint, last_lines=lines, gpus=gpus)
+
+
+def read_last_lines(context: Context, job_id: str) -> list[str]:
+    query = encode_query({"tail": LAST_LINES, "offset": -LAST_BYTES})
+    _, pieces = context.client.open_stream(f"/jobs/{quote_path(job_id)}/logs{query}", NDJSON)
+    texts = dict[int, str]()                        # {attempt: what it printed}
+    for piece in map(load_json, split_lines(pieces)):
+        texts[piece["attempt"]] = texts.get(piece["attempt"], "") + piece["text"]
+    text = "\n".join(texts.values()).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return find_last_lines(text, LAST_LINES)
+
+
+LAST_LINES = 5                  # that `show` prints
+LAST_BYTES = 2**22              # of each log, where it looks for them
+
+
+def cmd_usage(context: Context) -> None:
+    """Print jobs, GPU-hours and the share that failed, for each user or group."""
+    by, duration = context.options.by, context.options.since or USAGE_SINCE
+    since = format_time(time.time() - parse_duration(duration))
+    rows = context.client.usage(since=duration, by=by)
+    context.show(rows, functools.partial(format_table, (
+        Column(by.upper(), cell=lambda row: row[by]),
+        Column("JOBS", cell=lambda row: str(row["jobs"])),
+        Column("GPU-HOURS", cell=lambda row: f"{row['gpu_hours']:.1f}"),
+        Column("CPU-JOB HOURS", cell=lambda row: f"{row['cpu_job_hours']:.1f}",
+               shown_if=lambda rows: any(row["cpu_job_hours"] >= 0.05 for row in rows)),
+        Column("FAILED", cell=lambda row: f"{row['failed']} of {row['ended']} ended"),
+    )), "no job ran in that time")
+    whole = min((row["forgotten_since"] for row in rows if row["forgotten_since"]), default=None)
+    note = f"; of jobs that are forgotten, whole days since {local_time(whole, '%Y-%m-%d')}" if whole else ""
+    context.say(f"since {local_time(since, '%Y-%m-%d %H:%M')}; --since 24h: the last 24 hours{note}")
+
+
+def cmd_results(context: Context) -> None:
+    """Print a group's jobs as a table; what waits is only counted, unless the table is for a program."""
+    options = context.options
+    results = context.client.results(options.group)
+    waiting = [row for row in results["rows"] if row["status"] == PENDING]
+    if options.csv:
+        return context.write(format_results_csv(results))
+    if not options.json:
+        results["rows"] = [row for row in results["rows"] if row["status"] != PENDING]
+    context.show(results, format_results)
+    if waiting and not options.json:
+        context.say(f"{len(waiting)} more {'wait' if len(waiting) > 1 else 'waits'}: "
+                    f"nexus queue --group {quote(options.group)}")
+    best, column = results["best_id"], next((column for column in results["columns"] if column["direction"]), None)
+    if best and column and not options.json:
+        context.say(f"best by {column['title']} ({column['direction']}est): job {best}")

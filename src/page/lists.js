@@ -1,0 +1,69 @@
+// ---- The lists: what waits and what has ended.  A group is one row with a bar, and a link to its jobs.
+
+function drawLists() {
+  const {found, waiting, ended, counts} = view, {status, group} = filter;
+  const wants = (...words) => !status || words.includes(status);
+  const hasResults = view.groups[group] && !status && !filter.text;
+  const chip = (text, isOn, change) => button(text, () => { location.hash = listAddress({...filter, ...change}); },
+    {'aria-pressed': `${isOn}`});
+  return el('div', {id: 'lists'}, isFiltered() && el('div', {class: 'head', key: 'chips'},
+    ['running', 'pending', ...FINAL].map((word) => chip(word === 'pending' ? 'waiting' : word, word === status,
+      {status: word === status ? '' : word})),
+    group && chip(`group ${group} \u00d7`, true, {group: ''}), el('a', {href: '#/'}, 'Show all')),
+  view.groups[group] && el('ul', {class: 'rows panel', key: 'group'}, drawGroup(view.groups[group])),
+  hasResults ? drawResults(view.groups[group]) : [
+    found.running?.length > 0 && wants('running')
+      && drawList('running', 'Running', found.running, found.running.length),
+    wants('pending') && drawList('waiting', 'Waiting', waiting, found.waiting, 'Nothing waits.', counts.pending),
+    wants(...FINAL) && drawList('ended', 'Ended', ended, found.ended,
+      found.failures ? 'No other job has ended yet.' : 'No job has ended yet.',
+      FINAL.reduce((sum, word) => sum + counts[word], 0), !isFiltered() && found.failures)]);
+}
+
+// `total`: rows, of which entries are the first.  `jobs`: how many those are; `above`, of them, failures.
+function drawList(id, title, entries, total, empty, jobs = total, above = 0) {
+  const left = total - entries.length;
+  const rows = entries.map((entry, index) => {
+    const job = view.jobs[entry], reason = job?.waiting_for;
+    const isSame = reason && reason === view.jobs[entries[index - 1]]?.waiting_for;
+    return job ? drawJob(job, isSame ? 'as above' : reason) : drawGroup(view.groups[entry.slice('group:'.length)]);
+  });
+  const count = isFiltered() ? total : jobs;
+  return section(id, title, listed(count > 0 && number(count), above > 0 && `${counted(above, 'failure')} above`),
+    el('div', {class: 'panel'},
+      rows.length ? el('ul', {class: 'rows'}, rows)
+        : el('p', {class: 'pad muted'}, isFiltered() ? 'No job matches the filter.' : empty),
+      left > 0 && el('p', {class: 'pad'}, button(`Show ${Math.min(PAGE, left)} more of ${number(left)}`,
+        () => { limit += PAGE; restart(); }, {class: 'link'}))));
+}
+
+function drawJob(job, reason) {
+  const {id, status, group} = job, name = `job ${id}`;
+  const note = [group && !filter.group && el('a', {class: 'muted', href: groupAddress(group)}, group),
+    isRunning(job) && muted(where(job))];
+  const actions = isSet(job.command) && [job.is_held && holdButton(job),
+    !isOver(job) && action('Cancel', name, () => cancelJob(job), {disabled: Boolean(job.stopping)}),
+    isOver(job) && status !== 'completed' && action('Retry', name, () => retry({ids: [id]}))];
+  return el('li', {key: id, 'data-job': id}, drawLine(JOB_COLUMNS, job, {note, reason, actions}));
+}
+
+function drawGroup(group) {
+  const {name, hold, estimated_end: end} = group, isOn = group.pending + group.running > 0;
+  const statuses = ['completed', 'running', 'failed', 'cancelled', 'pending'].filter((status) => group[status] > 0);
+  const total = statuses.reduce((sum, status) => sum + group[status], 0);
+  const ended = total - group.pending - group.running, label = `group ${name}`, far = group.fraction;
+  const kind = filter.group ? null : 'quiet';   // its own page has room
+  return el('li', {class: 'group', key: label, 'data-group': name},
+    el('a', {class: 'title', href: groupAddress(name)}, drawName(name, '')),
+    el('progress', {'aria-label': `${number(ended)} of ${number(total)} have ended`,
+      value: isSet(far) ? far * total : ended, max: total}),
+    statuses.map((status) => el('a', {class: `badge ${KINDS[status] ?? ''}`, key: status, title: status,
+      href: groupAddress(name, status)}, `${number(group[status])} ${MARKS[status]}`,
+    el('span', {class: 'unseen'}, status))),
+    el('span', {class: 'why'}, worded(listed(hold ?? group.waiting_for, isSet(far) && percent(100 * far),
+      end && !hold && `about ${about(-secondsSince(end))} left`, !isOn && group.failed_line))),
+    el('span', {class: 'actions'}, group.failed_id
+      && action('Retry failed', label, () => retry({group: name}), {class: kind}),
+    isOn && pauseButton(Boolean(hold), label, 'service', {query: `?group=${encodeURIComponent(name)}`, kind}),
+    isOn && action('Cancel', label, () => cancelGroup(group), {class: kind})));
+}

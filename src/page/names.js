@@ -1,0 +1,31 @@
+// ---- Names of jobs.  Where there is no room for one, what it has in common with another one is cut, and not what
+// tells them apart.
+
+const titleOf = (job) =>
+  job.name ?? commandOf(job).replace(/^(\S*\/)?(python[\d.]*|bash|sh)\s+(?=[^-\s])(\S*\/)?/, '');
+let commonLengths = new Map();                  // {title: characters at its begin that another one has too}
+
+function measureNames() {
+  const titles = [...new Set([...Object.values(view.jobs).map(titleOf), ...Object.keys(view.groups)])].sort();
+  const common = (one = '', other = '') => {
+    let length = 0;
+    while (length < one.length && one[length] === other[length]) length += 1;
+    length = one.slice(0, length).search(/[^\s=/_.,:-]*$/);      // whole words
+    return length < 8 ? 0 : length;
+  };
+  commonLengths = new Map(titles.map((title, index) =>
+    [title, Math.max(common(title, titles[index - 1]), common(title, titles[index + 1]))]));
+}
+
+function fitNames() {                           // in each list, they have the room that its longest name takes
+  for (const list of byId('overview').querySelectorAll('section')) {
+    const lengths = [...list.querySelectorAll('.job .name')].map(({textContent}) => textContent.length);
+    list.style.setProperty('--name', `${Math.max(0, ...lengths)}ch`);
+  }
+}
+
+function drawName(title, kind) {
+  const length = commonLengths.get(title) ?? 0;
+  return el('span', {class: `name ${kind}`}, el('span', {class: 'clip'}, title.slice(0, length)),
+    el('span', {class: 'clip'}, title.slice(length)));
+}

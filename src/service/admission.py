@@ -1,0 +1,196 @@
+"""Jobs are added to the queue: new ones, and retries of those that have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..hosting.loop import Component
+from ..opening import TYPE_CHECKING
+from ..values.changes import check_can_retry, find_retried, is_left_to_retry, renew_group
+from ..values.choice import Choice
+from ..values.errors import NexusError
+from ..values.job import CANCELLED, COMPLETED, FAILED, FINAL, PENDING, PRIORITIES, Job
+from ..values.queue_order import next_place
+from ..values.state import Put, State, add_job, change_job, find_groups
+from ..values.submission import KEPT, Asked
+from ..values.text import format_line, join_some
+from ..values.value import Value, replace
+from ..views.api_json import pick
+from .access import Identity, check_own_group, check_priority
+from .dependencies import LINKS, find_left_groups, find_links, settle_added
+from .queue_limits import check_link_count, check_queue_limit, find_group_limits, limit_group
+from .selection import check_status, choose_jobs, confirm_jobs
+from .transactions import MANY
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ..values.state import Changes
+
+
+class Added(Value):
+    """The result of a submission."""
+    ids: tuple[str, ...]                        # one for each submitted job
+    existing: tuple[str, ...] = ()              # the ids of jobs that were there before
+    jobs: Sequence[Job] = ()                    # the new jobs
+
+
+class DryRun(Exception):
+    """Aborts the transaction of a dry run.  Its argument: the Added that a real submission would return."""
+
+
+class Admission(Component):
+    """Takes jobs into the queue.  A `caller` may name only its own jobs."""
+
+    def admit(self, submissions: Sequence[Asked], caller: Identity, key: str | None = None,
+              is_dry: bool = False) -> Added:
+        """Queue jobs, all or none; a dry run changes nothing.  A `key` used before returns the earlier jobs."""
+        if key and caller.user != self.service.user:
+            key = f"{caller.user} {key}"
+        if sum(not asked.unique for asked in submissions) > self.config.jobs.queue_limit:
+            raise NexusError("queue_full", f"{len(submissions)} jobs are more than the queue takes: queue_limit is "
+                             f"{self.config.jobs.queue_limit}", hint="raise [jobs] queue_limit")
+        for asked in submissions:
+            check_priority(asked.job.get("priority"), caller)
+            self.service.scripts.check_env(asked.env or asked.job.get("variables"), caller)
+        checked, now = self.service.validator.make_jobs(submissions, caller.user), self.clock.now()
+
+        def add(state: State) -> Changes:
+            ids, repeated, new_jobs = list[str](), list[str](), list[Job]()
+            earlier = [job for job in state.jobs.values() if job.key == key] if key else []
+            compared = state.jobs.values() if any(asked.unique for asked in submissions) else ()
+            contents = {content_of(job): job.id for job in compared if job.status not in (FAILED, CANCELLED)}
+            if earlier:
+                return Added(list_again(earlier, contents, [content_of(job) for job, _, _ in checked]))
+            check_link_count(state, [job for job, _, _ in checked], self.service.user)
+            for checked_job, variables, asked in checked:
+                job_id = contents.get(content_of(checked_job)) if asked.unique else None
+                if job_id:
+                    repeated.append(job_id)
+                else:
+                    limits = find_group_limits(vars(asked))
+                    job = yield from self.add_job(state, checked_job, caller, now, variables, limits,
+                                                  len(checked) > MANY, key=key)
+                    job_id = contents[content_of(job)] = job.id
+                    new_jobs.append(job)
+                ids.append(job_id)
+            yield from settle_added(state, new_jobs, now)
+            added = Added(tuple(ids), tuple(repeated), [state.jobs[job.id] for job in new_jobs])
+            if is_dry:
+                raise DryRun(added)
+            return added
+
+        try:
+            added: Added = self.service.transactions.update(caller.user, [job for job, _, _ in checked], add)
+        except DryRun as tried:
+            added = tried.args[0]
+            return added
+        if added.jobs:
+            self.log.info("Job %s added by %s: %s", join_some([job.id for job in added.jobs]), caller.name,
+                          format_line(added.jobs[0].command, 300))
+            self.service.wake()
+        return added
+
+    def add_job(self, state: State, job: Job, caller: Identity, now: float, variables: Mapping[str, str] | None = None,
+                limits: Mapping[str, Any] = {}, is_one_of_many: bool = False, **facts: Any) -> Changes:
+        """Queue a job; settle_added() follows.  `variables`: None: State has them; `limits`: its group's.
+
+        Raises: queue_full, not_found, forbidden, conflict.
+        """
+        check_queue_limit(state, job.user, self.config.jobs.queue_limit, self.service.user)
+        check_own_group(state, job.group, caller)
+        links = find_links(state, job, caller)
+        if job.environment not in state.environments and variables is not None:
+            yield Put("environments", job.environment, variables)
+        yield from renew_group(state, job.group)
+        yield from limit_group(state, job.group, limits)
+        job_id = self.clock.new_job_id(state.jobs, is_one_of_many)
+        job = replace(job, id=job_id, cwd=self.layout.work_folder(job_id) if job.code else job.cwd, created_at=now,
+                      status_history=((PENDING, now),), **{**links, **next_place(state, job.priority), **facts})
+        yield from add_job(job)
+        return job
+
+    def retry(self, choice: Choice, caller: Identity, change: Mapping[str, Any] = {}) -> list[str]:
+        """Queue finished jobs again as new ones, all or none, with a `change` by the keys of CHANGES; return their ids.
+
+        A new job depends on the latest retries of the old job's parents, and what its groups have lost so far does not
+        count.  Without ids, those are retried that failed, or lost a parent, or have the status given, and were not
+        retried yet.
+        Raises: usage, not_found, forbidden, conflict, queue_full.
+        """
+        now, env, limits = self.clock.now(), change.get("env"), find_group_limits(change)
+        self.service.scripts.check_env(env, caller)
+        chosen = choose_jobs(self.store.state, choice, caller, FINAL, now)
+
+        def find(state: State) -> list[Job]:
+            jobs = confirm_jobs(state, chosen, choice, now)
+            if choice.ids:
+                return jobs
+            if choice.status:
+                return [job for job in jobs if job.status in FINAL and not job.retried_as]
+            return [job for job in jobs if is_left_to_retry(job.status, job.current.cause, job.retried_as)]
+
+        def add(state: State) -> Changes:
+            added, jobs, latest = list[Job](), find(state), dict[str, str]()
+            check_link_count(state, [replace(job, **pick(fields, LINKS & fields.keys())) for job in jobs],
+                             self.service.user)
+            for job in jobs:
+                check_can_retry(job.id, job.shown_status)
+                check_status(job, choice.status or FINAL, "nothing was done")
+                after, after_any = (
+                    tuple(dict.fromkeys(find_retried(state, parent, latest)
+                                        for parent in parents if parent in state.jobs))
+                    for parents in (job.after, job.after_any))
+                after = tuple(parent for parent in after if state.jobs[parent].status not in (FAILED, CANCELLED))
+                links = {"after": after, "after_any": after_any, **find_left_groups(state, job)}
+                # check_priority(): only the owner may give a priority above normal.
+                priority = job.priority if caller.is_owner else max(job.priority, PRIORITIES["normal"])
+                kept = {name: getattr(job, name) for name in KEPT}
+                own, variables = self.service.validator.change_env(state, job, env) if env else ({}, None)
+                again = Job(**{**kept, **links, "priority": priority, **fields, **own}, id="", created_at=now,
+                            queue_key=())
+                new = yield from self.add_job(state, again, caller, now, variables, limits, len(jobs) > MANY)
+                yield from replace_failure(state, job, new)
+                added.append(new)
+            yield from settle_added(state, added, now, fields.get("after_group", ()))
+            return [job.id for job in added]
+
+        earlier = find(self.store.state)
+        fields = self.service.validator.make_change(earlier, change, caller)
+        self.service.validator.check_folders([replace(job, **fields) for job in earlier])
+        new_ids: list[str] = self.service.transactions.update(caller.user, earlier, add)
+        if new_ids:
+            self.log.info("Job %s added by %s, as retries", join_some(new_ids), caller.name)
+            self.service.wake()
+        return new_ids
+
+
+def replace_failure(state: State, job: Job, again: Job) -> Changes:
+    """The changes by which a retry counts in place of a failure, for the groups of that, and no earlier retry does."""
+    yield change_job(job, retried_as=again.id)
+    if job.status != COMPLETED and find_groups(job):
+        yield change_job(again, retried_groups=tuple(find_groups(job)))
+    groups, earlier = tuple[str, ...](), state.jobs.get(job.retried_as or "")
+    while earlier and earlier.retried_groups:   # the earlier one, and the retries of that
+        yield change_job(earlier, retried_groups=groups)
+        groups = tuple(find_groups(state.jobs[earlier.id]))
+        earlier = state.jobs.get(earlier.retried_as or "")
+
+
+def list_again(earlier: Sequence[Job], contents: Mapping[Any, str], wanted: Sequence[object]) -> tuple[str, ...]:
+    """The ids with which a submission was answered before.  `earlier`: the jobs that it added; `wanted`: the contents.
+
+    Where it was unique, several of it may be one job, or one that was there before: `contents`.
+    """
+    added = sorted(earlier, key=lambda job: job.number)
+    ids = tuple(job.id for job in added)
+    if not contents or len(ids) == len(wanted):
+        return ids
+    ids_of: dict[Any, str] = {**contents, **{content_of(job): job.id for job in added}}
+    return tuple(ids_of[content] for content in wanted) if ids_of.keys() >= {*wanted} else ids
+
+
+def content_of(job: Job) -> tuple[object, ...]:
+    """Return the key by which --unique compares jobs.  The number of a script in its sweep is no part of it."""
+    own = tuple(pair for pair in job.variables if pair[0] != "NEXUS_TASK_ID")
+    return job.user, job.command, job.cwd, job.conda, job.env_digest, own
