@@ -1,4 +1,11 @@
-"""A user at the command line: a NEXUS_HOME of his own with mock GPUs and a free port, and terminals to type into."""
+"""A user at the command line: a NEXUS_HOME of his own with mock GPUs and a free port, and terminals to type into.
+
+    with Home() as home:
+        job_id = home.main("add", "true").id        # in this process; home.run() in one of its own
+        with home.terminal("attach", job_id) as terminal:
+            terminal.wait_for("text")
+            terminal.type("\x01d")
+"""
 
 import contextlib
 import io
@@ -13,6 +20,7 @@ import subprocess
 import sys
 import time
 
+import forks
 import live
 from live import COMMAND, PATIENCE_S
 
@@ -63,11 +71,22 @@ class Done:
         return json.loads(self.out)
 
 
-class Home(live.Box):
-    """A box, and whoever works in it at the command line; the service is started by the first command that needs it."""
+def call_main(*argv, **environ):
+    """The command line in this process, where no service can be."""
+    out, err = Stream(), Stream()
+    code = nexus.main(argv, {"NEXUS_HOME": "/dev/null/nexus", **environ}, out, err)
+    return Done(code, out.bytes, err.bytes)
 
-    def __init__(self, **options):
-        super().__init__(launcher="screen", environ={"TERM": "xterm-256color"}, is_starting=False, **options)
+
+class Home(live.Box):
+    """A box, and whoever works in it at the command line; the service is started by the first command that needs it.
+
+    `is_quick`: it runs already, without a supervisor and without screen.
+    """
+
+    def __init__(self, is_quick=False, **options):
+        super().__init__(launcher="direct" if is_quick else "screen", environ={"TERM": "xterm-256color"}, is_starting=is_quick,
+                         is_supervised=not is_quick, **options)
         self.top, self.path = str(self.folder), str(self.home)
 
     def file(self, *names):
@@ -84,8 +103,12 @@ class Home(live.Box):
 
     def run(self, *argv, stdin=b"", cwd=None, script=COMMAND, python=(sys.executable,), timeout=PATIENCE_S, **environ):
         """The command line in a process of its own."""
-        done = subprocess.run([*python, script, *argv], input=stdin, capture_output=True, timeout=timeout, cwd=cwd or self.top,
-                              env=self.with_changes(environ), start_new_session=True)
+        environ, cwd = self.with_changes(environ), cwd or self.top
+        if (script, python) == (COMMAND, (sys.executable,)) and forks.can_run(environ):
+            done = forks.run(argv, environ, cwd, stdin, timeout)
+        else:
+            done = subprocess.run([*python, script, *argv], input=stdin, capture_output=True, timeout=timeout, cwd=cwd, env=environ,
+                                  start_new_session=True)
         return Done(done.returncode, done.stdout, done.stderr)
 
     def popen(self, *argv, cwd=None, **environ):

@@ -1,5 +1,8 @@
 """What a disk or a hand may do to state.json and the journal, and whether nexus notices it.
 
+    home = Home(folder)
+    assert not home.find_fault("state.json", flip(content, bit), place)         # words, where it was not noticed
+
 tests/unit/test_damage.py does some of it, tests/bench/disk.py all.
 """
 

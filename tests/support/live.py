@@ -8,6 +8,7 @@ Everything a box starts carries its folder's name in its environment or its argu
 """
 
 import contextlib
+import ctypes
 import http.client
 import importlib.util
 import json
@@ -16,14 +17,19 @@ import pathlib
 import pwd
 import py_compile
 import random
+import select
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import zlib
+
+import forks
 
 import nexus
 
@@ -34,14 +40,15 @@ PATIENCE_S = 60.0                       # for what takes a second on an idle mac
 
 
 def until(look, what="it", timeout_s=PATIENCE_S, interval_s=0.02):
-    """Ask until the answer is true, and return it."""
-    give_up_at = time.monotonic() + timeout_s
+    """Ask until the answer is true, and return it.  The longer it takes, the longer are the pauses: a tenth of that, at most 0.1 s."""
+    began_at = time.monotonic()
+    give_up_at = began_at + timeout_s
     while True:
         answer = look()
         if answer:
             return answer
         assert time.monotonic() < give_up_at, f"waited {timeout_s:g} s for {what() if callable(what) else what}"
-        time.sleep(interval_s)
+        time.sleep(max(interval_s, min(0.1, (time.monotonic() - began_at) / 10)))
 
 
 def need_root():
@@ -98,9 +105,13 @@ def stat(pid):
     return read(f"/proc/{pid}/stat").rpartition(") ")[2].split()
 
 
+def is_running(now):
+    """Of what stat() says.  When only its main thread has ended, the others still have its files, also those that listen."""
+    return bool(now) and (now[0] not in "ZX" or int(now[17]) > 1)
+
+
 def is_alive(pid):
-    now = stat(pid)                     # asked once: it may go at any moment
-    return bool(now) and now[0] not in "ZX"
+    return is_running(stat(pid))        # asked once: it may go at any moment
 
 
 def all_pids():
@@ -143,7 +154,7 @@ def find_service(home):
     """The pid of the service that runs now; None when none does."""
     told = read_service(home)
     now = stat(told["pid"]) if told else []
-    return told["pid"] if now and now[0] not in "ZX" and int(now[19]) == told["started"] else None
+    return told["pid"] if is_running(now) and int(now[19]) == told["started"] else None
 
 
 def descendants(pid):
@@ -194,6 +205,46 @@ def remove_folder(folder):
             subprocess.run(["umount", "-l", line.split()[1]], capture_output=True)
     if not [line for line in read("/proc/mounts").splitlines() if line.split()[1].startswith(f"{folder}/")]:
         shutil.rmtree(folder, ignore_errors=True)       # never the interpreter that is mounted there
+
+
+def take_requests(handle, is_over):
+    """Read the requests of a FUSE, and reply to the first one alone, which asks for its version.  Source: linux/fuse.h."""
+    while not is_over.is_set():
+        if select.select([handle], [], [], 0.02)[0]:
+            request = os.read(handle, 2**20)
+            code, number = struct.unpack_from("=IQ", request, 4)
+            if code == 26:                              # FUSE_INIT
+                reply = struct.pack("=IIIIHHIIHHI28x", 7, 31, 0, 0, 0, 0, 4096, 1, 0, 0, 0)
+                os.write(handle, struct.pack("=IiQ", 16 + len(reply), 0, number) + reply)
+
+
+@contextlib.contextmanager
+def hung_folder(path, is_taken=False):
+    """A folder that answers nothing, as one of a server that is gone.  Afterwards it fails at once.
+
+    It is a FUSE that nobody serves: SIGKILL ends who waits.  `is_taken`: its program takes each request, and no signal ends who waits.
+    """
+    need_root()
+    if not os.path.exists("/dev/fuse"):
+        import pytest
+        pytest.skip("this kernel has no FUSE")
+    system, handle = ctypes.CDLL(None, use_errno=True), os.open("/dev/fuse", os.O_RDWR)
+    try:
+        options = f"fd={handle},rootmode=40000,user_id=0,group_id=0,allow_other"
+        assert system.mount(b"hung", os.fsencode(path), b"fuse", 0, options.encode()) == 0, os.strerror(ctypes.get_errno())
+        is_over = threading.Event()
+        server = threading.Thread(target=take_requests, args=(handle, is_over))
+        if is_taken:
+            server.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            if is_taken:
+                server.join()
+    finally:
+        os.close(handle)
+        system.umount2(os.fsencode(path), 2)            # MNT_DETACH
 
 
 LISTEN = """
@@ -271,9 +322,14 @@ class Tools:
         self.folder = make_folder()
         self.folder.chmod(0o755)
         for path in (NEXUS, COMMAND, SUPPORT / "fake_nvidia_smi"):
-            shutil.copy(path, self.folder / path.name)
+            shutil.copy2(path, self.folder / path.name)         # as old as it is, so that what is compiled of it fits
             (self.folder / path.name).chmod(0o755)
-        py_compile.compile(str(self.folder / NEXUS.name))
+        compiled = pathlib.Path(importlib.util.cache_from_source(str(self.folder / NEXUS.name)))
+        compiled.parent.mkdir()
+        if os.path.exists(importlib.util.cache_from_source(str(NEXUS))):
+            shutil.copy(importlib.util.cache_from_source(str(NEXUS)), compiled)
+        else:
+            py_compile.compile(str(self.folder / NEXUS.name))
         if sys.version_info < (3, 11):                  # found by PYTHONPATH, as a user's own packages are
             import tomli
             shutil.copytree(os.path.dirname(tomli.__file__), self.folder / "tomli")
@@ -284,6 +340,8 @@ class Tools:
         self.mount = self.folder / "python"
         self.mount.mkdir()
         subprocess.run(["mount", "--bind", base, self.mount], check=True)
+        # Where a run was killed, whoever removes what it left must not remove the interpreter.
+        subprocess.run(["mount", "-o", "remount,bind,ro", self.mount], check=True)
         version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
         self.python = str(self.mount / "bin" / version)
 
@@ -353,9 +411,10 @@ def keep_compiled(home, program=NEXUS):
 class Box:
     """A home, a port, GPUs, and the service that goes with them."""
 
-    def __init__(self, gpus=2, launcher="direct", user=None, environ=None, is_starting=True, name="home", **config):
+    def __init__(self, gpus=2, launcher="direct", user=None, environ=None, is_starting=True, is_supervised=True, name="home", **config):
+        """`is_supervised`: whether its service is started as `nexus start` does; otherwise it is a fork that nobody starts again."""
         self.folder = make_folder()
-        self.home = self.folder / name
+        self.home, self.is_supervised = self.folder / name, is_supervised
         self.user, self.port = user, free_port()
         self.python, self.tests = (user.python, user.folder) if user else (sys.executable, SUPPORT)
         self.bin = self.folder / "bin"
@@ -427,10 +486,18 @@ class Box:
 
     def nexus(self, *arguments, timeout_s=PATIENCE_S, environ=None):
         """Run a command of nexus; CompletedProcess with text."""
-        return subprocess.run(self.argv(*arguments), env={**self.environ, **(environ or {})}, stdin=subprocess.DEVNULL, capture_output=True,
-                              text=True, timeout=timeout_s, cwd="/")
+        environ = {**self.environ, **(environ or {})}
+        if "argv" in vars(self) or self.python != sys.executable or not forks.can_run(environ):
+            return subprocess.run(self.argv(*arguments), env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                                  timeout=timeout_s, cwd="/")
+        done = forks.run(arguments, environ, timeout_s=timeout_s)
+        return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
     def start(self):
+        if not self.is_supervised and not self.user and forks.can_run(self.environ):
+            forks.start(["serve"], {**self.environ, "NEXUS_ROLE": "service"}, self.home / "service.log")
+            self.await_service()
+            return
         for _ in range(5):
             done = self.nexus("start")
             if done.returncode == 4 and "in use" in done.stderr:        # somebody was faster
@@ -443,6 +510,10 @@ class Box:
 
     def serve(self, change=""):
         """Start a service in the foreground, after a change to nexus; no supervisor starts it again."""
+        if not self.user and forks.can_run(self.environ):
+            forks.start(["serve"], self.environ, os.devnull, change)
+            self.await_service()
+            return
         become, folder = (self.user.become(), self.user.folder) if self.user else ([], NEXUS.parent)
         code = (f"import sys; sys.path.insert(0, {str(folder)!r}); import nexus; {change}; "
                 "sys.argv[1:] = ['serve']; sys.exit(nexus.entry())")
@@ -467,7 +538,7 @@ class Box:
         """Until a service answers."""
         def answers():
             with contextlib.suppress(Lost):
-                return self.pid() and self.call("GET", "/jobs?limit=1")[0] == 200
+                return self.pid() and self.call("GET", "/jobs?limit=1")[0] in (200, 401)       # 401: it wants a token
         until(answers, lambda: f"the service to answer, whose log ends with: {read(self.home / 'service.log')[-1500:]}", timeout_s)
         return self.pid()
 
@@ -475,6 +546,16 @@ class Box:
         """The shells that start the service again, and the screen they run in."""
         return [pid for pid in find_processes(f"{self.folder}/") if b"NEXUS_ROLE=service" in read_bytes(f"/proc/{pid}/environ")
                 and b"supervisor.sh" in read_bytes(f"/proc/{pid}/cmdline")]
+
+    def shells(self):
+        """Those of the supervisors themselves."""
+        return [pid for pid in self.supervisors() if read_bytes(f"/proc/{pid}/cmdline").startswith(b"/bin/sh\0")]
+
+    def hold_supervisor(self, shell):
+        """Have a supervisor that waits before it starts the service again wait on."""
+        def find_sleep():
+            return [pid for pid in descendants(shell) if read_bytes(f"/proc/{pid}/cmdline").startswith(b"sleep\0")]
+        os.kill(*until(find_sleep, "the supervisor to wait"), signal.SIGSTOP)
 
     def kill_all_of_service(self):
         """The service and what would start it again."""

@@ -1,4 +1,9 @@
-"""Values for tests: each maker fills in what a case does not care about."""
+"""Values for tests: each maker fills in what a case does not care about.
+
+    made = nexus.plan(state(job("abc", gpus=2), running("xyz", [0])), [gpu(0), gpu(1)], None, config(), NOW)
+
+`values(nexus.Job)` is a strategy of hypothesis: whatever a value of that class may hold.
+"""
 
 import pathlib
 
@@ -10,6 +15,7 @@ SUPPORT = pathlib.Path(__file__).resolve().parent
 SAMPLES = SUPPORT.parent / "samples"
 NOW = 1729783815.0                      # 2024-10-24T15:30:15Z
 GB = 1024.0
+MINUTE = NOW // 60 * 60
 CONFIG_KEYS = {key: name for name, table in nexus.SECTIONS.items() for key in table.FIELDS}      # {key: its section}
 
 
@@ -62,6 +68,10 @@ def foreign(pid=4242, **fields):
     return nexus.GpuProcess(**{"pid": pid, "memory_mib": 16 * GB, "user": "bob", "name": "python", **fields})
 
 
+def means(at=MINUTE, count=1, **facts):
+    return nexus.GpuMeans(at, count, **facts)
+
+
 def state(*jobs, groups=(), **facts):
     made = nexus.State()
     for one in jobs:
@@ -83,6 +93,57 @@ def indexes_of(state):
     """All indexes of a State, copied: what may be compared with those of another time."""
     lists = {name: {key: items.copy() for key, items in getattr(state, name).items()} for name in nexus.INDEXES}
     return {"running": state.running.copy(), "pending": state.pending.copy(), "live": state.live.copy(), **lists}
+
+
+def check_indexes(made):
+    """That every index of State says what its jobs say."""
+    pending = {one.id: one for one in made.jobs.values() if one.status in (nexus.PENDING, nexus.SUBMITTED)}
+    ordered = nexus.list_pending(made)
+    assert {one.id: one for one in ordered} == pending and len(ordered) == len(pending)
+    assert made.pending == pending
+    queue = nexus.PendingQueue(made)
+    assert [queue.find_position(one) for one in ordered] == list(range(len(ordered)))
+    by_class, dependents, named, members, queued, queued_in, prioritized, ended_by, ended_in = ({} for _ in range(9))
+    unretried, followers, awaited, lost = ({} for _ in range(4))
+    for one in made.jobs.values():
+        if one.status in nexus.FINAL:
+            item = one.status_history[-1][1] if one.status_history else 0.0, one.number, one.id
+            ended_by.setdefault(one.status, []).append(item)
+            ended_in.setdefault((one.user, one.group or ""), []).append(item)
+        for user in (None, one.user) if one.name else ():
+            named.setdefault((user, one.name), []).append((one.number, one.id))
+            if one.retried_as is None:
+                unretried.setdefault((user, one.name), []).append((one.number, one.id))
+        for group in {one.group, *one.retried_groups} - {None}:
+            if one.status not in nexus.FINAL:
+                awaited.setdefault(group, []).append((one.number, one.id))
+            elif one.status != nexus.COMPLETED and one.retried_as is None:
+                lost.setdefault(group, []).append(one.id)
+        if one.group:
+            members.setdefault(one.group, []).append((one.user, one.id))
+    for one in pending.values():
+        place = one.preemptible, *one.queue_key, one.id, one.gpus or 0.01
+        queued.setdefault(one.user, []).append(place)
+        queued_in.setdefault((one.user, one.group or ""), []).append(place)
+        prioritized.setdefault("high" if one.priority < 1 else "low" if one.priority > 1 else "normal", []).append(one.id)
+        if not one.is_held and not one.pending_dependencies and not one.pending_groups and one.status == nexus.PENDING:
+            by_class.setdefault(nexus.find_class(one), []).append((one.queue_key, one.id))
+        for parent in one.pending_dependencies:
+            dependents.setdefault(parent, []).append(one.id)
+        groups = one.pending_groups if one.attempts else (*one.after_group, *one.after_any_group)
+        for group in {*groups} if one.status == nexus.PENDING else ():
+            followers.setdefault(group, []).append(one.id)
+    for index, wanted in ((made.ready, by_class), (made.dependents, dependents), (made.named, named), (made.members, members),
+                          (made.queued, queued), (made.queued_in, queued_in), (made.prioritized, prioritized),
+                          (made.ended, ended_by), (made.ended_in, ended_in), (made.unretried, unretried),
+                          (made.followers, followers), (made.awaited, awaited), (made.lost, lost)):
+        assert index == {key: sorted(items) for key, items in wanted.items()}
+    assert made.running == {id: one for id, one in made.jobs.items() if one.status == nexus.RUNNING}
+    assert made.live == {id: one for id, one in made.jobs.items() if one.status in (nexus.RUNNING, nexus.SUBMITTED)}
+    ended = {id: one for id, one in made.jobs.items() if one.status in nexus.FINAL}
+    assert {one.id: one for one in nexus.list_finished(made)} == ended
+    assert all(id == one.id for id, one in made.jobs.items())
+    assert all(one.number < made.next_number for one in made.jobs.values())
 
 
 def find_faults(schema, value):

@@ -15,6 +15,7 @@ import ctypes
 import fcntl
 import fnmatch
 import http.client
+import importlib.util
 import os
 import pathlib
 import random
@@ -113,10 +114,14 @@ def relay(net):
 
 # Processes, which have a pid within their machine and another here
 
-def pid_space(pid):
-    with contextlib.suppress(OSError):
-        return os.readlink(f"/proc/{pid}/ns/pid")
-    return None
+def tree(pid):
+    """A process and all below it: in a namespace of pids that is all below its first.  Nothing is read of other processes."""
+    found = [pid]
+    for one in found:
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{one}/task"):
+                found += map(int, live.read(f"/proc/{one}/task/{thread}/children").split())
+    return found
 
 
 # Machines
@@ -126,6 +131,31 @@ import collections, sys
 numbers = collections.namedtuple("version_info", "major minor micro releaselevel serial")
 sys.version_info, sys.hexversion, sys.version = numbers(3, 8, 10, "final", 0), 0x03080af0, "3.8.10 (default)"
 """
+PYTHON = """\
+#!/bin/sh
+case $1 in */agent/nexus-*.py) cmp -s "$1" {nexus} && exec {python} -c {start} "$@" ;; esac
+exec {python} "$@"
+"""
+START_COMPILED = """\
+import marshal, os, sys
+del sys.argv[0]
+__file__, sys.path[0] = sys.argv[0], os.path.dirname(sys.argv[0])
+with open("{compiled}", "rb") as file:
+    code = marshal.loads(file.read()[16:])
+exec(code)
+"""
+
+
+def write_quick_python(path, python, nexus):
+    """A python3 that starts an agent from what is compiled already, if that is of the same nexus.py.
+
+    An agent is nexus.py itself, which Python would compile anew each time: half of what a connection costs.
+    """
+    start = START_COMPILED.format(compiled=importlib.util.cache_from_source(str(nexus)))
+    pathlib.Path(path).write_text(PYTHON.format(nexus=nexus, python=python, start=shlex.quote(start)))
+    os.chmod(path, 0o755)
+
+
 BOOT = """\
 mount --bind /etc {folder}/etc
 mount --bind {machine}/etc /etc
@@ -237,7 +267,7 @@ class Machine:
             assert self.process.poll() is None, f"{self.name} does not boot: {live.read(self.folder / 'boot.log')}"
             return all((self.folder / name).exists() for name in self.signs)
         live.until(is_up, f"{self.name} to boot", interval_s=0.005)
-        self.init = live.descendants(self.process.pid)[0] if self.is_own_pids else self.process.pid
+        self.init = tree(self.process.pid)[1] if self.is_own_pids else self.process.pid
 
     def net_path(self):
         return f"/proc/{os.getpid()}/fd/{self.namespace}"
@@ -274,13 +304,11 @@ class Machine:
     # Its processes, by the pids that the test sees
 
     def processes(self):
-        space = pid_space(self.init)
-        return [pid for pid in live.all_pids() if space and pid_space(pid) == space and live.is_alive(pid)]
+        return [pid for pid in tree(self.init) if live.is_alive(pid)]
 
     def find(self, words):
         """Those with these words in their arguments."""
-        here = self.processes()
-        return [pid for pid in live.find_commands(words) if pid in here]
+        return [pid for pid in self.processes() if words.encode() in live.read_bytes(f"/proc/{pid}/cmdline").replace(b"\0", b" ")]
 
     def kill_agent(self):
         """SIGKILL the agent of the head; ssh notices it."""
@@ -288,9 +316,9 @@ class Machine:
         live.kill(*pids)
 
     def power_off(self):
-        """Everything there ends at once, and says goodbye to nobody."""
+        """Everything there ends at once, and says goodbye to nobody: the kernel sees to that, once the first process is dead."""
         self.cut()
-        victims = self.processes()
+        victims = [self.init, *self.processes()]
         live.until(lambda: live.kill(*victims) or not any(live.is_alive(pid) for pid in victims), f"the end of {self.name}")
         self.process.wait(live.PATIENCE_S)
 
@@ -299,6 +327,15 @@ class Machine:
         self.change_boot_id()
         self.boot()
         self.await_boot()
+
+    def repair(self):
+        """As it was when it was new, whatever a test did to it and where it stopped: with power, on the network, without a delay."""
+        self.delay(0)
+        if not live.is_alive(self.init):
+            live.kill(self.process.pid)
+            self.process.wait(live.PATIENCE_S)
+            self.power_on()
+        self.mend()
 
     # Its links
 
@@ -352,6 +389,13 @@ class HeadBox(live.Box):
         super().__init__(user=user, is_starting=False, **options)
         machine.home = self.folder
         self.environ["PATH"] = f"{self.bin}:{machine.folder}/bin:{STANDARD_PATH}"
+        (self.bin / "ssh").write_text(f'#!/bin/sh\nexec /usr/bin/ssh $(cat {self.bin}/ssh_options) "$@"\n')
+        (self.bin / "ssh").chmod(0o755)
+        self.set_ssh()
+
+    def set_ssh(self, *options):
+        """What each ssh of the head is given from now on, before what nexus gives it: of two the first counts."""
+        (self.bin / "ssh_options").write_text(" ".join(options))
 
     def line(self, timeout_s):
         return Line(self.machine.namespace, self.port, timeout_s)
@@ -372,9 +416,12 @@ class Node(Machine):
         if twin:
             self.user, self.uid, self.home = twin.user, twin.uid, twin.home
         self.target = f"{self.user}@{self.address}"
-        if python == "old":
+        if python == "new":
+            os.rename(self.python, self.folder / "bin" / "python")
+            write_quick_python(self.python, self.folder / "bin" / "python", net.folder / live.NEXUS.name)
+        elif python == "old":
             self.make_old_python()
-        elif not python:
+        else:
             os.unlink(self.python)
         if disk_mib:
             subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={disk_mib}m,mode=0700", "nexus-test", self.home], check=True)
@@ -438,6 +485,11 @@ class Node(Machine):
         self.root(f"kill $(cat {self.folder}/sshd.pid)")
         live.until(lambda: not (self.folder / "sshd.pid").exists(), "sshd to end")
 
+    def repair(self):
+        super().repair()
+        if not (self.folder / "sshd.pid").exists():
+            self.start_sshd()
+
     def close_sessions(self):
         """All connections end; sshd takes new ones."""
         sessions = [pid for pid in self.find("sshd: ") if b"[listener]" not in live.read_bytes(f"/proc/{pid}/cmdline")]
@@ -456,17 +508,17 @@ class Net:
     """The head (.head), the nodes (.nodes), .jump, and a switch between them.
 
     `nodes`: how many, or a list of dicts with options of Node; `gpus`, of each.  `jump`: nodes are behind a jump host, but for those with
-    is_behind_jump=False.  `shared_home`: all nodes have one user with one home.  The rest is for the head's box.
+    is_behind_jump=False; `twin` is the place of another node there.  The rest is for the head's box.
     """
 
-    def __init__(self, nodes=2, gpus=2, jump=False, shared_home=False, head_gpus=0, **config):
+    def __init__(self, nodes=2, gpus=2, jump=False, head_gpus=0, **config):
         live.need_root()
         self.tools = live.Tools()
         self.folder = self.tools.folder
         self.uid = random.SystemRandom().randrange(1_000_000, 1_000_000_000)
         self.machines, self.switch, self.head = [], None, None
         try:
-            self.make_machines([{}] * nodes if isinstance(nodes, int) else nodes, gpus, jump, shared_home)
+            self.make_machines([{}] * nodes if isinstance(nodes, int) else nodes, gpus, jump)
             self.start_switch()
             self.head = HeadBox(self.head_machine, gpus=head_gpus, **config)
             self.make_keys()
@@ -500,13 +552,15 @@ class Net:
             machine.close()
         self.tools.close()
 
-    def make_machines(self, options, gpus, jump, is_shared):
+    def make_machines(self, options, gpus, jump):
         (self.folder / "etc").mkdir()
         self.head_machine = self.add(Head(self))
         self.jump = self.add(Node(self, "jump", "hop", [f"{FRONT}.2", f"{BACK}.2"], gpus=0)) if jump else None
         self.nodes = []
         for number, given in enumerate(options, 1):
-            given = {"gpus": gpus, "is_behind_jump": bool(jump), "twin": self.nodes[0] if is_shared and self.nodes else None, **given}
+            given = {"gpus": gpus, "is_behind_jump": bool(jump), **given}
+            if "twin" in given:
+                given["twin"] = self.nodes[given["twin"]]
             address = f"{BACK if given['is_behind_jump'] else FRONT}.{10 + number}"
             self.nodes.append(self.add(Node(self, f"n{number}", f"user{number}", [address], **given)))
 

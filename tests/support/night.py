@@ -1,5 +1,7 @@
 """A night as the service would have recorded it, in the home of one that does not run: for pictures, and for what reads them.
 
+    place_night(box.home, time.time(), cards=2, hours=24, gap=(3, 2))      # for an hour nobody could read the GPUs
+
 Nothing but time makes a day of records; the files are written by nexus's own functions, which have tests of their own.
 """
 

@@ -1,4 +1,11 @@
-"""The scheduler in simulated time."""
+"""The scheduler in simulated time.
+
+    replay = Replay([gpu(0)], config())
+    replay.add("abc", 60.0)                     # it will run for a minute
+    replay.start_jobs()
+    replay.advance(60.0)
+    assert replay.ended_at == {"abc": 60.0}
+"""
 from __future__ import annotations
 
 import bisect

@@ -58,7 +58,7 @@ class Cluster:
         self.folder.chmod(0o755)                        # slurmd runs jobs of other users from there
         self.nodes = {"n1": 2} if nodes is None else nodes
         self.partitions = PARTITIONS if partitions is None else partitions
-        self.cpus, self.account = cpus, account
+        self.cpus, self.account, self.former = cpus, account, set()
         self.ports = {name: live.free_port() for name in ("slurmctld", *(["slurmdbd"] if account else []), *self.nodes)}
         self.settings = {**SETTINGS, **settings}
         if account:
@@ -205,9 +205,24 @@ class Cluster:
         return done.stdout.strip()
 
     def jobs(self):
-        """[(id, state, name, comment)] of all that Slurm knows."""
+        """[(id, state, name, comment)] of all that Slurm knows and that clean() has not seen."""
         rows = self.say("squeue", "-h", "-r", "-t", "all", "-o", "%i|%T|%j|%k").splitlines()
-        return [tuple(row.split("|", 3)) for row in rows]
+        return [tuple(row.split("|", 3)) for row in rows if row.partition("|")[0] not in self.former]
+
+    def clean(self):
+        """As it was when it was new, whatever a test did to it and where it stopped; jobs() tells of none that was before."""
+        if self.ask("scontrol", "ping").returncode:
+            self.start_slurmctld()
+        for node in self.nodes:
+            if not live.is_alive(int(live.read(self.folder / f"slurmd.{node}.pid") or 0)):
+                self.start_slurmd(node)
+            self.ask("scontrol", "update", f"nodename={node}", "state=resume")
+        self.ask("scancel", "-u", "root")
+        live.until(lambda: not self.say("squeue", "-h", "-r", "-o", "%i"), "all jobs to end")
+        self.await_idle()
+        shutil.rmtree(self.folder / "saved", ignore_errors=True)
+        self.former = set()
+        self.former = {slurm_id for slurm_id, *_ in self.jobs()}
 
     def fact(self, slurm_id, name):
         """A field of `scontrol show job`."""

@@ -1,4 +1,4 @@
-"""Sections 5 and 12 together: what a disk does to state.json and the journal is noticed, or changes nothing."""
+"""What a disk does to state.json and the journal is noticed, or changes nothing."""
 
 import random
 

@@ -1,31 +1,33 @@
-"""The file as a whole: its sections, who may use what."""
+"""The rooms and the file that they make: who may use what, how long things are, what they are called."""
 
 import ast
+import functools
 import pathlib
-import re
 import subprocess
 import sys
 
+import pytest
+
+import build
 import nexus
 
-SOURCE = pathlib.Path(nexus.__file__).read_text(encoding="utf-8")
-TREE = ast.parse(SOURCE)
-SECTIONS = ["ERRORS", "TEXT", "SCHEMA", "MODEL", "FORMATS", "SCHEDULER", "VIEWS",
-            "CLOCK", "DISK", "MACHINE", "RUNNER",
-            "STORE", "HOST", "SLURM", "NODES", "OUTCOMES", "SERVICE", "SERVER", "START",
-            "CLIENT", "COMMANDS", "ARGUMENTS, MAIN", "PAGE"]
-BANNERS = [(SOURCE[: match.start()].count("\n") + 1, int(match[1]), match[2])
-           for match in re.finditer(r"^# ==== (\d+)\. ([A-Z, ]+) ====", SOURCE, re.MULTILINE)]
-VALUES = range(BANNERS[0][0], next(line for line, number, _ in BANNERS if number == 8))      # the lines of part I
+pytestmark = pytest.mark.xdist_group("layout")          # the rooms are parsed once
 
 
-def section_of(line):
-    return max((number for start, number, _ in BANNERS if start <= line), default=0)
+@functools.lru_cache(None)
+def parse_rooms():
+    """{room: its tree}."""
+    return {room: ast.parse((build.TOP / f"src/{room}.py").read_text(encoding="utf-8")) for room in build.ROOMS}
 
 
-def test_sections_stand_in_their_order():
-    assert [(number, name) for _, number, name in BANNERS] == list(enumerate(SECTIONS, 1))[: len(BANNERS)]
-    assert len(re.findall("^# ====", SOURCE, re.MULTILINE)) == len(BANNERS), "grep prints the table of contents"
+@functools.lru_cache(None)
+def list_nodes():
+    """[(room, node)] of all rooms."""
+    return [(room, node) for room, tree in parse_rooms().items() for node in ast.walk(tree)]
+
+
+def is_of_values(room):
+    return room.split("/")[0] in ("opening", "values", "formats", "schedule", "views")
 
 
 def bound_names(node):
@@ -61,50 +63,20 @@ def global_uses(node, hidden=frozenset()):
         yield from global_uses(child, hidden)
 
 
-def definitions():
-    """{name: line of its first definition at the top of the file}."""
-    found = {}
-
-    def visit(statements):
-        for node in statements:
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-                found.setdefault(node.name, node.lineno)
-            elif isinstance(node, (ast.Import, ast.ImportFrom)):
-                for alias in node.names:
-                    found.setdefault((alias.asname or alias.name).partition(".")[0], node.lineno)
-            elif isinstance(node, (ast.If, ast.Try, ast.For, ast.While, ast.With)):
-                for part in ("body", "orelse", "handlers", "finalbody"):
-                    visit(getattr(node, part, []))
-            elif isinstance(node, ast.ExceptHandler):
-                visit(node.body)
-            for each in ast.walk(node) if isinstance(node, (ast.Assign, ast.AnnAssign, ast.For)) else ():
-                if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
-                    found.setdefault(each.id, node.lineno)
-
-    visit(TREE.body)
-    return found
-
-
-# A part of the service is given the whole, and says so; the page is last so that nobody has to scroll past it.
-MAY_BE_BELOW = {"Service", "DASHBOARD_PAGE"}
-
-
-def test_a_section_uses_only_those_above_it():
-    home = definitions()
-    downward = sorted({(line, f"section {section_of(line)} uses {name} of section {section_of(home[name])}")
-                       for name, line in global_uses(TREE)
-                       if name in home and section_of(home[name]) > section_of(line) and name not in MAY_BE_BELOW})
-    assert not downward, "\n".join(f"line {line}: {fault}" for line, fault in downward)
+def test_each_file_of_tests_in_a_folder_is_about_a_room():
+    files = {path.relative_to(build.TOP / "tests/unit").as_posix() for path in (build.TOP / "tests/unit").glob("*/test_*.py")}
+    assert files - {f"{folder}/test_{name}.py" for folder, _, name in (room.partition("/") for room in build.ROOMS)} == set()
 
 
 def test_what_a_launcher_does_stands_in_its_class():
     """Nobody asks which one it is, but for Slurm's jobs: they have a backend of their own."""
-    compared = {(each.value, node.lineno) for node in ast.walk(TREE) if isinstance(node, ast.Compare) and "launcher" in ast.unparse(node)
-                for each in ast.walk(node) if isinstance(each, ast.Constant)}
-    assert {(value, line) for value, line in compared if value in {*nexus.LAUNCHERS} - {"slurm"}} == set()
+    names = {*nexus.LAUNCHERS} - {"slurm"}
+    assert [f"src/{room}.py:{node.lineno}" for room, node in list_nodes() if isinstance(node, ast.Compare)
+            and any(isinstance(each, ast.Constant) and each.value in names for each in ast.walk(node))
+            and "launcher" in ast.unparse(node)] == []
 
 
-# Part I: no clock, disk, process, socket, environment, randomness
+# opening, values, formats, schedule, views: no clock, disk, process, socket, environment, randomness
 
 PURE_MODULES = {"base64", "__future__", "bisect", "calendar", "collections", "collections.abc", "contextlib", "csv", "datetime", "decimal",
                 "difflib", "email", "fnmatch",
@@ -116,36 +88,32 @@ IMPURE_BUILTINS = {"open", "print", "input", "exec", "eval", "breakpoint", "__im
 
 
 def nodes_of_values():
-    return [each for each in ast.walk(TREE) if getattr(each, "lineno", 0) in VALUES]
+    return [(room, node) for room, node in list_nodes() if is_of_values(room)]
 
 
 def test_values_import_nothing_that_touches_the_world():
     found = set()
-    for node in nodes_of_values():
+    for room, node in nodes_of_values():
         if isinstance(node, ast.Import):
-            found |= {(alias.name, node.lineno) for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            found.add((node.module, node.lineno))
-    assert {(name, line) for name, line in found if name not in PURE_MODULES} == set()
+            found |= {(room, alias.name) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add((room, node.module))
+    assert {(room, name) for room, name in found if name not in PURE_MODULES | {"time"}} == set()
 
 
 def test_values_use_no_clock_disk_process_socket_environment_or_randomness():
-    imported = set()
-    for node in ast.walk(TREE):
-        if isinstance(node, ast.Import):
-            imported |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-    impure = imported - PURE_MODULES - {"time"} | IMPURE_BUILTINS
-    uses = {(name, line) for name, line in global_uses(TREE) if line in VALUES}
-    assert {(name, line) for name, line in uses if name in impure} == set()
-    clock = {(node.attr, node.lineno) for node in nodes_of_values()
+    assert {(room, name) for room, tree in parse_rooms().items() if is_of_values(room) for node in tree.body
+            if any(isinstance(each, ast.Name) and each.id in IMPURE_BUILTINS for each in ast.walk(node))
+            for name, _ in global_uses(node) if name in IMPURE_BUILTINS} == set()
+    clock = {(room, node.attr) for room, node in nodes_of_values()
              if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "time"}
-    assert {(name, line) for name, line in clock if name not in PURE_OF_TIME} == set()
-    for node in nodes_of_values():
+    assert {(room, name) for room, name in clock if name not in PURE_OF_TIME} == set()
+    for room, node in nodes_of_values():
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in PURE_OF_TIME:
-            assert len(node.args) >= PURE_OF_TIME[node.func.attr], f"line {node.lineno}: it asks the clock"
+            assert len(node.args) >= PURE_OF_TIME[node.func.attr], f"src/{room}.py:{node.lineno}: it asks the clock"
 
 
-# Files: sections 9 to 19 reach them by the operations of Disk, so that a test or a simulation can have a disk of its own
+# Files: from machine/ to server/ they are reached by the operations of Disk, so that a test or a simulation can have a disk of its own
 
 FILE_CALLS = {"access", "chmod", "chown", "close", "dup", "fchmod", "fchown", "fdatasync", "fdopen", "fstat", "fsync", "ftruncate", "link",
               "listdir", "lseek", "lstat", "makedirs", "mkdir", "mkfifo", "open", "pread", "pwrite", "read", "readlink", "remove",
@@ -156,9 +124,9 @@ FILE_MODULES = {"fcntl", "glob", "pathlib", "shutil", "tempfile"}
 OTHER_FILES = {  # who reaches files that are not on that disk: which
     "Disk": "it is the disk",
     **dict.fromkeys(("run", "open_scratch", "read_scratch"), "files without a name, for what a program prints"),
-    **dict.fromkeys(("find_program", "spawn", "is_own_folder"), "the programs on PATH"),
-    **dict.fromkeys(("withhold_descriptors", "read_proc", "read_proc_words", "Processes", "find_process_user", "find_pid_namespace"),
-                    "the kernel's"),
+    **dict.fromkeys(("find_program", "search_folders", "is_own_folder"), "the programs on PATH"),
+    **dict.fromkeys(("withhold_descriptors", "read_proc", "list_threads", "read_proc_words", "Processes", "find_process_user",
+                     "find_pid_namespace"), "the kernel's"),
     **dict.fromkeys(("take_snapshot", "check_sizes", "push_large_files"), "a user's work tree, and git's"),
     **dict.fromkeys(("RunnerEvents", "AgentLine", "open_socket_path"), "pipes and sockets"),
     "ScriptRules": "users' scripts", "service_argv": "what Python has compiled", "make_log": "service.log, which logging writes"}
@@ -178,10 +146,10 @@ def file_calls(node, scope=""):
 
 
 def test_files_are_reached_through_disk():
-    first, last = [SECTIONS.index(name) + 1 for name in ("DISK", "START")]
-    calls = [each for each in file_calls(TREE) if first <= section_of(each[2]) <= last]
-    assert [f"line {line}: {name} calls {call}" for name, call, line in calls if name not in OTHER_FILES] == []
-    assert OTHER_FILES.keys() == {name for name, _, _ in calls}, "who needs no row any more has none"
+    calls = [(room, *call) for room, tree in parse_rooms().items()
+             if room.split("/")[0] in ("machine", "runner", "store", "hosting", "service", "server") for call in file_calls(tree)]
+    assert [f"src/{room}.py:{line}: {name} calls {call}" for room, name, call, line in calls if name not in OTHER_FILES] == []
+    assert OTHER_FILES.keys() == {name for _, name, _, _ in calls}, "who needs no row any more has none"
 
 
 def test_the_import_is_light():
@@ -197,8 +165,8 @@ def test_the_import_is_light():
 
 def test_the_service_imports_at_its_start_what_its_functions_import():
     """Its Python may be removed while it runs."""
-    first = next(line for line, _, name in BANNERS if name == "CLIENT")
-    local = {name for function in ast.walk(TREE) if isinstance(function, ast.FunctionDef) and function.lineno < first
+    local = {name for room, tree in parse_rooms().items() if not room.startswith("cli/")
+             for function in ast.walk(tree) if isinstance(function, ast.FunctionDef)
              for node in ast.walk(function) if isinstance(node, (ast.Import, ast.ImportFrom))
              for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])}
     at_the_start = {"tomllib", "tomli",             # load_config()
@@ -207,25 +175,44 @@ def test_the_service_imports_at_its_start_what_its_functions_import():
     loaded = subprocess.run([sys.executable, "-S", "-c", run], cwd=pathlib.Path(nexus.__file__).parent, check=True, timeout=60,
                             capture_output=True, text=True).stdout.split()
     assert local - at_the_start - set(loaded) == set() and set(nexus.MODULES) <= set(loaded)
-    named = {node.args[0].value for node in ast.walk(TREE) if isinstance(node, ast.Call) and node.args
+    named = {node.args[0].value for _, node in list_nodes() if isinstance(node, ast.Call) and node.args
              and getattr(node.func, "attr", "") in ("encode", "decode") and isinstance(node.args[0], ast.Constant)}
     codecs = {f"encodings.{name.replace('-', '_')}" for name in named - {"utf-8", "latin-1", "ascii"}}      # built in
     assert codecs and codecs <= set(loaded)
 
 
+def list_files():
+    """(path, lines) of each file of src/."""
+    for path in sorted((build.TOP / "src").rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            yield path.relative_to(build.TOP).as_posix(), path.read_text(encoding="utf-8").splitlines()
+
+
 def test_no_line_is_wider_than_a_window():
-    assert [number for number, line in enumerate(SOURCE.splitlines(), 1) if len(line) > 120] == []
+    assert [f"{path}:{number}" for path, lines in list_files() for number, line in enumerate(lines, 1)
+            if len(line) > 120 and not line.startswith("from .")] == []                 # nexus.py has no imports between rooms
+
+
+def test_no_room_and_no_class_is_too_long_to_be_known():
+    assert [f"{path}: {len(lines)} lines" for path, lines in list_files() if len(lines) > 700] == []
+    assert [f"{node.name}: {lines} lines" for _, node in list_nodes() if isinstance(node, ast.ClassDef)
+            if (lines := node.end_lineno - node.lineno + 1) > 300] == []
 
 
 def test_no_function_is_too_long_to_be_read():
-    assert [f"{node.name}: {lines} lines" for node in ast.walk(TREE) if isinstance(node, ast.FunctionDef)
+    assert [f"{node.name}: {lines} lines" for _, node in list_nodes() if isinstance(node, ast.FunctionDef)
             if (lines := node.end_lineno - node.lineno + 1) > 70] == []
 
 
 # A reason, an error or a fault says why something cannot be.  What is called otherwise is a hold, or a key of a contract.
 WHY_NOTS = {"why", "whynot", "why_not", "trouble", "closed", "blocker", "hold", "obstacle", "problem", "issue", "silence"}
-OTHER_WORDS = {("Group", "hold"), ("count_group_end", "hold"), ("Admission.set_paused.change", "hold"),
+OTHER_WORDS = {("Group", "hold"), ("count_group_end", "hold"), ("Editor.set_paused.change", "hold"),
                ("Report", "trouble"), ("Agent.reply", "trouble")}
+
+
+@functools.lru_cache(None)
+def list_all_names():
+    return {found for tree in parse_rooms().values() for found in list_names(tree)}
 
 
 def list_names(node, scope=""):
@@ -243,12 +230,12 @@ def list_names(node, scope=""):
 
 
 def test_what_cannot_be_has_a_reason_an_error_or_a_fault():
-    assert {(scope, name) for scope, name in list_names(TREE) if name in WHY_NOTS} == OTHER_WORDS
+    assert {(scope, name) for scope, name in list_all_names() if name in WHY_NOTS} == OTHER_WORDS
 
 
 def test_a_name_says_what_it_is():
     """`one` of what, `known` by whom?  A job, a GPU's capacity, the candidates."""
-    assert {(scope, name) for scope, name in list_names(TREE) if name in ("one", "known")} == set()
+    assert {(scope, name) for scope, name in list_all_names() if name in ("one", "known")} == set()
 
 
 def list_hidden(node, names, inside=()):
@@ -268,7 +255,7 @@ def list_hidden(node, names, inside=()):
 
 
 def test_no_local_hides_a_function():
-    names = {node.name for node in TREE.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-    assert list(list_hidden(TREE, names)) == []
+    names = {node.name for tree in parse_rooms().values() for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    assert [found for tree in parse_rooms().values() for found in list_hidden(tree, names)] == []
     sample = ast.parse("def run(): pass\nclass A:\n  run: int = 1\n  def f(self, run): pass\ndef g():\n  run = 1\n  def run(): pass\n")
     assert list(list_hidden(sample, {"run"})) == [("A", "run"), ("g", "run"), ("g", "run")]

@@ -1,0 +1,77 @@
+"""Jobs that are added once, and jobs that are run again."""
+
+import pytest
+from turns import ANN, fail, submit
+
+import nexus
+
+SAME = [  # reason, what differs from the job that is there, whether it is the same
+    ("nothing", {}, True), ("its priority, name and group", {"priority": 0, "name": "x", "group": "g"}, True),
+    ("its GPUs and time limit", {"gpus": 0, "timeout_seconds": 5}, True), ("its environment at large", {"environment": {"X": "1"}}, True),
+    ("its command", {"command": "python train.py -v"}, False), ("its directory", {"cwd": "/tmp"}, False),
+    ("its conda environment", {"conda": "base"}, False), ("its variables", {"env": {"SEED": "1"}}, False),
+]
+
+
+@pytest.mark.parametrize("reason, other, is_same", SAME, ids=[case[0] for case in SAME])
+def test_unique(world, reason, other, is_same):
+    w = world()
+    first = w.add()
+    added = submit(w, {"unique": True, **other})
+    assert added.existing == ((first,) if is_same else ()) and (added.ids == (first,)) == is_same
+    assert len(w.store.state.jobs) == (1 if is_same else 2)
+
+
+@pytest.mark.parametrize("status, is_known", [("running", True), ("completed", True), ("failed", False)])
+def test_unique_knows_what_runs_or_has_completed(world, status, is_known):
+    w = world()
+    first = w.run(w.add(), 100)
+    if status != "running":
+        w.end(first, 0 if status == "completed" else 1)
+    assert w.job(first).status == status and submit(w, {"unique": True}).existing == ((first,) if is_known else ())
+
+
+# Run again
+
+
+def test_a_retry_is_a_new_job_that_asks_for_the_same(world):
+    w = world(gpus=0, cpu_slots=9)
+    good, bad = w.add("good", gpus=0), w.add("bad", gpus=0, name="b", retries=0, group="g", env={"A": "1"})
+    child = w.add("child", gpus=0, after=[bad, good])
+    w.turn()
+    w.claim(good, 100)
+    w.end(good)
+    fail(w, bad, 101, 1, seconds=60)
+    assert w.job(child).current.cause == "dependency"
+    again = w.job(w.service.admission.retry(nexus.Choice([bad]), ANN)[0])
+    second = w.job(w.service.admission.retry(nexus.Choice([child]), ANN)[0])
+    assert (again.command, again.after, again.attempts, w.job(bad).retried_as) == ("bad", (), (), again.id)
+    assert (again.name, again.group, again.env_digest, again.environment) == ("b", "g", w.job(bad).env_digest, w.job(bad).environment)
+    assert (second.after, second.pending_dependencies) == ((again.id, good), (again.id,))
+    w.turn()
+    w.claim(again.id, 102)
+    w.end(again.id)
+    assert w.job(second.id).status == "running" and w.job(bad).status == "failed"
+
+
+def test_a_retry_still_comes_after_what_may_complete(world):
+    w = world(gpus=0, cpu_slots=1)
+    lives, dies = w.add("lives", gpus=0), w.add("dies", gpus=0)
+    child = w.add("child", gpus=0, after=[dies, lives])
+    w.service.cancellation.cancel(nexus.Choice([dies], ("pending",)), ANN)
+    again = w.service.admission.retry(nexus.Choice([child]), ANN)[0]
+    assert (w.job(again).after, w.job(again).pending_dependencies) == ((lives,), (lives,))
+
+
+def test_retry_of_too_many_for_the_queue_adds_none(world):
+    w = world(gpus=0, queue_limit=2, cpu_slots=1)
+    bad = w.add("bad", gpus=0)
+    w.turn()
+    fail(w, bad, 100)
+    w.service.editor.set_paused(True, "ann")
+    w.add("waits", gpus=0), w.add("waits", gpus=0)
+    with pytest.raises(nexus.NexusError, match="queue is full"):
+        w.service.admission.retry(nexus.Choice([bad]), ANN)[0]
+    assert len(w.store.state.jobs) == 3
+    with pytest.raises(nexus.NexusError, match="only a finished one"):
+        w.service.admission.retry(nexus.Choice([nexus.list_pending(w.store.state)[0].id]), ANN)

@@ -1,0 +1,77 @@
+"""Samples of GPUs and of jobs are kept over a restart."""
+
+import os
+
+import makers
+import night
+import pytest
+
+import nexus
+
+# What is known
+
+
+def test_samples_of_a_job_are_kept_over_a_restart_and_a_retry_begins_anew(world):
+    w = world()
+    job_id = w.add(retries=1)
+    w.turn()
+    w.claim(job_id, 100)
+    w.machine.processes.start(200, job_id)
+    for used, busy, cpu_s in ((4000.0, 50.0, 1.0), (9000.0, 100.0, 2.5), (2000.0, 30.0, 3.0)):
+        w.machine.processes.take(200, 500.0, cpu_s)
+        w.machine.shown = [makers.gpu(0, utilization=busy, memory_used_mib=used, processes=(nexus.GpuProcess(200, used),)), makers.gpu(1)]
+        w.probe()
+        w.turn(seconds=1)
+    told = w.api(job_id)
+    assert (told["peak_gpu_mem_mib"], told["mean_gpu_util"], told["peak_rss_mib"], told["cpu_seconds"]) == (9000, 60, 500, 3)
+    assert (told["rss_mib"], told["cpu_percent"]) == (500, 50)
+    status = w.service.status.describe()["gpu_status"][0]
+    assert status["utilization_peak"] == 100 and status["utilization_mean"] == 50      # of 0, 50, 100: up to the look before
+    w.service.outcomes.keep_samples()
+    w.crash()
+    w.machine.shown = [makers.gpu(0), makers.gpu(1)]
+    w.machine.processes.alive.pop(200)
+    w.end(job_id, 1)
+    kept = w.job(job_id)
+    assert kept.status == "pending" and (kept.current.peak_gpu_mem_mib or 0) in (0, 9000)
+
+
+# What is kept of GPUs, and for how long
+
+def test_a_gpu_that_cannot_be_read_has_a_gap(world):
+    w = world()
+    history, others = w.service.gpu_history, makers.gpu(0, node="n1", uuid="n1/GPU-0", utilization=50)
+    history.minutes.clear()
+    history.take_readings([makers.gpu(0, utilization=50), makers.gpu(1, fault="GPU is lost"), others], {"n1"})
+    assert history.minutes.keys() == {"GPU-0"}
+    history.take_readings([others], ())
+    assert history.minutes.keys() == {"GPU-0", "n1/GPU-0"}
+
+
+DAY_S = 86400.0
+
+
+@pytest.mark.parametrize("most, kept", [(20000, [6, 5, 4, 1]), (3, [5, 4, 1])])
+def test_what_ran_is_kept_for_seven_days_and_the_latest_of_too_many(world, monkeypatch, most, kept):
+    w, names = world(), {days: night.make_id(number) for number, days in enumerate((8, 6, 5, 4, 1))}
+    monkeypatch.setattr(nexus, "MAX_RUNS", most)
+    os.makedirs(w.layout.history_dir, exist_ok=True)
+    night.place_runs(w.layout, w.clock.now(), [{"card": 0, "begin": 24 * days + 1, "end": 24 * days} for days in names])
+    history = w.service.gpu_history
+    history.runs = None
+    assert [run.id for run in history.list_runs(0.0)] == [names[days] for days in kept]
+
+
+def test_the_file_of_a_gpu_that_is_gone_stays_for_31_days(world):
+    w = world()
+    history, now = w.service.gpu_history, w.clock.now()
+    os.makedirs(w.layout.history_dir, exist_ok=True)
+    for uuid, days in (("GPU-0", 99), ("GPU-gone", 30.9), ("GPU-long-gone", 31.1)):
+        path = w.layout.history_file(uuid)
+        open(path, "w").close()
+        os.utime(path, (now - days * DAY_S,) * 2)
+    w.probe()
+    w.turn()
+    history.clean()
+    assert sorted(os.path.basename(path) for path in history.find_files()) == sorted(
+        os.path.basename(w.layout.history_file(uuid)) for uuid in ("GPU-0", "GPU-gone")), "GPU-0 is there"

@@ -1,0 +1,88 @@
+"""Which jobs a request means."""
+
+import pytest
+from stage import ME
+
+import nexus
+
+ALIKE = [  # reason, groups of jobs of one name, after which another is to start: what the answer proposes
+    ("of one group", ("k", "k"), "--after-group k"), ("of two", ("k", "l"), "--after-group G"),
+    ("of none", (None, None), "--after-group G"),
+]
+
+
+@pytest.mark.parametrize("reason, groups, part", ALIKE, ids=[case[0] for case in ALIKE])
+def test_of_several_jobs_of_a_name_none_is_meant(lab, reason, groups, part):
+    ids = [lab.add(name="twin", group=group) for group in groups]
+    status, told = lab.ask("POST", "/queue", {"command": "true", "after": ["twin"]})
+    assert status == 409 and told["message"] == f"2 jobs have the name 'twin': {ids[0]}, {ids[1]}"
+    assert f"--after {ids[0]},{ids[1]}; or all of" in told["hint"] and told["hint"].endswith(part)
+    lab.ask("POST", "/jobs/cancel", {"ids": [ids[0]]})
+    again = lab.ask("POST", "/jobs/retry", {"ids": [ids[0]]})[1]["ids"]
+    assert lab.ask("POST", "/queue", {"command": "true", "after": ["twin"]})[0] == 409
+    lab.ask("PATCH", f"/queue/{again[0]}", {"name": "other"})
+    child = lab.add(after=["twin"])
+    assert lab.store.state.jobs[child].after == (ids[1],), "a job that was run again is not meant by its name"
+
+
+OTHER = [  # what the request says of job abc, which is `n`, in no group, and waits: what is told
+    ({"group": "g"}, "job abc is not of group 'g'"), ({"user": ME, "group": "g"}, "job abc is not of group 'g'"),
+    ({"group": "g", "name": "x*"}, "job abc is not of group 'g' named 'x*'"), ({"name": "n", "user": "bob"}, "job abc is not of 'bob'"),
+    ({"status": ["running"]}, "job abc is pending"),
+]
+
+
+@pytest.mark.parametrize("filters, told", OTHER)
+def test_what_is_named_and_is_otherwise_is_refused(lab, filters, told):
+    status, answer = lab.ask("POST", "/jobs/cancel", {"ids": ["abc"], **filters})
+    assert status == 409 and answer["message"].startswith(told)
+    assert lab.store.state.jobs["abc"].status == "pending"
+
+
+CHOICES = [  # reason, the choice, what was chosen, what became of abc meanwhile, who is left; None: it is refused
+    ("nothing has changed", {"status": ("pending",)}, ["abc", "abd"], {}, ["abc", "abd"]),
+    ("it has another status", {"status": ("pending",)}, ["abc", "abd"], {"status": "running"}, ["abd"]),
+    ("it has another name", {"name": "n"}, ["abc"], {"name": "m"}, []),
+    ("it has changed, and fits", {"name": "n"}, ["abc"], {"retries": 3}, ["abc"]),
+    ("it is named, whatever it is now", {"ids": ("abc",)}, ["abc"], {"status": "running"}, ["abc"]),
+    ("it is named, and a filter leaves it out now", {"ids": ("abc",), "name": "n"}, ["abc"], {"name": "m"}, None),
+]
+
+
+@pytest.mark.parametrize("reason, choice, ids, change, left", CHOICES, ids=[case[0] for case in CHOICES])
+def test_what_was_chosen_is_looked_at_again(lab, reason, choice, ids, change, left):
+    chosen = [lab.store.state.jobs[job_id] for job_id in ids]
+    if "status" in change:
+        lab.become("abc", "running")
+    elif change:
+        lab.ask("PATCH", "/queue/abc", change)
+    if left is not None:
+        assert [job.id for job in nexus.confirm_jobs(lab.store.state, chosen, nexus.Choice(**choice), 0.0)] == left
+        return
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.confirm_jobs(lab.store.state, chosen, nexus.Choice(**choice), 0.0)
+    assert caught.value.kind == "conflict"
+
+
+def test_what_is_gone_is_told_if_it_was_named(lab):
+    chosen = [lab.store.state.jobs["end"]]
+    assert lab.ask("POST", "/jobs/clear", {"ids": ["end"]}) == (200, {"ids": ["end"]})
+    assert nexus.confirm_jobs(lab.store.state, chosen, nexus.Choice(status=("completed",)), 0.0) == []
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.confirm_jobs(lab.store.state, chosen, nexus.Choice(ids=("end",)), 0.0)
+    assert (caught.value.kind, caught.value.message) == ("not_found", "job end was just forgotten")
+
+
+def test_only_what_has_ended_is_cleared(lab):
+    for ids in (["abc"], ["end", "run"]):
+        status, told = lab.ask("POST", "/jobs/clear", {"ids": ids})
+        assert status == 409 and "nothing was cleared" in told["message"]
+    assert lab.ask("POST", "/jobs/clear", {"status": "running"})[0] == 400
+    assert lab.ask("POST", "/jobs/clear", {"user": ME}) == (200, {"ids": ["end", "fai"]})
+    assert sorted(lab.store.state.jobs) == ["abc", "abd", "abe", "bob", "run"]
+
+
+def test_only_the_owner_gives_a_high_priority(lab):
+    assert lab.ask("POST", "/queue", {"command": "true", "priority": "high"}, lab.bob)[0] == 403
+    assert lab.ask("POST", "/queue", {"command": "true", "priority": "low"}, lab.bob)[0] == 200
+    assert lab.ask("POST", "/queue", {"command": "true", "priority": "high"})[0] == 200

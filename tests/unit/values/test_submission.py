@@ -1,0 +1,149 @@
+"""What a submission may say."""
+
+import pytest
+from makers import job
+
+import nexus
+
+ACCEPTED = [  # reason, keys beside the command, field, value
+    ("the least", {}, "job", {"command": "ls"}),
+    ("GPUs by index", {"gpu_ids": [5, 0, 5]}, "gpu_ids", (0, 5)),
+    ("as the command line writes them", {"gpu_ids": "0-3,5"}, "gpu_ids", (0, 1, 2, 3, 5)),
+    ("null is as if it were not there", {"gpus": None, "gpu_ids": None, "name": None, "cwd": None, "env": None},
+     "name", None),
+    ("priority by name", {"priority": "high"}, "priority", 0),
+    ("bytes that are no UTF-8, as Python reads them", {"cwd": "/home/\udcff"}, "cwd", "/home/\udcff"),
+    ("after others, in a text", {"after": "abc,abd"}, "after", ("abc", "abd")), ("after nobody", {"after": []}, "after", ()),
+    ("no retries, whatever the configuration says", {"retries": 0}, "retries", 0),
+    ("a time in words", {"timeout_seconds": "1h30m"}, "timeout_seconds", 5400),
+    ("memory in words", {"gpu_mem_mib": "10G"}, "gpu_mem_mib", 10240),
+    ("of the folder itself", {"snapshot": "a" * 40, "snapshot_repo": "/home/ann/x", "cwd": "/home/ann/x"}, "snapshot_repo", "/home/ann/x"),
+]
+
+
+@pytest.mark.parametrize("reason, keys, field, value", ACCEPTED, ids=[case[0] for case in ACCEPTED])
+def test_parse_submission(reason, keys, field, value):
+    [asked] = nexus.parse_submission({"command": "ls", **keys})
+    assert getattr(asked if field in nexus.Asked.NAMES else asked_job(asked), field) == value, reason
+
+
+def asked_job(asked):
+    """The job that is asked for; by default with one GPU."""
+    made = job(**{"name": None, "cwd": None, **asked.job})
+    nexus.check_gpus(made)
+    return made
+
+
+REFUSED = [  # reason, submission, what the message names
+    ("a list", [], "a job must be an object"),
+    ("NUL in a command", {"command": "a\0b"}, "NUL"),
+    ("a command Linux would not take", {"command": "x" * 131072}, "131071"),
+    ("half a character", {"command": "echo \ud800"}, "Unicode"),
+    ("an unknown key, and the nearest", {"command": "ls", "gpu": 1}, "'gpu' is not a key of a job; did you mean 'gpus'?"),
+    ("no command", {}, "command is missing"),
+    ("what only nexus knows", {"command": "ls", "status": "running"}, "'status' is not a key of a job"),
+    ("another number", {"command": "ls", "number": 7}, "'number' is not a key of a job"),
+    ("a sweep of nothing", {"sweep": ["a=1,2"]}, "sweep is for a command"),
+    ("a sweep of a command and of commands", {"command": "ls", "commands": ["ls"], "sweep": ["a=1"]}, "sweep is for a command"),
+    ("a sweep with names", {"commands": ["echo {a}"], "sweep": ["a=1"], "names": ["x"]}, "sweep is for a command"),
+    ("a sweep beside each", {"command": "echo {a}", "sweep": ["a=1"], "each": [{"command": "ls"}]}, "sweep is for a command"),
+    ("a command and commands", {"command": "ls", "commands": ["ls"]}, "commands comes instead of command"),
+    ("fewer names than commands", {"commands": ["ls", "ls"], "names": ["x"]}, "names has a name for each of commands"),
+    ("names of nothing", {"command": "ls", "names": ["x"]}, "names has a name for each of commands"),
+    ("no GPU named", {"command": "ls", "gpu_ids": []}, "gpu_ids"),
+    ("more GPUs than named", {"command": "ls", "gpus": 3, "gpu_ids": [0, 1, 1]}, "3 GPUs"),
+    ("GPUs named for a CPU job", {"command": "ls", "gpus": 0, "gpu_ids": [0]}, "gpu_ids"),
+    ("a priority that is none", {"command": "ls", "priority": "urgent"}, "urgent"),
+    ("a name no variable can have", {"command": "ls", "env": {"A=B": "1"}}, "a key of env must be the name of a variable"),
+    ("NUL in a variable", {"command": "ls", "env": {"A": "a\0"}}, "A"),
+    ("a variable longer than Linux takes", {"command": "ls", "env": {"A": "x" * 131070}}, "A"),
+    ("a third decimal", {"command": "ls", "gpus": 0.125}, "two decimals"),
+    ("--cuda for a CPU job", {"command": "ls", "gpus": 0, "cuda_arg": True}, "cuda_arg"),
+    ("a limit without a group", {"command": "ls", "max_concurrent": 2}, "max_concurrent"),
+    ("after two lines", {"command": "ls", "after": ["a\nb"]}, "after"),
+    ("a limit of years in words", {"command": "ls", "timeout_seconds": "99w"}, "timeout_seconds must be a number from 0 to"),
+    ("an option for conda", {"command": "ls", "conda": "--help"}, "conda"),
+    ("a snapshot that is no commit", {"command": "ls", "snapshot": "HEAD", "snapshot_repo": "/x", "cwd": "/x"}, "snapshot"),
+    ("a snapshot of nothing", {"command": "ls", "snapshot": "a" * 40}, "snapshot_repo"),
+]
+
+
+@pytest.mark.parametrize("reason, data, part", REFUSED, ids=[case[0] for case in REFUSED])
+def test_parse_submission_refuses(reason, data, part):
+    with pytest.raises(nexus.NexusError) as caught:
+        asked_job(nexus.parse_submission(data)[0])
+    assert caught.value.kind == "usage" and part in f"{caught.value.message}; {caught.value.hint}", reason
+    assert caught.value.hint and len(caught.value.message) < 300
+
+
+def test_a_sweep_names_its_jobs_without_what_is_not_seen():
+    [row] = nexus.spread_sweep([("note", ["\u26a0\ufe0f new"])], ["echo {note}"], {}, {}).rows
+    assert row["name"] == "note=\u26a0 new" and row["command"] == "echo \u26a0\ufe0f new"
+    nexus.check(nexus.EACH, row, "it")
+
+
+def test_a_sweep_has_its_values_in_the_variables_that_name_them():
+    asked = nexus.parse_submission({"command": "echo {a}", "sweep": ["a=1,2"], "env": {"X": "x{a}", "Y": "y"}, "retries": 1})
+    assert [one.env for one in asked] == [{"Y": "y"}] * 2
+    assert [(one.job["command"], one.job["variables"], one.job["retries"]) for one in asked] == [
+        ("echo 1", (("X", "x1"),), 1), ("echo 2", (("X", "x2"),), 1)]
+    asked = nexus.parse_submission({"commands": ["echo {a}", "ls {a}"], "sweep": ["a=1,2"], "env": {"X": "{a}"}})
+    assert [one.job["command"] for one in asked] == ["echo 1", "echo 2", "ls 1", "ls 2"] and not any(one.env for one in asked)
+
+
+def test_each_of_several_commands_is_a_job_of_its_own():
+    asked = nexus.parse_submission({"commands": ["ls", "pwd"], "names": ["a", "b"], "gpus": 2})
+    assert [one.job for one in asked] == [{"command": "ls", "name": "a", "gpus": 2}, {"command": "pwd", "name": "b", "gpus": 2}]
+    asked = nexus.parse_submission({"each": [{"command": "ls", "env": {"A": "1"}, "group": "g"}, {"command": "pwd"}], "retries": 1})
+    assert [one.job for one in asked] == [{"command": "ls", "group": "g", "variables": (("A", "1"),), "retries": 1},
+                                         {"command": "pwd", "retries": 1}]
+
+
+@pytest.mark.parametrize("depth", [10, 900, 985, 990, 995, 2000, 100000])
+def test_however_deep_a_text_is_nested_it_is_a_fault_of_the_text(depth):
+    text = '{"command": ' + "[" * depth + "]" * depth + "}"
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.parse_submissions(nexus.parse_json(text, "the body"))
+    assert caught.value.kind == "usage"
+
+
+def list_schemas(schema):
+    """A schema and all in it."""
+    for part in schema if isinstance(schema, (list, tuple)) else schema.values() if isinstance(schema, dict) else ():
+        yield from list_schemas(part)
+    if isinstance(schema, dict) and "type" in schema:
+        yield schema
+
+
+OF_A_LENGTH = ("gpu_ids", "snapshot", "node")           # as their patterns say
+
+
+@pytest.mark.parametrize("name", nexus.ASKED)
+def test_what_is_asked_for_has_a_limit(name):
+    for schema in list_schemas(nexus.ASKED[name].schema):
+        if schema["type"] == "array":
+            assert schema["maxItems"] > 0
+        if schema["type"] == "string" and "enum" not in schema and name not in OF_A_LENGTH:
+            assert (schema.get("maxLength") or schema["x-max-bytes"]) > 0
+        assert schema.get("writeOnly", True) is True
+
+
+REPEATED = [  # an option that may be given several times, a text, what it adds
+    ("env", "A=1", [("A", "1")]), ("env", "A=b=c", [("A", "b=c")]), ("env", "A=", [("A", "")]), ("env", "A", None), ("env", "=1", None),
+    ("after", "abc,abd", ["abc", "abd"]), ("after", "abc\nabd", ["abc", "abd"]), ("after", "", None), ("after_group", "g", ["g"]),
+]
+
+
+@pytest.mark.parametrize("name, text, added", REPEATED)
+def test_an_option_that_repeats_adds_what_its_text_says(name, text, added):
+    if added is not None:
+        assert nexus.parse_repeated(nexus.ASKED[name], text, name) == added
+        return
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.parse_repeated(nexus.ASKED[name], text, name)
+    assert caught.value.kind == "usage" and caught.value.message.startswith(f"{name} must be ")
+
+
+@pytest.mark.parametrize("gpus, words", [(0, "no GPU"), (0.5, "0.5 GPU"), (1, "1 GPU"), (1.5, "1.5 GPUs"), (2.0, "2 GPUs")])
+def test_format_gpus(gpus, words):
+    assert nexus.format_gpus(gpus) == words
