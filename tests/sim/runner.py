@@ -4,6 +4,7 @@ test_stand_ins.py compares it with the real one, stopped after each of these ste
 """
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -26,7 +27,7 @@ class Settings:
         words = dict(re.findall(r"(?m)^([a-z_]+)=(.*)$", text.partition("command_of_the_job()")[0]))
         single = {name: "".join(split_words(word)) for name, word in words.items() if not word.startswith(("(", '"$'))}
         several = {name: split_words(word[1:-1]) for name, word in words.items() if word.startswith("(")}
-        self.folder, self.job_id, self.events, self.cwd = (single[name] for name in ("dir", "id", "events", "cwd"))
+        self.folder, self.job_id, self.key, self.events, self.cwd = (single[name] for name in ("dir", "id", "key", "events", "cwd"))
         self.recorder, self.service_id = int(single["recorder"]), single.get("service_id", "")
         self.leases = list(map(int, several["leases"]))
         self.lease_files, self.lease_handles = several["lease_files"], several["lease_handles"]
@@ -54,11 +55,18 @@ def write_file(process: SimProcess, path: str, text: str, flags: int = os.O_WRON
         process.disk.close(handle)
 
 
-def append(process: SimProcess, path: str, text: str) -> None:
-    """`printf >> file`.  Raises: OSError."""
+def write_anew(process: SimProcess, path: str, text: str) -> None:
+    """`make_way "$file" && printf > "$file"`.  Raises: OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        process.disk.unlink(path)
+    write_file(process, path, text)
+
+
+def append(process: SimProcess, path: str, text: str) -> int:
+    """`printf >> file`; return how much the disk took.  Raises: OSError."""
     handle = process.disk.open(path, os.O_WRONLY | os.O_CREAT)
     try:
-        process.disk.pwrite(handle, text.encode(), process.disk.size(handle))
+        return process.disk.pwrite(handle, text.encode(), process.disk.size(handle))
     finally:
         process.disk.close(handle)
 
@@ -101,7 +109,8 @@ def release_leases(process: SimProcess, settings: Settings) -> None:
 def run_job(process: SimProcess, settings: Settings, job: nexus.Job, mark: str, home: str,
             is_slurm: bool = False) -> Iterator[str]:
     """Each `yield` comes after a step, with its name.  Killed at one, it does nothing more."""
-    from world import Command, Run, SimProcess
+    from command import Command
+    from world import Run, SimProcess
     host, folder, number, job_id = process.host, settings.folder, job.attempt, settings.job_id
     claim = f"{folder}/attempt-{number}"
 
@@ -110,13 +119,14 @@ def run_job(process: SimProcess, settings: Settings, job: nexus.Job, mark: str, 
         while True:
             try:
                 if cause:
-                    write_file(process, f"{folder}/fault-{number}", words + "\n")
+                    write_anew(process, f"{folder}/fault-{number}", words + "\n")
                 path = f"{folder}/result-{number}.json"
-                process.disk.close(process.disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
+                write_anew(process, path, "")
                 yield "result opened"
                 more = "".join([f', "cause": "{cause}"' if cause else "", ', "goes_on": true' if goes_on else "",
                                 ', "is_cut": true' if is_cut else ""])
-                text = f'{{"exit_code": {code}, "runtime_seconds": {took_cs // 100}.{took_cs % 100:02d}{more}}}\n'
+                text = (f'{{"exit_code": {code}, "runtime_seconds": {took_cs // 100}.{took_cs % 100:02d}, '
+                        f'"key": "{settings.key}"{more}}}\n')
                 write_file(process, path, text)
                 if settings.recorder not in host.processes:
                     handle = process.disk.open(path, os.O_RDONLY)
@@ -141,7 +151,8 @@ def run_job(process: SimProcess, settings: Settings, job: nexus.Job, mark: str, 
             say(process, settings, "bounce", job_id, number, words)
         else:
             try:
-                append(process, f"{folder}/stderr.log", f"nexus: {words}\n")
+                said = f"nexus: {words}\n"
+                process.world.note_printed(job_id, 1, said.encode()[:append(process, f"{folder}/stderr.log", said)])
             except OSError:
                 pass
         yield from finish("null", 0, cause, words)
@@ -155,7 +166,7 @@ def run_job(process: SimProcess, settings: Settings, job: nexus.Job, mark: str, 
         return
     yield "claim made"
     try:
-        process.disk.pwrite(handle, f"{process.pid} {process.started}\n".encode(), 0)
+        process.disk.pwrite(handle, f"{process.pid} {process.started} {settings.key}\n".encode(), 0)
     except OSError:
         say(process, settings, "fail", job_id, number, f"the log folder {folder} cannot be written")
         return
@@ -165,7 +176,7 @@ def run_job(process: SimProcess, settings: Settings, job: nexus.Job, mark: str, 
         owner = nexus.read_whole(process.disk, claim).decode().split("\n")[0]
     except OSError:
         owner = ""
-    if owner != f"{process.pid} {process.started}":
+    if owner != f"{process.pid} {process.started} {settings.key}":
         return
     if not hold_leases(process, settings):
         yield from refuse("bounce", "a GPU lease was lost before its job began")
@@ -200,7 +211,8 @@ def run_job(process: SimProcess, settings: Settings, job: nexus.Job, mark: str, 
     run = Run(job, folder, command, process, home)
     process.world.begin_run(run)
     try:
-        append(process, f"{folder}/stdout.log", f"run {job_id} {number}\n")
+        said = f"run {job_id} {number}\n"
+        process.world.note_printed(job_id, 0, said.encode()[:append(process, f"{folder}/stdout.log", said)])
     except OSError:
         pass
     while command.is_alive:

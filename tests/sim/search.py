@@ -29,7 +29,8 @@ def main(argv: Sequence[str]) -> int:
     import history
     if options.seed is not None or options.file:
         seed = options.seed or 0
-        setup, steps = history.Setup(seed), history.make_steps(seed)
+        setup = history.Setup(seed)
+        steps = history.make_steps(setup)
         if options.file:
             setup, steps = read_history(Path(options.file))
         outcome = history.run_history(setup, steps, print)
@@ -38,8 +39,8 @@ def main(argv: Sequence[str]) -> int:
     print(f"from seed {options.first} on", flush=True)
     began, seed, failures = time.monotonic(), options.first, 0
     while time.monotonic() - began < 60 * options.minutes:
-        steps = history.make_steps(seed)
         setup = history.Setup(seed)
+        steps = history.make_steps(setup)
         outcome = history.run_history(setup, steps)
         if outcome.words:
             failures += 1

@@ -17,7 +17,7 @@ from runner import Settings, run_job
 import nexus
 
 STAND_INS = [  # the stand-in, the real class, what works as it is
-    (SimDisk, nexus.Disk, ()), (world.SimClock, nexus.Clock, ()), (world.SimMachine, nexus.Machine, ()),
+    (SimDisk, nexus.Disk, ()), (world.SimClock, nexus.Clock, ()), (world.SimMachine, nexus.Machine, ("has_bash",)),
     (world.SimProcesses, nexus.Processes, ()), (world.SimScreen, nexus.Screen, (
         "argv", "attach", "call", "choose_folder", "environ", "find_leave_keys", "login_variables", "variables")),
     (world.SimEvents, nexus.RunnerEvents, ("wait",)), (world.SimGpus, nexus.GpuSource, ("not_shown",)),
@@ -43,8 +43,8 @@ def test_a_stand_in_has_the_methods_of_the_real_class(stand_in, real, kept):
 
 @pytest.mark.parametrize("name", faults.FAULTS)
 def test_a_fault_can_still_be_put_in(name):
-    piece, wrong = faults.FAULTS[name]
-    assert faults.NEXUS.read_text().count(piece) == 1 and piece != wrong
+    fault = faults.FAULTS[name]
+    assert fault.count_places() == 1 and fault.piece != fault.wrong, f"look in src/{fault.room}.py where it belongs now"
 
 
 STOPS = [  # a step of the model, the line of job.sh after which it has been made
@@ -52,8 +52,8 @@ STOPS = [  # a step of the model, the line of job.sh after which it has been mad
     ("claim made", "set +C"),
     ("claimed", "exec 8>&-"),
     ("leases held", "hold_leases || refuse bounce a GPU lease was lost before its job began"),
-    ("begun", """printf '%s\\n' "$up" >> "$dir/attempt-$attempt" || fail "the log folder $dir cannot be written\""""),
-    ("start said", 'say start "$id" "$attempt" "$$" "$started" "$up"'),
+    ("begun", """printf '%s\\n' "$began" >> "$dir/attempt-$attempt" || fail "the log folder $dir cannot be written\""""),
+    ("start said", 'say start "$id" "$attempt" "$$" "$started" "$began"'),
     ("logs opened",
      """exec 5>>"$dir/stderr.log" 6>>"$dir/stdout.log" || refuse launch "the log files in $dir cannot be written\""""),
     ("command ended", "code=$?"),

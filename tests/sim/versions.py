@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import nexus
@@ -51,14 +51,14 @@ class Files:
         body = json.loads("".join(pieces))
         return iter([json.dumps((write_old_state if version == "older" else write_new_state)(body)) + "\n"])
 
-    def encode_transaction(self, seq: int, changes: Iterable[nexus.Put]) -> str:
-        version, line = self.get_running().version, encode_transaction(seq, changes)
+    def encode_transaction(self, seq: int, puts: tuple[str, str], unsynced: int = 0) -> str:
+        version, line = self.get_running().version, encode_transaction(seq, puts, unsynced)
         if version == "this":
             return line
         body = json.loads(line)
         if version == "older":
             return json.dumps({"seq": seq, "put": unwrap(body["put"])}, separators=(",", ":")) + "\n"
-        return nexus.seal({"seq": seq, "put": add_names(body["put"])}) + "\n"
+        return nexus.seal({**leave_out_crc(body), "put": add_names(body["put"])}) + "\n"
 
 
 def write_old_state(body: dict[str, Any]) -> dict[str, Any]:

@@ -14,15 +14,20 @@ import traceback
 import types
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 import greenlet
 import versions
+from command import BUSY_PERCENT, Command
 from disk import FileSystem, OpenFile, SimDisk
 from runner import Settings, run_job
 
 import nexus
 
+if TYPE_CHECKING:
+    from judges.judge import Judge
+
+real_run = nexus.run
 HOME_FOLDER = "/home/ann"
 WORK_FOLDER = f"{HOME_FOLDER}/work"
 LEASE_FOLDER = "/run/lock/nexus-leases"
@@ -98,6 +103,7 @@ class SimProcess:
         self.session = session or self.pid
         self.state, self.is_alive, self.exit_code = "S", True, 0
         self.version = "this"                   # of its nexus.py: see versions.py
+        self.looked_at = self.ended_at = 0.0    # when its loop began to look last
         self.handles: dict[int, OpenFile] = {}
         self.is_forgotten = False               # a job.sh whose launch a damaged disk has lost
         self.slow_until = 0.0                   # it gets no time before that
@@ -138,7 +144,7 @@ class SimProcess:
         """It is gone, with what it had open."""
         if not self.is_alive:
             return
-        self.is_alive, self.exit_code = False, code
+        self.is_alive, self.exit_code, self.ended_at = False, code, self.world.now
         for opened in self.handles.values():
             opened.release()
         self.handles = {}
@@ -155,7 +161,7 @@ class SimProcess:
 
     def hear(self, number: int) -> None:
         """A signal."""
-        if number == SIGKILL:
+        if number == SIGKILL and not self.command:
             self.end(128 + SIGKILL)
         elif number in (SIGSTOP, SIGCONT):
             self.state = "T" if number == SIGSTOP else "S"
@@ -181,33 +187,6 @@ class _Running:
         self.process.world.current = self.former
 
 
-class Command:
-    """What a job does: it works for a while, hears signals, prints, and may leave something."""
-
-    def __init__(self, words: Sequence[str], world: World) -> None:
-        """`words`: seconds, exit code, and what else it does."""
-        longest_s = 1.0 if world.is_hasty else float("inf")
-        self.ends_at, self.code = world.now + min(longest_s, float(words[0])), int(words[1])
-        self.ways = frozenset(words[2:])
-        self.was_signaled = False
-
-    def finish(self, process: SimProcess) -> None:
-        """It ends by itself, and may leave something in its session, or in another one."""
-        for way, session in (("leaves", process.session), ("detaches", 0)):
-            if way in self.ways:
-                left = SimProcess(process.host, "worker", 1, session, mark=process.mark)
-                left.command = Command(["30", "0"], process.world)
-                for handle, opened in process.handles.items():
-                    left.add_handle(opened, handle)
-        process.end(self.code)
-
-    def hear(self, process: SimProcess, number: int) -> None:
-        self.was_signaled = True
-        if "stubborn" in self.ways:
-            return
-        process.end(0 if "polite" in self.ways else 128 + number)
-
-
 class Run:
     """One time that a job's command was begun: the truth, which nexus must tell."""
 
@@ -215,6 +194,9 @@ class Run:
         self.job, self.folder, self.process, self.runner, self.home = job, folder, process, runner, home
         self.key = f"{process.host.name}:{folder}/{job.attempt}"
         self.shares = dict(zip(job.current.gpu_uuids, nexus.list_shares(job)))
+        self.launched_at = runner.host.booted_at + runner.started / 100       # from then on its time counts
+        self.began_at = process.world.now
+        self.ended_at: float | None = None      # of its command; what it has left may live on
         self.machine_count = 0                  # World.machine_count at its begin
         self.code: int | None = None            # None: nobody has waited for it
         self.was_cut = False                    # by a power cut, or as its job.sh was killed from outside
@@ -225,11 +207,48 @@ class Run:
         return [one for one in self.process.host.processes.values() if one.mark == self.process.mark]
 
 
+class Notice:
+    """A hook that was run."""
+
+    def __init__(self, process: SimProcess, hook: str, facts: Mapping[str, str]) -> None:
+        self.process, self.hook, self.facts = process, hook, facts
+        self.home, self.at = process.home.path, process.world.now       # type: ignore[attr-defined]
+
+
+MODELS = (("NVIDIA H100", 81559.0), ("NVIDIA A100-SXM4-40GB", 40960.0), ("NVIDIA GeForce RTX 3090", 24576.0))
+SLICES = (("1g.10gb", 9728.0), ("2g.20gb", 19968.0), ("1g.10gb", 9728.0))       # of a card that is cut
+
+
 class Card:
     def __init__(self, host: str, number: int) -> None:
         self.uuid, self.index = f"GPU-{host}-{number}", number
         self.is_gone = False
+        self.is_bad = False                             # commands that use CUDA fail on it
         self.foreign: SimProcess | None = None          # somebody else's process on it
+        self.name, self.memory_mib = MODELS[0]
+        self.slice: int | None = None
+        self.profile: str | None = None
+        self.mode: str | None = None                    # its compute mode; None: Default
+        self.load = BUSY_PERCENT                        # when something computes there
+
+    @property
+    def is_used(self) -> bool:
+        """Whether somebody else computes there."""
+        return self.foreign is not None and self.foreign.is_alive
+
+    @property
+    def place(self) -> str:
+        return str(self.index) if self.slice is None else f"{self.index}.{self.slice}"
+
+    def cut(self) -> list[Card]:
+        """The slices of it that are there in its place."""
+        slices = []
+        for number, (profile, memory_mib) in enumerate(SLICES):
+            part = Card("", self.index)
+            part.uuid, part.slice, part.profile, part.memory_mib = f"MIG{self.uuid[3:]}-{number}", number, profile, memory_mib
+            part.name = f"{self.name} MIG {profile}"
+            slices.append(part)
+        return slices
 
 
 class Host:
@@ -241,6 +260,7 @@ class Host:
         self.cards = [Card(name, number) for number in range(card_count)]
         self.last_pid = 100
         self.smi_error, self.smi_s = "", 0.0        # what nvidia-smi says, and how long it takes
+        self.busy_at: dict[str, list[float]] = {}   # {uuid of a card: when its driver said that it is used}
         self.fifos: dict[str, SimEvents] = {}
         self.processes: dict[int, SimProcess] = {}
         self.former: dict[int, SimProcess] = {}
@@ -289,16 +309,22 @@ class Host:
         SimProcess(self, "init")
 
     def list_gpus(self) -> list[nexus.Gpu]:
-        gpus = []
+        gpus, now = [], self.world.now
         for card in self.cards:
-            processes = [nexus.GpuProcess(one.pid, 1000.0) for run in self.world.runs for one in run.left
-                         if card.uuid in run.shares and run.process.host is self]
-            if card.foreign and card.foreign.is_alive:
+            ours = [one for run in self.world.runs if card.uuid in run.shares and run.process.host is self for one in run.left]
+            processes = [nexus.GpuProcess(one.pid, 1000.0) for one in ours]
+            is_busy = any(not one.command or one.command.is_busy(now) for one in ours)
+            if card.is_used and card.foreign:
                 processes.append(nexus.GpuProcess(card.foreign.pid, 5000.0))
+                is_busy = True
+            if is_busy or card.slice is not None:           # of a slice it is not known
+                self.busy_at.setdefault(card.uuid, []).append(now)
             used = 10.0 + sum(one.memory_mib or 0.0 for one in processes)
-            gpus.append(nexus.Gpu(card.index, card.uuid, "NVIDIA H100", 81559.0, used, 50.0 if processes else 0.0,
+            load = None if card.slice is not None else card.load if is_busy else 0.0
+            gpus.append(nexus.Gpu(card.index, card.uuid, card.name, card.memory_mib, used, load,
+                                  is_mig=card.slice is not None, slice=card.slice, profile=card.profile,
                                   fault="the driver does not show it" if card.is_gone else None,
-                                  processes=tuple(processes)))
+                                  compute_mode=card.mode, processes=tuple(processes)))
         return gpus
 
 
@@ -320,11 +346,11 @@ class SimClock(nexus.Clock):
     def new_token(self) -> str:
         return f"{self.process.world.names.getrandbits(192):048x}"
 
-    def new_job_id(self, taken: Mapping[str, Any]) -> str:
+    def new_job_id(self, taken: Mapping[str, Any], is_one_of_many: bool = False) -> str:
         world = self.process.world
         while True:
             job_id = "".join(world.names.choices(nexus.ID_LETTERS, k=3))
-            if job_id not in world.job_ids:
+            if not world.job_ids & {*nexus.list_case_variants(job_id)}:
                 world.job_ids.add(job_id)
                 return job_id
 
@@ -372,6 +398,7 @@ class SimEvents(nexus.RunnerEvents):
         self.queue.append(b"")
 
     def read(self, timeout_s: float) -> list[bytes]:
+        self.process.looked_at = self.process.world.now
         self.process.world.park(lambda: bool(self.queue), timeout_s)
         lines = list(self.queue)
         self.queue.clear()
@@ -396,6 +423,9 @@ class SimProcesses(nexus.Processes):
 
     def is_gone(self, process: nexus.Process) -> bool:
         return False
+
+    def describe_stuck(self, process: nexus.Process) -> str | None:
+        return None
 
     def find_age_s(self, started: int) -> float:
         return (self.host.uptime_cs() - started) / 100
@@ -427,7 +457,8 @@ class SimProcesses(nexus.Processes):
         raise NotImplementedError           # only find_members() asks
 
     def find_catchers(self, processes: Any, number: int) -> set[int]:
-        return {process.pid for process in processes}
+        found = [self.host.processes.get(process.pid) for process in processes]
+        return {one.pid for one in found if one and one.command and one.command.handles(number)}
 
     def find_readers(self, processes: Any) -> set[int]:
         return set()
@@ -468,6 +499,15 @@ class SimScreen(nexus.Screen):
         return {}
 
 
+def measure_memory(psutil: Any, processes: Sequence[nexus.Process]) -> float:
+    """MiB of host memory that processes use."""
+    found = [current().running.host.processes.get(process.pid) for process in processes]
+    return sum(one.command.memory_mib for one in found if one and one.command)
+
+
+PSUTIL = types.SimpleNamespace(virtual_memory=lambda: types.SimpleNamespace(total=2**36, available=2**35), cpu_percent=lambda: 1.0)
+
+
 class SimMachine(nexus.Machine):
     """A machine as the service or an agent uses it."""
 
@@ -475,15 +515,16 @@ class SimMachine(nexus.Machine):
         self.process = current().running
         self.process.world.machine_count += 1
         is_slurm = config.jobs.launcher == "slurm"
-        self.is_mock, self.processes, self.psutil = False, SimProcesses(), None
+        self.is_mock, self.processes, self.psutil = False, SimProcesses(), PSUTIL
         self.gpu_source = nexus.MockGpus(0) if is_slurm else SimGpus()
         folder = nexus.find_lease_folder(disk, config.gpu)
         self.leases = None if is_slurm else nexus.Leases(disk, folder, service_id)
         kind = SimScreen if config.jobs.launcher == "screen" else nexus.Direct
         self.launcher, self.launcher_error = kind(disk, layout), None
-        self.no_terminal = None if config.jobs.launcher == "screen" else 'launcher is "direct"'
+        self.terminal_error = None if config.jobs.launcher == "screen" else 'launcher is "direct"'
         self.children: dict[str, Any] = {}
         self.boot_id, self.environ, self.home = self.process.host.boot_id, {}, layout.home
+        self.look_for_programs()
 
     def launch(self, job: nexus.Job, script: str, handles: Sequence[int] = ()) -> str | None:
         self.process.count_effect()
@@ -505,8 +546,8 @@ class SimMachine(nexus.Machine):
         host.world.runners.append((runner, steps))
         return f"{child.pid}.{self.launcher.session_prefix}{job.id}" if screen else None
 
-    def has_bash(self) -> bool:
-        return True
+    def look_for_programs(self) -> None:
+        self.places = {"bash": "/usr/bin/bash"}
 
     def count_oom_kills(self) -> int | None:
         return 0
@@ -551,6 +592,11 @@ class SimStore(nexus.Store):
             self.synced_seq = self.state.seq
         return answer
 
+    def update_large(self, yield_changes: Any) -> Any:
+        answer = super().update_large(yield_changes)
+        self.synced_seq = self.state.seq
+        return answer
+
 
 def find_recovery(disk: nexus.Disk, layout: nexus.Layout) -> nexus.Recovery:
     """As a service reads the state when it begins: that is what the one before had."""
@@ -572,8 +618,8 @@ class SimServer:
     """The sockets of a service: requests are handed to its Api."""
     port, socket_path = 7000, "/home/ann/.nexus/api.sock"
 
-    def __init__(self, api: nexus.Api, host: str, port: int, tls: Any = None) -> None:
-        self.api, self.process = api, current().running
+    def __init__(self, api: nexus.Api, host: str, port: int, tls: Any = None, is_needed: bool = True) -> None:
+        self.api, self.process, self.host = api, current().running, host
 
     def serve(self) -> None:
         service = self.api.service
@@ -704,9 +750,13 @@ class World:
         self.now = 1000.0                       # monotonic, of all machines
         self.machine_count = 0                  # how many services and agents have begun
         self.is_hasty = False                   # each command ends soon
+        self.rounds = 0                         # how often everything went on a little: go_round()
+        self.printed: dict[str, tuple[bytearray, bytearray]] = {}      # {job id: what it has printed, as the disk took it}
         self.job_ids: set[str] = set()
         self.runs: list[Run] = []
         self.runners: list[tuple[SimProcess, Iterator[str]]] = []
+        self.judges: list[Judge] = []
+        self.notices: list[Notice] = []
         self.violations: list[str] = []
         self.tracebacks: list[str] = []
         self.hosts: dict[str, Host] = {}
@@ -749,8 +799,8 @@ class World:
             self.cluster.advance()
         for host in self.hosts.values():
             for process in list(host.processes.values()):
-                if process.command and self.now >= process.command.ends_at and process.state != "T":
-                    process.command.finish(process)
+                if process.command:
+                    process.command.go_on(process)
 
     def begin_run(self, run: Run) -> None:
         """A command begins: all that nexus promises of that must hold now."""
@@ -760,9 +810,10 @@ class World:
             is_same_job = other.job.id == run.job.id            # no id comes again in a history
             if is_same_job and other.left:
                 self.violations.append(f"job {run.job.id} runs as attempt {other.job.attempt} and {run.job.attempt}")
-            is_stopped = other.process.command.was_signaled or other.job.timeout_seconds       # then 0 is no success
-            # A service that comes later cannot tell whether the one before has signaled a preempted job.
-            is_unclear = other.job.preemptible and other.machine_count < self.machine_count
+            is_stopped = other.process.command.heard or other.job.timeout_seconds       # then 0 is no success
+            # A service that comes later cannot tell whether the one before has signaled a job that it had to stop.
+            stop_cause = next((one.stop_cause for one in run.job.attempts if one.nonce == other.job.current.nonce), None)
+            is_unclear = bool(other.job.preemptible or stop_cause) and other.machine_count < self.machine_count
             if is_same_job and other.code == 0 and not (other.was_cut or is_stopped or is_unclear):
                 self.violations.append(f"job {run.job.id} had succeeded, and runs again")
         run.machine_count = self.machine_count
@@ -774,7 +825,35 @@ class World:
                 names = ", ".join(f"{one.job.id} of {one.home} ({one.shares[uuid]} %)" for one in holders)
                 self.violations.append(f"{uuid} is given to {names}")
 
+        assert run.process.command
+        run.process.command.start(run.process, run)
+        run.process.on_end.append(lambda: self.end_run(run))
+        self.judge("on_begin", run)
+
+    def note_printed(self, job_id: str, stream: int, content: bytes) -> None:
+        self.printed.setdefault(job_id, (bytearray(), bytearray()))[stream].extend(content)
+
+    def end_run(self, run: Run) -> None:
+        run.ended_at = self.now
+        self.judge("on_end", run)
+
+    def judge(self, hook: str, *what: Any) -> None:
+        """Call this hook of each judge."""
+        for judge in self.judges:
+            getattr(judge, hook)(*what)
+
+    def run_program(self, argv: Sequence[str], *rest: Any, **options: Any) -> Any:
+        """Stands in for run(): the commands of [hooks] are their names."""
+        hook = argv[-1].rpartition("\n")[2]
+        if not hook.startswith("on_"):
+            return real_run(argv, *rest, **options)
+        notice = Notice(self.running, hook, rest[1])
+        self.notices.append(notice)
+        self.judge("on_notice", notice)
+        return nexus.Completed(0, "")
+
     def close(self) -> None:
+        self.judges = []
         for host in self.hosts.values():
             for process in list(host.processes.values()):
                 process.end(0)
@@ -798,10 +877,12 @@ class Patches:
             "Slurm": cluster.SimSlurm, "find_recovery": find_recovery, "read_state": files.read_state,
             "encode_state": files.encode_state, "encode_transaction": files.encode_transaction,
             "start_writer": lambda stream, name: Outbox(), "set_signals": lambda service: None,
-            "import_modules": lambda: None, "make_log": lambda layout, config: current().log,
+            "import_modules": lambda: None, "run": lambda *argv, **options: current().run_program(*argv, **options),
+            "make_log": lambda layout, config: current().log,
             "read_boot_id": lambda: current().running.host.boot_id, "find_pid_namespace": lambda: nexus.HOST_PIDS,
             "read_machine": lambda: current().running.host.name, "find_free_port": lambda number: 20000 + number % 10000,
-            "find_program": lambda name, path=None: f"/usr/bin/{name}", "import_psutil": lambda: None,
+            "find_program": lambda name, path=None, mode=0: f"/usr/bin/{name}", "import_psutil": lambda: PSUTIL,
+            "measure_memory": measure_memory,
             "MIN_JOURNAL_BYTES": 4000,          # so that state.json is written often
             "find_process_user": lambda pid: "bob", "count_oom_kills": lambda: 0}
         self.former = {name: getattr(nexus, name) for name in replaced}
