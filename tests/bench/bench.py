@@ -13,6 +13,7 @@ import json
 import os
 import random
 import resource
+import select
 import shutil
 import signal
 import socket
@@ -44,6 +45,8 @@ def report(what: str, measured: str, limit: str = "") -> None:
 
 class Bench:
     """A service of its own."""
+
+    bob = b""                               # a header with the token of the user bob
 
     def __init__(self, gpus: int = 1, launcher: str = "screen") -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="nexus-bench-"))
@@ -431,7 +434,7 @@ def measure_page() -> None:
         for number in range(8):
             it.client.add(f"sleep {1000 + number}")
         it.post(2000)
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium-headless-shell"), args=["--no-sandbox"])
         page = browser.new_page()
         page.goto(f"http://127.0.0.1:{tap.port}/")
         page.wait_for_selector("#waiting li")
@@ -543,8 +546,164 @@ def measure_views() -> None:
         report(f"{name}: 10,000 waiting / none", f"{many:.0f} / {none:.0f} ms, CPU {many_cpu:.0f} / {none_cpu:.0f} ms", limit)
 
 
+# A start, and another's add and kill, beside what one user's token may ask for
+
+Ask = Callable[..., object]                 # (method, path, body) as the user bob; with is_checked=False whatever the answer is
+
+
+def add_many(ask: Ask, count: int = 9000, **fields: object) -> list[str]:
+    return ask("POST", "/queue", [{"command": "true", "name": f"j{n}", **fields} for n in range(count)])["ids"]  # type: ignore
+
+
+def beside_long_filters(it: Bench, ask: Ask) -> Iterator[None]:
+    add_many(ask, 3000)
+    yield
+    for body in ({"since": "1d" * 100000}, {"status": ["failed"] * 1000000}, {"text": "x" * 4000000}, {"name": "*a" * 1000000}):
+        ask("POST", "/jobs/dismiss", body, is_checked=False)
+
+
+def beside_add(it: Bench, ask: Ask) -> Iterator[None]:
+    yield
+    add_many(ask)
+
+
+def beside_linked(it: Bench, ask: Ask) -> Iterator[None]:
+    parents = add_many(ask, 100)
+    yield
+    ask("POST", "/queue", [{"command": "true", "after": parents}] * 9000, is_checked=False)
+    ask("POST", "/queue", [{"command": "true", "after": parents}] * 900)
+    ask("POST", "/jobs/cancel", {"ids": parents})
+
+
+def beside_change(it: Bench, ask: Ask) -> Iterator[None]:
+    ids = add_many(ask)
+    yield
+    for change in ({"name": "y"}, {"gpus": 0.5}, {"group": "g"}, {"env": {"A": "b"}}):
+        ask("PATCH", "/queue", {"ids": ids, "change": change})
+
+
+def beside_cancel(it: Bench, ask: Ask) -> Iterator[None]:
+    ids = add_many(ask, group="g")
+    yield
+    ask("POST", "/jobs/cancel", {"ids": ids})
+    ask("POST", "/jobs/retry", {"group": "g", "status": "cancelled"})
+    ask("POST", "/jobs/clear", {"group": "g", "status": "cancelled"})
+
+
+def beside_empty_lists(it: Bench, ask: Ask) -> Iterator[None]:
+    yield
+    for size in (2500000, 20000000):
+        ask("POST", "/jobs/cancel", b'{"ids": [[]' + b",[]" * size + b"]}", is_checked=False)
+
+
+def hold(it: Bench, count: int, requests: Callable[[int], bytes], drip: bytes = b"", time_s: float = 10.0) -> None:
+    """Keep so many connections, with a request each, and read what comes; each second, those that are closed are opened anew."""
+    lines: dict[int, socket.socket] = {}
+    poll, give_up_at, acted_at = select.poll(), time.monotonic() + time_s, 0.0
+    while time.monotonic() < give_up_at:
+        is_due = time.monotonic() > acted_at + 1
+        acted_at = time.monotonic() if is_due else acted_at
+        while is_due and len(lines) < count:
+            line = socket.create_connection(("127.0.0.1", it.port))
+            line.sendall(requests(len(lines)))
+            lines[line.fileno()] = line
+            poll.register(line, select.POLLIN)
+        for handle, _ in poll.poll(100):
+            with contextlib.suppress(OSError):
+                if lines[handle].recv(262144):
+                    continue
+            poll.unregister(handle)
+            lines.pop(handle).close()
+        for line in lines.values() if drip and is_due else ():
+            with contextlib.suppress(OSError):
+                line.send(drip)
+    for line in lines.values():
+        line.close()
+
+
+def beside_forms(it: Bench, ask: Ask) -> Iterator[None]:
+    """As through a proxy, where the kernel does not tell whose they are; bob has his token, and is served at once."""
+    yield
+    form = (b"POST /api/submit HTTP/1.1\r\nHost: localhost\r\nX-Forwarded-For: 192.0.2.1\r\nContent-Length: %d\r\n"
+            b"Content-Type: multipart/form-data; boundary=B\r\n\r\n--B\r\n")
+    holding = threading.Thread(target=hold, args=(it, 256, lambda number: form % (9000, 9000000)[number % 2], b"x"))
+    holding.start()
+    times = []
+    while holding.is_alive():
+        began = time.perf_counter()
+        ask("POST", "/queue", {"command": "true"})
+        times.append(time.perf_counter() - began)
+        time.sleep(0.1)
+    report("an add of a user with a token, beside 256 slow forms of others", f"{max(times):.2f} s at most, of {len(times)}", "<= 0.3 s")
+
+
+def beside_held(it: Bench, ask: Ask) -> Iterator[None]:
+    """250 of one user, of each kind of request that is held."""
+    job = ask("POST", "/queue", {"command": "while sleep 0.01; do seq 100; done", "gpus": 0})["id"]        # type: ignore
+    add_many(ask, 2000)
+    yield
+    for path in ("/jobs/{}/logs?follow=true", "/jobs/{}?wait=60", "/status?after=0"):
+        request = b"GET %s HTTP/1.1\r\nHost: localhost\r\n%s\r\n" % (path.format(job).encode(), it.bob)
+        hold(it, 250, lambda number: request)                   # noqa: B023
+
+
+BESIDE = {"filters that are too long": beside_long_filters, "an add of 9,000": beside_add, "900,000 links, and 90,000": beside_linked,
+          "changes of 9,000": beside_change, "a cancel of 9,000, their retry and clear": beside_cancel,
+          "bodies of empty lists": beside_empty_lists, "256 slow forms of somebody unknown": beside_forms,
+          "250 requests that are held": beside_held}
+
+
+def start_one(it: Bench) -> tuple[float, float, float]:
+    """Seconds until the owner's add is answered, until the command has begun, and until its kill is over."""
+    stamp = it.folder / f"started-{time.perf_counter()}"
+    began = time.perf_counter()
+    job = it.client.add(f"touch {stamp}; sleep 600", gpus=0)
+    added = time.perf_counter()
+    while not stamp.exists():
+        time.sleep(0.002)
+    started = time.perf_counter()
+    it.client.cancel(ids=[job])
+    it.client.wait([job])
+    return added - began, started - began, time.perf_counter() - started
+
+
+def measure_beside() -> None:
+    """What one user asks for, beside the owner's start, add and kill: the longest of each, and how much longer than alone."""
+    for what, act in BESIDE.items():
+        with bench(launcher="direct") as it:
+            token = subprocess.run([sys.executable, str(TOP / "nexus.py"), "token", "create", "bob"], env=it.environ, check=True,
+                                   capture_output=True, text=True).stdout.split()[-1]
+            it.bob = f"Authorization: Bearer {token}\r\n".encode()
+
+            def ask(method: str, path: str, body: object, is_checked: bool = True) -> object:
+                line = http.client.HTTPConnection("127.0.0.1", it.port)
+                content = body if isinstance(body, bytes) else json.dumps(body).encode()
+                headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}      # noqa: B023
+                with contextlib.suppress(OSError):                          # refused before all of it was sent
+                    line.request(method, path, content, headers)
+                answer = line.getresponse()
+                text = answer.read()
+                assert answer.status < 300 or not is_checked, text
+                return json.loads(text)
+
+            it.client.add("sleep 3600")                                     # on the one GPU, for which bob's jobs wait
+            steps = act(it, ask)
+            next(steps)
+            it.await_rest()
+            alone = [max(column) for column in zip(*(start_one(it) for _ in range(5)))]
+            began, asking = time.perf_counter(), threading.Thread(target=lambda: list(steps))   # noqa: B023
+            asking.start()
+            found = [start_one(it)]
+            while asking.is_alive():
+                found.append(start_one(it))
+            took = time.perf_counter() - began
+            more = [max(column) - before for column, before in zip(zip(*found), alone)]
+            report(f"beside {what} ({took:.1f} s, {len(found)} starts)",
+                   f"add {more[0]:+.2f}, start {more[1]:+.2f}, kill {more[2]:+.2f} s", "<= +0.3 s each")
+
+
 MEASURES = {"plan": measure_plan, "gap": measure_gap, "crowd": measure_crowd, "add": measure_add, "bulk": measure_bulk,
-            "idle": measure_idle, "load": measure_load, "page": measure_page, "views": measure_views}
+            "idle": measure_idle, "load": measure_load, "page": measure_page, "views": measure_views, "beside": measure_beside}
 
 
 def main() -> None:
