@@ -4,7 +4,7 @@ import time
 
 import live
 import pytest
-from test_server import Bench
+from stage import Bench
 
 import nexus
 
@@ -257,7 +257,7 @@ def test_what_is_cleared_counts_as_it_ended(stage):
 
 def test_a_report_after_a_sweep():
     """At the command line, with a service that is started again meanwhile."""
-    with live.Box(gpus=0, cpu_slots=10) as box:
+    with live.Box(gpus=0, is_supervised=False, cpu_slots=10) as box:
         log, gates = box.path("log"), {name: box.path(f"go-{name}") for name in "abc"}
 
         def add(*words):
@@ -279,7 +279,7 @@ def test_a_report_after_a_sweep():
         gates["a"].touch()
         box.wait(first, "completed")
         assert f"after 2 jobs of group g: {second}, {third}" in box.await_reason(tidy, third)
-        box.kill_all_of_service()
+        box.kill_service()
         box.start()
         gates["b"].touch()
         box.wait(second, "failed")
@@ -292,3 +292,25 @@ def test_a_report_after_a_sweep():
         for job_id in (third, again, later, tidy):
             box.wait(job_id, "completed")
         assert live.read(log).split() == ["tidy"]
+
+
+# What is told of groups
+
+def test_a_group_counts_its_jobs():
+    with Bench(max_running=1) as bench:
+        ids = {status: bench.add(group="g", gpus=0) for status in ("completed", "failed", "cancelled", "running", "pending")}
+        other = bench.add(group="h", gpus=0, max_concurrent=2)
+        bench.become(ids["running"], "running")
+        for status in ("completed", "failed", "cancelled"):
+            bench.become(ids[status], status, **({"cause": "exit", "cause_line": "oh dear", "exit_code": 3} if status == "failed" else {}))
+        bench.ask("POST", "/service/pause", query={"group": "h"})
+        first, second = sorted(bench.ask("GET", "/groups")[1], key=lambda group: group["name"])
+        assert [first[status] for status in ids] == [1] * 5 and (first["position"], first["hold"], first["limit"]) == (0, None, 0)
+        assert (first["failed_id"], first["failed_line"]) == (ids["failed"], "oh dear")
+        assert (second["pending"], second["running"], second["position"], second["limit"]) == (1, 0, 1, 2)
+        assert "paused by" in second["hold"] and "group h is held" in second["waiting_for"]
+        assert bench.ask("GET", "/groups", None, bench.make_bearer("bob"))[1] == [], "whose jobs are others'"
+        bench.ask("POST", "/jobs/retry", {"ids": [ids["failed"]]})
+        bench.ask("DELETE", f"/queue/{other}")
+        first = next(group for group in bench.ask("GET", "/groups")[1] if group["name"] == "g")
+        assert (first["failed_id"], first["pending"]) == (None, 2), "what was run again is no failure any more"

@@ -47,7 +47,7 @@ def box():
 
 @contextlib.contextmanager
 def make_box(**settings):
-    with live.Box(gpus=2, **settings) as made:
+    with live.Box(gpus=2, is_supervised=False, **settings) as made:
         layout = nexus.make_layout(str(made.home), nexus.parse_config({}, ""))
         nexus.change_tokens(nexus.DISK, layout.tokens_file, lambda tokens: nexus.add_token(tokens, "myuser", "my-secret-token", None, 1e9))
         made.desk = made.folder / "desk"
@@ -176,7 +176,7 @@ def test_restart_retry_and_the_end_of_the_history():
         held = [box.add("sleep 600") for _ in range(2)]
         waits = submit(box, "print('after the restart')")
         box.kill_service()
-        box.await_service()
+        box.start()
         assert len(list_code(box)) == 2 and kept in list_code(box)
         for each in held:
             box.ask("DELETE", f"/jobs/{each}")

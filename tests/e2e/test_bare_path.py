@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import shutil
+import time
 
 import live
 import pytest
@@ -90,3 +91,46 @@ def test_the_hint_follows_the_fault_of_screen():
         (box.home / "screen").touch()
         assert box.nexus("run", "echo hello").stdout == "hello\n"
         assert "apt install screen" not in box.nexus().stdout and "jobs run directly" in box.nexus().stdout
+
+
+def test_a_folder_of_path_that_hangs_freezes_nothing():
+    """As of an sshfs whose server is gone.  It hangs while the service runs, and at its start."""
+    with live.Box(gpus=1, launcher="screen", is_starting=False) as box:
+        whole, hung = os.environ["PATH"], box.path("sshfs")
+        hung.mkdir()
+        box.environ["PATH"] = f"{hung}:{whole}"
+        box.start()
+        early = box.wait_started(box.add("sleep 600"))["id"]
+        with live.hung_folder(hung):
+            begin = time.monotonic()
+            assert early in box.nexus().stdout
+            assert box.wait(box.add("echo hello", gpus=0, env={"PATH": whole}), "completed")["exit_code"] == 0
+            added = box.nexus("add", "--gpus", "0", "true")             # with this PATH: its runner waits for the folder
+            assert added.returncode == 0, added
+            late = box.wait_started(added.stdout.split()[-1])["id"]
+            assert box.nexus("kill", early, late).returncode == 0
+            box.wait(early, "cancelled")
+            box.wait(late, "cancelled")
+            live.until(lambda: any(f"{hung} does not answer" in str(check) for check in box.health()["checks"]), "what hangs")
+            for verb in ("stop", "start"):
+                done = box.nexus(verb)
+                assert done.returncode == 0, done
+            assert box.wait(box.add("echo hello", gpus=0, env={"PATH": whole}), "completed")["exit_code"] == 0
+            assert box.nexus("add", "--gpus", "0", "--hold", "train.py").returncode == 0     # no such program: PATH is searched
+            assert time.monotonic() - begin < 60, "each waits for the folder once"
+        live.until(lambda: "does not answer" not in str(box.health()), "it answers again")
+        assert box.nexus("stop").returncode == 0
+
+
+def test_no_command_and_no_service_stays_where_no_signal_ends_who_waits():
+    """As of an sshfs whose program runs, and whose server is gone: a process with a thread that waits there does not end."""
+    with live.Box(gpus=1, is_starting=False) as box:
+        whole, hung = os.environ["PATH"], box.path("sshfs")
+        hung.mkdir()
+        box.environ["PATH"] = f"{hung}:{whole}"
+        with live.hung_folder(hung, is_taken=True):
+            added = box.nexus("add", "--gpus", "0", "--env", f"PATH={whole}", "true")       # it starts the service
+            assert added.returncode == 0, added
+            assert box.wait(added.stdout.split()[-1], "completed")
+            pid = live.find_service(box.home)
+            assert box.nexus("stop").returncode == 0 and not live.is_alive(pid)

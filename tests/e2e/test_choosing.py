@@ -3,6 +3,7 @@
 import json
 import os
 
+import pages
 import pytest
 from console import Home
 
@@ -18,10 +19,18 @@ JOBS = (("completed", "true"), ("failed", "exit 3"), ("running", "sleep 1000"), 
         ("held", "echo 12345"))
 
 
-@pytest.fixture
-def home():
+@pytest.fixture(scope="module")
+def shared_home():
     with Home(cpu_slots=20, kill_grace_seconds=1) as made:
+        made.start()
         yield made
+
+
+@pytest.fixture
+def home(shared_home):
+    """One that tests use one after another."""
+    yield shared_home
+    pages.clear_jobs(shared_home)
 
 
 @pytest.fixture(scope="module")
@@ -218,11 +227,14 @@ def test_edit_of_many_is_all_or_none(home):
 def test_a_change_of_many_is_one_for_the_disk(home):
     home.main("pause")
     ids = home.main("add", "--gpus", "0", "--sweep", "n=1..300", "--group", "g", "true {n}").out.split()
-    journal = home.file("journal.jsonl")
-    before = len(journal.read_text().splitlines())
+
+    def count_lines():                  # of the journal, which begins anew when state.json is written: their numbers go on
+        lines = home.file("journal.jsonl").read_text().splitlines()
+        return json.loads(lines[-1] if lines else home.file("state.json").read_text())["seq"]
+
+    before = count_lines()
     assert home.main("move", "--group", "g", "--first").code == home.main("edit", "--group", "g", "--timeout", "1h").code == 0
-    lines = journal.read_text().splitlines()[before:]
-    assert len(lines) == 2 and all(len(json.loads(line)) for line in lines)
+    assert count_lines() == before + 2
     assert [job["id"] for job in home.main("queue", "--json").json] == ids
 
 

@@ -1,7 +1,8 @@
-"""Section 21: each subcommand, as its user sees it.  Data on stdout, words on stderr."""
+"""Each subcommand, as its user sees it.  Data on stdout, words on stderr."""
 
 import datetime
 import functools
+import importlib.util
 import json
 import os
 import pathlib
@@ -12,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+import venv
 
 import live
 import pytest
@@ -24,12 +26,19 @@ import nexus
 @pytest.fixture(scope="module")
 def home():
     """Shared: jobs come and go in it, each test looks at its own."""
-    with Home(cpu_slots=20, kill_grace_seconds=1) as made:
+    with Home(is_quick=True, cpu_slots=20, kill_grace_seconds=1) as made:
         yield made
 
 
 @pytest.fixture
 def own_home():
+    with Home(is_quick=True, cpu_slots=20, kill_grace_seconds=1) as made:
+        yield made
+
+
+@pytest.fixture
+def bare_home():
+    """Nothing runs yet."""
     with Home(cpu_slots=20, kill_grace_seconds=1) as made:
         yield made
 
@@ -100,32 +109,32 @@ def test_the_snapshot_plain_and_in_colour(own_home):
         assert "\x1b[1mGPU 1 (Mock GPU, 24GB):\x1b[0m \x1b[92mAvailable\x1b[0m\n" in terminal.end()[1]
 
 
-def test_without_a_terminal_top_is_printed_once(own_home):
-    assert own_home.run("top").code == 6 and not own_home.file("service.json").exists()
-    own_home.main("start")
-    done = own_home.run("status", "--watch")
+def test_without_a_terminal_top_is_printed_once(bare_home):
+    assert bare_home.run("top").code == 6 and not bare_home.file("service.json").exists()
+    bare_home.main("start")
+    done = bare_home.run("status", "--watch")
     assert (done.code, done.out.count("Queue: "), done.err) == (0, 1, "") and "\x1b" not in done.out
     nexus_top = f"{sys.executable} {COMMAND} top"
     for line in (f"{nexus_top} < /dev/null", f"set -o pipefail; {nexus_top} | cat"):
-        with Terminal(["bash", "-c", line], own_home.environ) as terminal:
+        with Terminal(["bash", "-c", line], bare_home.environ) as terminal:
             code, shown = terminal.end()
             assert (code, shown.count("Queue: ")) == (0, 1) and "\x1b" not in shown, line
 
 
-def test_status_watch_leaves_a_stopped_service_stopped(own_home):
-    with own_home.terminal("top") as terminal:
+def test_status_watch_leaves_a_stopped_service_stopped(bare_home):
+    with bare_home.terminal("top") as terminal:
         terminal.wait_for("does not run")
         terminal.type("q")
-        assert terminal.end()[0] == 0 and not own_home.file("service.json").exists()
-    own_home.main("pause")
+        assert terminal.end()[0] == 0 and not bare_home.file("service.json").exists()
+    bare_home.main("pause")
     for number in range(12):
-        add(own_home, f"true {number}")
-    with own_home.terminal("status", "--watch", rows=12) as terminal:
+        add(bare_home, f"true {number}")
+    with bare_home.terminal("status", "--watch", rows=12) as terminal:
         terminal.wait_for(rb"Queue: [\s\S]*?q ends  \S+ \d+ more lines")
-        own_home.main("stop")
+        bare_home.main("stop")
         terminal.wait_for("does not run")
-        assert not own_home.file("service.json").exists()
-        own_home.main("start")
+        assert not bare_home.file("service.json").exists()
+        bare_home.main("start")
         terminal.wait_for("Queue: ")
         terminal.type("\x03")
         code, shown = terminal.end()
@@ -179,6 +188,7 @@ BAD_ADDS = [  # reason, words, what it says
     ("no directory", ["--cwd", "/no/such/folder", "true"], "/no/such/folder"),
     ("a file and a command", ["--file", "x", "true"], "not both"),
     ("no file", ["--file", "/no/such/file"], "/no/such/file"),
+    ("an endless file", ["--file", "/dev/zero"], "/dev/zero: it is longer than 64MB"),
     ("a script", ["--file", SCRIPT], "hint: nexus add job.sh"),
     ("an unknown option", ["--gpu", "1", "true"], "--gpu"),
     ("three decimals", ["--gpus", "0.125", "true"], "two decimals"),
@@ -538,6 +548,54 @@ def test_options_arrive(home):
     assert {name: job[name] for name in wanted} == wanted
 
 
+def test_a_log_folder_that_was_removed_is_told(home):
+    gone, kept = add_and_wait(home, "echo hello", "--group", "cleaned"), add_and_wait(home, "echo there", "--group", "cleaned")
+    shutil.rmtree(home.job(gone)["log_dir"])
+    says = f"the logs of job {gone} are gone: there is no {home.file('logs', f'job_{gone}')}"
+    for options in ([], ["-f"], ["-n", "3"], ["--grep", "hello"], ["--stream", "stderr"]):
+        done = home.main("logs", gone, *options)
+        assert (done.code, done.out) == (3, "") and f"nexus: {says}\nhint: nexus show {gone} " in done.err, options
+    for options in (["--group", "cleaned"], ["-f", "--group", "cleaned"], [kept, gone], [gone, kept, "--grep", "there"]):
+        done = home.main("logs", *options)
+        assert done.code == 3 and f"nexus: {says}\n" in done.err and f"{kept} | there\n" in done.out, options
+    with pytest.raises(nexus.NexusError) as caught:
+        list(home.client().logs(gone))
+    assert caught.value.kind == "not_found" and caught.value.message == says
+    assert home.main("logs", kept).code == 0
+    done = home.main("show", gone)
+    assert done.code == 0 and f"\n  {says}\n" in done.out
+
+
+def test_run_waits_for_a_job_whose_log_folder_is_removed(home):
+    go = home.file("goes-on")
+    running = home.popen("run", "--gpus", "0", f"echo hello; until [ -e {go} ]; do sleep 0.05; done; exit 7")
+    job_id = re.match(rb"nexus: job (\w+)\n", running.stderr.readline())[1].decode()
+    assert running.stdout.readline() == b"hello\n"
+    shutil.rmtree(home.file("logs", f"job_{job_id}"))
+    until(lambda: b"are gone" in running.stderr.readline())
+    go.touch()
+    _, said = running.communicate(timeout=60)
+    job = home.wait_for(job_id)
+    assert job["status"] == "failed" and f"job {job_id} failed" in said.decode() and running.returncode not in (0, 3), (job, said)
+
+
+def test_a_log_folder_that_is_removed_while_it_is_followed_is_told(home):
+    running, other = add(home, "echo hello; sleep 1000"), add(home, "echo there; sleep 1000")
+    for job_id in (running, other):
+        live.until(lambda job_id=job_id: "e" in home.main("logs", job_id).out)
+    followers = [home.popen("logs", "-f", running), home.popen("logs", "-f", running, other)]
+    for process in followers:
+        process.stdout.readline()
+    shutil.rmtree(home.job(running)["log_dir"])
+    assert followers[0].wait(60) == 3 and b"are gone: there is no" in followers[0].stderr.read()
+    home.main("kill", other)
+    assert followers[1].wait(60) == 3 and b"are gone: there is no" in followers[1].stderr.read()
+    home.main("kill", running)
+    for process in followers:
+        process.stdout.close()
+        process.stderr.close()
+
+
 # Groups
 
 
@@ -651,7 +709,7 @@ def test_edit_of_a_running_job(own_home):
     assert done.code == 0 and "time limit 2h" in done.err and "priority low" in done.err, done
     job = own_home.job("m")
     assert [job[key] for key in ("timeout_seconds", "group", "priority", "retries")] == [7200, "g", 2, 1]
-    for words, says in ((["edit", job_id, "--gpus", "2"], "a running one takes --name"),
+    for words, says in ((["edit", job_id, "--gpus", "2"], "a running one takes --priority, --name"),
                         (["hold", job_id], f"job {job_id} runs, and running jobs cannot be suspended\nhint: nexus cancel {job_id}"),
                         (["move", job_id, "--first"], "can be changed so")):
         done = own_home.main(*words)
@@ -724,7 +782,13 @@ def test_logs(home):
 
 
 def test_logs_of_several_jobs_have_their_names(home):
-    first, second = add_and_wait(home, "echo one; echo two; echo err >&2", "--name", "long name"), add_and_wait(home, "echo three")
+    gate = home.folder / "have times"           # a job that ends before the service has looked at its logs has none
+    waiting = f"until [ -e '{gate}' ]; do sleep 0.05; done"
+    first = add(home, f"echo one; echo two; echo err >&2; {waiting}", "--name", "long name")
+    second = add(home, f"echo three; {waiting}")
+    live.until(lambda: len(re.findall(r"\| \d{4}-.* (?:two|three)\n", home.main("logs", first, second, "--timestamps").out)) == 2, "times")
+    gate.touch()
+    assert home.main("wait", first, second).code == 0
     for words in (["logs", first, second], ["logs", "-f", first, second, first]):
         done = home.main(*words)
         assert (done.code, done.out) == (0, f"long name | one\nlong name | two\n{second:9} | three\n"), words
@@ -792,26 +856,27 @@ def test_logs_are_searched(home):
     assert "| grep" in home.main("logs", "service", "--grep", "x").err
 
 
-def test_a_search_in_a_log_of_any_size_goes_on_to_its_end(home):
-    """Of 600 MiB, in three replies, while two others search; the service needs no more memory for it."""
-    job_id = add_and_wait(home)
-    with open(home.file("logs", f"job_{job_id}", "stdout.log"), "wb") as file:
-        for number in range(600):
-            file.seek(number * 2**20)
-            file.write(b"\nneedle %d\n" % number)
-        file.write(b"3%\rneedle 4%\r5%\n")
+def test_a_search_in_a_log_of_any_size_goes_on_to_its_end():
+    """In three replies, while two others search; the service needs no more memory for it."""
+    with Home(cpu_slots=20) as home:
+        home.serve("nexus.MAX_SEARCH_BYTES //= 8")
+        job_id = add_and_wait(home)
+        with open(home.file("logs", f"job_{job_id}", "stdout.log"), "wb") as file:
+            for number in range(80):
+                file.seek(number * 2**20)
+                file.write(b"\nneedle %d\n" % number)
+            file.write(b"3%\rneedle 4%\r5%\n")
 
-    def peak_kib():
-        return int(re.search(r"VmHWM:\s+(\d+)", read(f"/proc/{home.service['pid']}/status"))[1])
+        def peak_kib():
+            return int(re.search(r"VmHWM:\s+(\d+)", read(f"/proc/{home.service['pid']}/status"))[1])
 
-    before = peak_kib()
-    searches = [home.popen("logs", job_id, "--grep", "needle") for _ in range(3)]
-    found = [search.communicate(timeout=live.PATIENCE_S) for search in searches]
-    assert [search.returncode for search in searches] == [0, 0, 0] and {err for _, err in found} == {b""}
-    assert {out for out, _ in found} == {b"".join(b"needle %d\n" % number for number in range(600))}
-    assert peak_kib() - before < 30000
-    assert b"".join(home.client().logs(job_id, grep="needle 59", context=0)).count(b"\n") == 11
-    home.file("logs", f"job_{job_id}", "stdout.log").unlink()
+        before = peak_kib()
+        searches = [home.popen("logs", job_id, "--grep", "needle") for _ in range(3)]
+        found = [search.communicate(timeout=live.PATIENCE_S) for search in searches]
+        assert [search.returncode for search in searches] == [0, 0, 0] and {err for _, err in found} == {b""}
+        assert {out for out, _ in found} == {b"".join(b"needle %d\n" % number for number in range(80))}
+        assert peak_kib() - before < 30000
+        assert b"".join(home.client().logs(job_id, grep="needle 7", context=0)).count(b"\n") == 11
 
 
 PROGRESS = [  # words, what is shown of 1%\r2%\r\nend\r\nlast 1\rlast 2\r
@@ -859,19 +924,19 @@ LAST_LINES = [  # command, its last line, its cause's line
     ("echo out; kill -SEGV $$", "out", None)]
 
 
-def test_an_ended_job_keeps_its_last_line(own_home):
-    ids = [add(own_home, command) for command, _, _ in LAST_LINES]
-    again = add(own_home, "[ -e done ] || { touch done; echo first; exit 3; }", "--retries", "1", "--cwd", own_home.top)
-    own_home.main("wait", *ids, again)
+def test_an_ended_job_keeps_its_last_line(bare_home):
+    ids = [add(bare_home, command) for command, _, _ in LAST_LINES]
+    again = add(bare_home, "[ -e done ] || { touch done; echo first; exit 3; }", "--retries", "1", "--cwd", bare_home.top)
+    bare_home.main("wait", *ids, again)
     for job_id, (command, line, cause) in zip(ids, LAST_LINES):
-        job = own_home.job(job_id)
+        job = bare_home.job(job_id)
         assert (job["last_line"], job["attempts"][-1]["last_line"], job["cause_line"]) == (line, line, cause), command
-    job = own_home.job(again)
+    job = bare_home.job(again)
     assert job["last_line"] is None and [one["last_line"] for one in job["attempts"]] == ["first", None], "each attempt its own"
-    own_home.main("restart")
-    assert own_home.job(ids[0])["last_line"] == "b"
-    own_home.file("logs", f"job_{ids[0]}", "stdout.log").unlink()
-    assert "Last lines\n  b\n" in own_home.main("show", ids[0]).out
+    bare_home.main("restart")
+    assert bare_home.job(ids[0])["last_line"] == "b"
+    bare_home.file("logs", f"job_{ids[0]}", "stdout.log").unlink()
+    assert "Last lines\n  b\n" in bare_home.main("show", ids[0]).out
 
 
 def test_logs_come_in_order_with_their_times_attempt_by_attempt(own_home):
@@ -917,7 +982,7 @@ def test_kill_by_id_and_by_gpu(own_home):
     done = own_home.main("kill", str(index))
     assert done.code == 0 and own_home.job(second)["status"] == "cancelled", "it returns when it is gone"
     for target, code, says in ((first, 4, "cancelled"), (str(index), 3, f"GPU {index}"), ("7", 3, "GPU 7"), ("zzz", 3, "zzz"),
-                               ("²", 3, "²"), ("9" * 5000, 3, "999")):
+                               ("²", 3, "²"), ("9" * 5000, 2, "at most 200")):
         done = own_home.main("kill", target)
         assert done.code == code and says in done.err and "Traceback" not in done.err and len(done.err) < 500, done
 
@@ -927,14 +992,14 @@ OTHER_WORDS = [  # what users of other queues type; what it shows
     (["info", "mine"], "Job "), (["ls"], "mine"), (["gpus"], "GPU 0"), (["squeue"], ""), (["sacct"], "mine"), (["watch"], "GPU  UTIL")]
 
 
-def test_words_of_other_queues(own_home):
+def test_words_of_other_queues(bare_home):
     for words, says in OTHER_WORDS:
-        done = own_home.main(*words)
+        done = bare_home.main(*words)
         assert done.code == 0 and says in done.out, (words, done)
-    assert own_home.job("mine")["timeout_seconds"] == 86400
-    job_id = add(own_home, "sleep 600")
-    assert own_home.main("stop", job_id).code == 0 and own_home.job(job_id)["status"] == "cancelled", "and not the service"
-    told = " ".join(own_home.main("help").out.split())
+    assert bare_home.job("mine")["timeout_seconds"] == 86400
+    job_id = add(bare_home, "sleep 600")
+    assert bare_home.main("stop", job_id).code == 0 and bare_home.job(job_id)["status"] == "cancelled", "and not the service"
+    told = " ".join(bare_home.main("help").out.split())
     assert "sbatch = add" in told and "stop ID = cancel ID" in told
 
 
@@ -966,15 +1031,15 @@ def test_a_program_is_no_command_of_nexus(own_home):
     assert done.code == 2 and "hint: to queue it: nexus add 'python3 train.py'\n" in done.err
 
 
-def test_usage(own_home):
+def test_usage(bare_home):
     for command in ("true", "true", "exit 3"):
-        add_and_wait(own_home, command, "--group", "g", "--gpus", "0")
-    add_and_wait(own_home, "true")
-    told = json.loads(own_home.main("usage", "--by", "group", "--json").out)
+        add_and_wait(bare_home, command, "--group", "g", "--gpus", "0")
+    add_and_wait(bare_home, "true")
+    told = json.loads(bare_home.main("usage", "--by", "group", "--json").out)
     assert {row["group"]: (row["jobs"], row["failed"]) for row in told} == {"g": (3, 1), "-": (1, 0)}
-    assert re.search(r"^root +4 +0\.0 +1 of 4 ended$", own_home.main("usage").out, re.MULTILINE)
-    assert own_home.main("usage", "--since", "0").out.splitlines()[1:] == []
-    assert own_home.main("open").out == f"{own_home.client().url}\n"
+    assert re.search(r"^root +4 +0\.0 +1 of 4 ended$", bare_home.main("usage").out, re.MULTILINE)
+    assert bare_home.main("usage", "--since", "0").out.splitlines()[1:] == []
+    assert bare_home.main("open").out == f"{bare_home.client().url}\n"
 
 
 def test_what_a_pending_job_waits_for_is_changed(own_home):
@@ -1037,34 +1102,34 @@ SECOND_TRIES = [  # options, what the job has then
 ]
 
 
-def test_retry_and_edit_take_the_options_of_add(own_home, tmp_path):
-    listed = {name: {*own_home.main("complete", name, "--").out.split()} for name in ("add", "retry", "edit")}
+def test_retry_and_edit_take_the_options_of_add(bare_home, tmp_path):
+    listed = {name: {*bare_home.main("complete", name, "--").out.split()} for name in ("add", "retry", "edit")}
     assert listed["add"] - listed["retry"] == {"--sweep", "--file", "--unique"}
     assert listed["add"] - listed["edit"] == {"--sweep", "--file", "--unique", "--json"}
     git = ["git", "-C", str(tmp_path), "-c", "user.name=ann", "-c", "user.email=ann@x"]
     for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"]):
         subprocess.run([*git, *words], check=True)
     head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-    here = own_home.main("status", "--json").json["host"]["name"]
-    own_home.main("pause")
-    first = add(own_home, "true", "--name", "first", "--group", "g")
-    old = add(own_home, "echo $A$B", "--env", "A=1", "--env", "B=1", "--tty", "--timeout", "1h", "--cwd", str(tmp_path))
-    own_home.main("cancel", old)
+    here = bare_home.main("status", "--json").json["host"]["name"]
+    bare_home.main("pause")
+    first = add(bare_home, "true", "--name", "first", "--group", "g")
+    old = add(bare_home, "echo $A$B", "--env", "A=1", "--env", "B=1", "--tty", "--timeout", "1h", "--cwd", str(tmp_path))
+    bare_home.main("cancel", old)
     for options, wanted in SECOND_TRIES:
         options = [here if word == "HERE" else word for word in options]
-        again, edited = own_home.main("retry", old, *options), add(own_home, "true", "--cwd", str(tmp_path), "--tty")
-        done = own_home.main("edit", edited, *options)
+        again, edited = bare_home.main("retry", old, *options), add(bare_home, "true", "--cwd", str(tmp_path), "--tty")
+        done = bare_home.main("edit", edited, *options)
         assert again.code == done.code == 0, (options, again, done)
         for job_id in (again.id, edited):
-            job = own_home.job(job_id)
+            job = bare_home.job(job_id)
             found = {"FIRST": first, "HERE": here, "COMMIT": head}
             expected = {name: [found.get(each, each) for each in fact] if isinstance(fact, list) else found.get(fact, fact)
                         for name, fact in wanted.items()}
             assert {name: job[name] for name in wanted} == expected, (options, job_id == edited)
-    others = own_home.main("retry", old, "--env", "A=2", "--cwd", "/", "--no-tty", "--", "echo $A$B $(pwd)").id
-    assert own_home.job(own_home.main("retry", old).id)["cwd"] == str(tmp_path), "what is not named is as it was"
-    own_home.main("resume")
-    assert own_home.main("wait", others).code == 0 and own_home.main("logs", others).out == "21 /\n"
+    others = bare_home.main("retry", old, "--env", "A=2", "--cwd", "/", "--no-tty", "--", "echo $A$B $(pwd)").id
+    assert bare_home.job(bare_home.main("retry", old).id)["cwd"] == str(tmp_path), "what is not named is as it was"
+    bare_home.main("resume")
+    assert bare_home.main("wait", others).code == 0 and bare_home.main("logs", others).out == "21 /\n"
 
 
 REFUSED_TRIES = [  # options of retry, the exit code, what is said
@@ -1404,128 +1469,128 @@ def test_pause_and_resume(own_home):
 
 # Screens
 
-def test_attach_and_leave(own_home):
-    job_id = add(own_home, "echo in the window; read answer; echo \"got $answer\"; sleep 60")
-    own_home.wait_for_start(job_id)
-    with own_home.terminal("attach", job_id) as terminal:
+def test_attach_and_leave(bare_home):
+    job_id = add(bare_home, "echo in the window; read answer; echo \"got $answer\"; sleep 60")
+    bare_home.wait_for_start(job_id)
+    with bare_home.terminal("attach", job_id) as terminal:
         terminal.wait_for("in the window")
         terminal.type("hello\r")
         terminal.wait_for("got hello")
         terminal.type("\x01d")
         code, shown = terminal.end()
         assert code == 0 and f"job {job_id} goes on; nexus attach {job_id} comes back to it" in shown
-    assert own_home.job(job_id)["status"] == "running"
+    assert bare_home.job(job_id)["status"] == "running"
 
     def list_screens():
-        done = own_home.run("screens")
+        done = bare_home.run("screens")
         assert done.code == 0
         return done.out
 
     until(lambda: re.search(rf"^\d+\.nexus_job_{job_id} +Detached", list_screens(), re.MULTILINE), list_screens)
     assert re.search(r"^\d+\.nexus  ", list_screens(), re.MULTILINE)
-    with own_home.terminal("attach", job_id, TERM="no-such-terminal") as terminal:
+    with bare_home.terminal("attach", job_id, TERM="no-such-terminal") as terminal:
         terminal.wait_for("got hello")
         terminal.type("\x01d")
         assert terminal.end()[0] == 0
-    assert own_home.run("attach", job_id).code == 2, "without a terminal"
-    other = own_home.main("add", "echo begun; sleep 60").id
-    with own_home.terminal("attach", str(own_home.wait_for_start(other)["gpu_index"])) as terminal:
+    assert bare_home.run("attach", job_id).code == 2, "without a terminal"
+    other = bare_home.main("add", "echo begun; sleep 60").id
+    with bare_home.terminal("attach", str(bare_home.wait_for_start(other)["gpu_index"])) as terminal:
         terminal.wait_for("begun")
         terminal.type("\x03")
         assert "failed (SIGINT)" in terminal.end()[1]
-    own_home.main("kill", job_id)
+    bare_home.main("kill", job_id)
     for target, code in ((job_id, 4), ("zzz", 3), ("1", 3)):
-        done = own_home.run("attach", target)
+        done = bare_home.run("attach", target)
         assert done.code == code and "hint:" in done.err
 
 
 # The service
 
-def test_start_stop_restart(own_home):
-    done = own_home.main("stop")
+def test_start_stop_restart(bare_home):
+    done = bare_home.main("stop")
     assert (done.code, done.out) == (0, "") and "does not run" in done.err
-    done = own_home.main("start")
-    assert (done.code, done.out) == (0, "") and f"http://127.0.0.1:{own_home.port}" in done.err, done
-    pid = own_home.service["pid"]
-    assert "runs already" in own_home.main("start").err and own_home.service["pid"] == pid
-    with own_home.terminal("serve") as terminal:
+    done = bare_home.main("start")
+    assert (done.code, done.out) == (0, "") and f"http://127.0.0.1:{bare_home.port}" in done.err, done
+    pid = bare_home.service["pid"]
+    assert "runs already" in bare_home.main("start").err and bare_home.service["pid"] == pid
+    with bare_home.terminal("serve") as terminal:
         code, shown = terminal.end()
     assert code == 4 and "runs already" in shown and "serving" not in shown
-    job_id = add(own_home, "sleep 60")
-    own_home.wait_for_start(job_id)
-    waits = add(own_home, "true", "--begin", "+1h")
-    assert own_home.main("restart").code == 0 and own_home.service["pid"] != pid
-    assert own_home.wait_for(job_id, "running")["status"] == "running"
-    done = own_home.main("stop")
-    assert done.code == 0 and "jobs go on" in done.err and not own_home.file("service.json").exists()
+    job_id = add(bare_home, "sleep 60")
+    bare_home.wait_for_start(job_id)
+    waits = add(bare_home, "true", "--begin", "+1h")
+    assert bare_home.main("restart").code == 0 and bare_home.service["pid"] != pid
+    assert bare_home.wait_for(job_id, "running")["status"] == "running"
+    done = bare_home.main("stop")
+    assert done.code == 0 and "jobs go on" in done.err and not bare_home.file("service.json").exists()
     assert "1 pending job may start then" in done.err, (waits, done)
 
     def sessions():
-        return subprocess.run(["screen", "-ls"], capture_output=True, env=own_home.environ).stdout.decode()
+        return subprocess.run(["screen", "-ls"], capture_output=True, env=bare_home.environ).stdout.decode()
     until(lambda: ".nexus\t" not in sessions(), "the end of its session")
     assert f".nexus_job_{job_id}" in sessions()
-    log = own_home.main("logs", "service")
+    log = bare_home.main("logs", "service")
     assert log.code == 0 and "Service stopped" in log.out and "the service does not run" in log.err, "one wants it most now"
-    assert not own_home.file("service.json").exists(), "and it is not started for that"
+    assert not bare_home.file("service.json").exists(), "and it is not started for that"
 
 
-def test_the_log_of_no_service(own_home):
-    done = own_home.main("logs", "service")
-    assert done.code == 6 and "there is no log" in done.err and not own_home.file("service.json").exists()
+def test_the_log_of_no_service(bare_home):
+    done = bare_home.main("logs", "service")
+    assert done.code == 6 and "there is no log" in done.err and not bare_home.file("service.json").exists()
 
 
-def test_the_services_log_is_followed_over_a_restart(own_home):
-    own_home.main("start")
-    process = own_home.popen("logs", "service", "-f", "-n", "99")
+def test_the_services_log_is_followed_over_a_restart(bare_home):
+    bare_home.main("start")
+    process = bare_home.popen("logs", "service", "-f", "-n", "99")
     for _ in range(2):
         while b"Service started" not in process.stdout.readline():
             pass
-        own_home.main("restart")
+        bare_home.main("restart")
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130 and process.stderr.read() == b""
 
 
-def test_stop_over_nexus_url_promises_nothing(own_home):
-    own_home.main("start")
-    there = {"NEXUS_URL": f"http://127.0.0.1:{own_home.port}", "NEXUS_TOKEN": own_home.file("token").read_text().strip()}
-    done = own_home.main("stop", **there)
+def test_stop_over_nexus_url_promises_nothing(bare_home):
+    bare_home.main("start")
+    there = {"NEXUS_URL": f"http://127.0.0.1:{bare_home.port}", "NEXUS_TOKEN": bare_home.file("token").read_text().strip()}
+    done = bare_home.main("stop", **there)
     assert done.code == 0 and "nexus start on its own machine" in done.err and "next nexus command" not in done.err
-    assert own_home.main("status", **there).code == 6, "it answers no more"
-    until(lambda: not own_home.file("service.json").exists(), "its end")
+    assert bare_home.main("status", **there).code == 6, "it answers no more"
+    until(lambda: not bare_home.file("service.json").exists(), "its end")
 
 
-def test_serve_in_the_foreground(own_home):
-    process = own_home.popen("serve", "--log-level", "DEBUG")
-    until(lambda: own_home.file("service.json").exists(), "the service")
-    assert own_home.service["pid"] == process.pid
-    done = own_home.run("serve")
+def test_serve_in_the_foreground(bare_home):
+    process = bare_home.popen("serve", "--log-level", "DEBUG")
+    until(lambda: bare_home.file("service.json").exists(), "the service")
+    assert bare_home.service["pid"] == process.pid
+    done = bare_home.run("serve")
     assert done.code == 4 and f"pid {process.pid}" in done.err and "nexus stop" in done.err
-    job_id = add_and_wait(own_home)
-    assert own_home.job(job_id)["status"] == "completed"
+    job_id = add_and_wait(bare_home)
+    assert bare_home.job(job_id)["status"] == "completed"
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (0, b"", b"") and not own_home.file("service.json").exists()
+    assert (process.returncode, out, err) == (0, b"", b"") and not bare_home.file("service.json").exists()
 
 
-def test_another_config_file(own_home):
-    path = str(own_home.folder / "other.toml")
-    (own_home.folder / "other.toml").write_text(own_home.file("config.toml").read_text().replace("[gpu]\n", "[gpu]\nids = [1]\n"))
-    assert own_home.main("start", "--config", path).code == 0
-    assert [gpu["index"] for gpu in own_home.main("status", "--json").json["gpu_status"] if gpu["is_available"]] == [1]
-    done = own_home.main("restart", "--config", "/no/such/file")
+def test_another_config_file(bare_home):
+    path = str(bare_home.folder / "other.toml")
+    (bare_home.folder / "other.toml").write_text(bare_home.file("config.toml").read_text().replace("[gpu]\n", "[gpu]\nids = [1]\n"))
+    assert bare_home.main("start", "--config", path).code == 0
+    assert [gpu["index"] for gpu in bare_home.main("status", "--json").json["gpu_status"] if gpu["is_available"]] == [1]
+    done = bare_home.main("restart", "--config", "/no/such/file")
     assert done.code == 2 and "/no/such/file" in done.err, done
-    assert own_home.file("service.json").exists(), "the one that runs is not ended for it"
-    assert own_home.main("restart").code == 0
-    assert [gpu["index"] for gpu in own_home.main("status", "--json").json["gpu_status"] if gpu["is_available"]] == [1], "as before"
+    assert bare_home.file("service.json").exists(), "the one that runs is not ended for it"
+    assert bare_home.main("restart").code == 0
+    assert [gpu["index"] for gpu in bare_home.main("status", "--json").json["gpu_status"] if gpu["is_available"]] == [1], "as before"
 
 
 @pytest.mark.parametrize("command", ["start", "restart"])
-def test_a_service_is_started_on_its_own_machine(own_home, command):
-    assert own_home.main("start").code == 0
-    own_home.environ["NEXUS_URL"] = f"http://127.0.0.1:{own_home.port}"
-    done = own_home.main(command)
+def test_a_service_is_started_on_its_own_machine(bare_home, command):
+    assert bare_home.main("start").code == 0
+    bare_home.environ["NEXUS_URL"] = f"http://127.0.0.1:{bare_home.port}"
+    done = bare_home.main(command)
     assert done.code == 2 and "own machine" in done.err and "unset NEXUS_URL" in done.err
-    assert own_home.main("status").code == 0, "it was not ended"
+    assert bare_home.main("status").code == 0, "it was not ended"
 
 
 REFUSED_TOGETHER = [
@@ -1542,46 +1607,46 @@ def test_options_that_would_be_ignored(home, line, says):
 
 # Configuration
 
-def test_config_path_sample_and_show(own_home):
-    assert own_home.main("config", "path").out == str(own_home.file("config.toml")) + "\n"
-    sample = own_home.main("config", "sample").out
-    shown = own_home.main("config").out
-    assert f"\nport = {own_home.port} " in shown and shown.startswith(f"# {own_home.file('config.toml')}\n")
-    own_home.file("config.toml").write_text(sample)
-    assert "\nport = 6234 " in own_home.main("config").out
-    own_home.file("config.toml").unlink()
-    assert "there is none" in own_home.main("config").out and not own_home.file("service.json").exists()
+def test_config_path_sample_and_show(bare_home):
+    assert bare_home.main("config", "path").out == str(bare_home.file("config.toml")) + "\n"
+    sample = bare_home.main("config", "sample").out
+    shown = bare_home.main("config").out
+    assert f"\nport = {bare_home.port} " in shown and shown.startswith(f"# {bare_home.file('config.toml')}\n")
+    bare_home.file("config.toml").write_text(sample)
+    assert "\nport = 6234 " in bare_home.main("config").out
+    bare_home.file("config.toml").unlink()
+    assert "there is none" in bare_home.main("config").out and not bare_home.file("service.json").exists()
 
 
-def test_all_faults_of_a_config_are_listed_and_nothing_starts(own_home):
-    own_home.file("config.toml").write_text('[service]\nport = 0\nhots = "x"\n[jobs]\nlauncher = "telepathy"\n[gpus]\nids = [0]\n')
+def test_all_faults_of_a_config_are_listed_and_nothing_starts(bare_home):
+    bare_home.file("config.toml").write_text('[service]\nport = 0\nhots = "x"\n[jobs]\nlauncher = "telepathy"\n[gpus]\nids = [0]\n')
     for words in (["config"], ["start"], ["add", "true"], ["status"], ["serve"]):
-        done = own_home.main(*words)
+        done = bare_home.main(*words)
         assert (done.code, done.out) == (2, ""), done
-        for says in (str(own_home.file("config.toml")), "service.port must be", "1 to 65535",
+        for says in (str(bare_home.file("config.toml")), "service.port must be", "1 to 65535",
                      "'hots' is not a key of [service]", "'host'",
                      "telepathy", "'gpus' is not a key of config.toml", "'gpu'", "nexus config sample"):
             assert says in done.err, (says, done.err)
-    own_home.file("config.toml").write_text("[service\n")
-    done = own_home.main("add", "true")
+    bare_home.file("config.toml").write_text("[service\n")
+    done = bare_home.main("add", "true")
     assert done.code == 2 and "not valid TOML" in done.err and "line 1" in done.err
-    assert not own_home.file("state.json").exists() and not own_home.file("service.json").exists()
+    assert not bare_home.file("state.json").exists() and not bare_home.file("service.json").exists()
 
 
-def test_config_edit(own_home):
-    editor = os.path.join(own_home.top, "my editor")
+def test_config_edit(bare_home):
+    editor = os.path.join(bare_home.top, "my editor")
     with open(editor, "w") as file:
         file.write('#!/bin/sh\nsed -i "s/^port = .*/port = $1/" "$2"\n')
     os.chmod(editor, 0o755)
-    done = own_home.run("config", "edit", EDITOR=f"'{editor}' 6543")
-    assert done.code == 0 and "port = 6543" in own_home.file("config.toml").read_text()
-    done = own_home.run("config", "edit", VISUAL=f"'{editor}' 99999", EDITOR="false")
+    done = bare_home.run("config", "edit", EDITOR=f"'{editor}' 6543")
+    assert done.code == 0 and "port = 6543" in bare_home.file("config.toml").read_text()
+    done = bare_home.run("config", "edit", VISUAL=f"'{editor}' 99999", EDITOR="false")
     assert done.code == 2 and "not 99999" in done.err
-    done = own_home.run("config", "edit", EDITOR="no-such-editor")
+    done = bare_home.run("config", "edit", EDITOR="no-such-editor")
     assert done.code == 2 and "EDITOR" in done.err
-    own_home.file("config.toml").unlink()
-    assert own_home.run("config", "edit", EDITOR="true").code == 0
-    assert own_home.file("config.toml").read_text() == nexus.format_sample_config()
+    bare_home.file("config.toml").unlink()
+    assert bare_home.run("config", "edit", EDITOR="true").code == 0
+    assert bare_home.file("config.toml").read_text() == nexus.format_sample_config()
 
 
 STRICT = [  # words; ID is an ended job
@@ -1591,12 +1656,12 @@ STRICT = [  # words; ID is an ended job
     "kill 0", "restart", "stop"]
 
 
-def test_nothing_is_left_open_for_python_to_warn_of(own_home):
+def test_nothing_is_left_open_for_python_to_warn_of(bare_home):
     """PYTHONWARNINGS=error made a traceback of each socket."""
-    job_id = add_and_wait(own_home, "echo x")
+    job_id = add_and_wait(bare_home, "echo x")
     for line in STRICT:
         words = [job_id if word == "ID" else word for word in shlex.split(line)]
-        done = own_home.run(*words, script=SCRIPT, PYTHONWARNINGS="error")
+        done = bare_home.run(*words, script=SCRIPT if line == "status" else COMMAND, PYTHONWARNINGS="error")    # one compiles it, too
         assert "Warning" not in done.err and done.code in (0, 3), (line, done)
 
 
@@ -1619,10 +1684,21 @@ def installing():
                             RECORD=os.path.join(made.top, "record"))
         os.makedirs(made.environ["HOME"])
         made.binaries = os.path.join(made.environ["HOME"], ".local", "bin")
+        made.compiled = pathlib.Path(made.environ["HOME"], ".local/share/nexus/__pycache__")
+        keep_compiled(made.compiled)
         yield made
 
 
+def keep_compiled(folder):
+    """Put there what the first command would compile: Python takes such a file for right, whatever the age of its source."""
+    path = pathlib.Path(importlib.util.cache_from_source(SCRIPT))
+    folder.mkdir(parents=True)
+    head = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8)       # PEP 552: by hash, unchecked
+    (folder / path.name).write_bytes(head + path.read_bytes()[len(head):])
+
+
 def test_install(installing):
+    shutil.rmtree(installing.compiled)
     done = installing.run("install")
     command = os.path.join(installing.binaries, "nexus")
     assert (done.code, done.out) == (0, "") and command in done.err and "not on PATH yet" in done.err
@@ -1719,6 +1795,7 @@ def test_completion(installing, shell):
         pytest.skip(f"{shell} is not installed")
     home = installing
     home.environ.update(PATH=f"{home.binaries}:{home.environ['PATH']}", XDG_DATA_HOME=f"{home.top}/my data")
+    keep_compiled(pathlib.Path(home.top, "my data/nexus/__pycache__"))
     home.work = pathlib.Path(home.top, "work")
     (home.work / "a_folder").mkdir(parents=True)
     (home.work / "commands.txt").touch()
@@ -1740,6 +1817,7 @@ def list_compiled(installing):
 def test_install_compiles_and_no_command_after_it_does(installing):
     """Nor does the service that the first one starts: each would take seconds."""
     shutil.rmtree(installing.file("cache"))
+    shutil.rmtree(installing.compiled)
     script = pathlib.Path(installing.top, "another", "nexus.py")
     script.parent.mkdir()
     for text in ("", "# an upgrade\n"):
@@ -1766,8 +1844,68 @@ def test_install_with_an_interpreter_in_a_folder_with_blanks(installing):
     assert ran.returncode == 0 and ran.stdout.startswith(b"nexus "), ran
 
 
+def read_launcher(home):
+    """(its path, the Python that it runs)."""
+    path = os.path.join(home.binaries, "nexus")
+    return path, shlex.split(re.search("(?m)^python=(.*)$", read(path))[1])[0]
+
+
+@pytest.mark.parametrize("has_psutil", [False, True])
+def test_install_takes_no_virtual_environment_where_nothing_is_lost(installing, has_psutil):
+    folder = pathlib.Path(installing.top, "v")
+    venv.create(folder, symlinks=True)
+    python = folder / "bin" / "python"
+    if has_psutil:
+        site = next(folder.glob("lib/python*/site-packages"))
+        (site / "psutil.py").write_text("")
+    done = installing.run("install", python=(python,))
+    chosen = read_launcher(installing)[1]
+    assert done.code == 0 and f", run by {chosen}" in done.err, done
+    ran = subprocess.run([chosen, "-E", "-c", "import psutil"], capture_output=True)
+    assert (chosen == str(python)) == (f"{chosen} of a virtual environment, as no Python outside has psutil" in done.err)
+    assert ran.returncode == 0 if has_psutil else chosen != str(python), done
+
+
+@pytest.mark.parametrize("where", ["outside", "at a terminal"])
+def test_the_installed_nexus_outlives_the_python_that_installed_it(installing, where):
+    folder = pathlib.Path(installing.top, "moved")
+    venv.create(folder, symlinks=True)
+    (next(folder.glob("lib/python*/site-packages")) / "psutil.py").write_text("raise ImportError\n")
+    assert installing.run("install", python=(folder / "bin" / "python",)).code == 0
+    path, _ = read_launcher(installing)
+    text = re.sub("(?m)^python=.*$", f"python={folder}/bin/python", read(path))     # whatever other Python this machine has
+    pathlib.Path(path).write_text(text)
+    os.rename(folder, f"{folder}-away")
+    if where == "outside":
+        line = installing.run("install", "--boot", NO_USER_MANAGER="1").out[len("@reboot "):]
+        pathlib.Path(path).write_text(text)
+        for words in (f"sh -c {shlex.quote(line)}", f"{shlex.quote(path)} run --gpus 0 'exit 3'"):
+            done = subprocess.run(words, shell=True, capture_output=True, timeout=120, env=installing.environ)
+            assert done.returncode == (3 if "exit 3" in words else 0) and b"is gone" not in done.stderr, done
+        return
+    with Terminal([path, "--version"], installing.environ) as terminal:
+        code, shown = terminal.end()
+    assert code == 0 and re.search(rf"nexus: {folder}/bin/python is gone, so /.*python\S* runs it: nexus install", shown), shown
+
+
+@pytest.mark.parametrize("reason, text, code", [
+    ("none", None, 127), ("one that is too old", "exit 1", 127), ("a newer one", f'exec {sys.executable} "$@"', 0)])
+def test_the_installed_nexus_looks_for_a_python_that_can_run_it(installing, reason, text, code):
+    assert installing.run("install").code == 0
+    path, _ = read_launcher(installing)
+    places = pathlib.Path(installing.top, "other pythons")
+    places.mkdir()
+    if text:
+        (places / "python3.9").write_text(f"#!/bin/sh\n{text}\n")
+        (places / "python3.9").chmod(0o755)
+    script = re.sub("(?m)^python=.*$", "python=/no/python", read(path)).replace("/usr/bin:/usr/local/bin:$PATH", f'"{places}"')
+    done = subprocess.run(["/bin/sh", "-c", script, "nexus", "--version"], capture_output=True, timeout=60, env=installing.environ)
+    assert done.returncode == code, done
+    assert (b"nexus: /no/python is gone, and no other Python here can run it" in done.stderr) == (code == 127), done
+
+
 def test_install_where_it_cannot_write(installing):
-    os.rmdir(installing.environ["HOME"])
+    shutil.rmtree(installing.environ["HOME"])
     with open(installing.environ["HOME"], "w"):
         pass
     done = installing.run("install")
@@ -1798,6 +1936,7 @@ def test_install_at_boot_from_folders_with_special_characters(installing):
     shutil.copytree(installing.path, nexus_home)
     os.mkdir(home)
     places = {"HOME": home, "NEXUS_HOME": nexus_home}
+    keep_compiled(pathlib.Path(home, ".local/share/nexus/__pycache__"))
     assert installing.run("install", "--boot", **places).code == 0
     unit = pathlib.Path(home, ".config", "systemd", "user", "nexus.service")
     words = dict(re.findall(r'^(\w+)=(?:/bin/sh )?"((?:[^"\\]|\\.)*)"', unit.read_text(), re.MULTILINE))

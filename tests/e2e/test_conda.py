@@ -1,4 +1,4 @@
-"""Section 11, --conda: the environment is activated for real, and the command is none the wiser.
+"""--conda: the environment is activated for real, and the command is none the wiser.
 
 The conda here is tests/support/fake_conda.
 """

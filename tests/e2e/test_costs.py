@@ -1,18 +1,25 @@
 """What one request may cost: it grows no faster than what it names and what waits, and it is bounded."""
 
+import contextlib
 import gc
 import json
 import os
+import threading
 import time
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from test_server import OWNER, Bench
-from test_service import World
+import samples
+from live import PATIENCE_S, until
+from makers import indexes_of
+from stage import OWNER, Bench
+from turns import World
 
 import nexus
 
 GPUS = 8
-FEW, GROWTH = 400, 8            # a request about GROWTH times as many may cost 2 * GROWTH times as much; squared it is 64
+FEW, GROWTH = samples.count(200, 400), 8            # so many more may cost twice as many times as much; squared it is 64
 
 
 def add_all(bench, jobs):
@@ -185,26 +192,129 @@ VIEWS = [  # reason, what waits, path, query
 ]
 
 
-def measure_view(prepare, path, query, count):
+@pytest.fixture(scope="module")
+def queues():
+    """Makes each queue once: who looks changes nothing."""
+    made = {}
+    with contextlib.ExitStack() as held:
+        def find(prepare, count):
+            if (prepare, count) not in made:
+                bench = held.enter_context(Bench(queue_limit=10**6))
+                made[prepare, count] = bench, prepare(bench, count)[-1]
+            return made[prepare, count]
+
+        yield find
+
+
+def measure_view(bench, path, query):
     """The least CPU time of some: estimates of starts are made once for all of them."""
-    with Bench(queue_limit=10**6) as bench:
-        path = path.format(prepare(bench, count)[-1])
-        gc.collect()
-        times = []
-        for _ in range(6):
-            began = time.thread_time()
-            assert bench.ask("GET", path, query=query)[0] == 200
-            times.append(time.thread_time() - began)
-        return min(times)
+    gc.collect()
+    times = []
+    for _ in range(6):
+        began = time.thread_time()
+        assert bench.ask("GET", path, query=query)[0] == 200
+        times.append(time.thread_time() - began)
+    return min(times)
 
 
 @pytest.mark.parametrize("reason, prepare, path, query", VIEWS, ids=[case[0] for case in VIEWS])
-def test_a_view_costs_what_it_shows(reason, prepare, path, query):
+def test_a_view_costs_what_it_shows(queues, reason, prepare, path, query):
+    found = [queues(prepare, count) for count in (400, 400 * GROWTH)]
     for _ in range(3):
-        few_s, many_s = (measure_view(prepare, path, query, count) for count in (FEW, FEW * GROWTH))
+        few_s, many_s = (measure_view(bench, path.format(last), query) for bench, last in found)
         if many_s < 1.5 * few_s + 0.002:
             return
     raise AssertionError(f"{reason}: {many_s * 1000:.1f} ms instead of {few_s * 1000:.1f} ms for {GROWTH} times as many")
+
+
+# What is held until there is something new takes a part of the time that does not grow with how many there are
+
+LOOKS = [  # reason, (user, CPU seconds of a look) of each that waits, how long the last one waits
+    ("one", [("bob", 0.0004)], 0.1), ("few", [("bob", 0.0004)] * 20, 0.1),
+    ("250 of one user", [("bob", 0.0004)] * 250, 1.0),
+    ("another's beside them", [("bob", 0.0004)] * 250 + [("ann", 0.0004)], 0.1),
+    ("250 that each look for long", [("bob", 0.02)] * 250, 3.0),
+    ("one beside a log of which much was read", [("bob", 60.0), ("bob", 0.01)], 0.6),
+]
+
+
+@pytest.mark.parametrize("reason, looks, expected", LOOKS, ids=[case[0] for case in LOOKS])
+def test_a_users_requests_look_by_turns(monkeypatch, reason, looks, expected):
+    clock, pauses = nexus.Clock(), []
+    clock.monotonic, clock.sleep = lambda: 1000.0, pauses.append
+    it, used_s = nexus.PollThrottle(clock), [0.0]
+    monkeypatch.setattr(time, "thread_time", lambda: used_s[0])
+    for user, look_s in looks:
+        held = nexus.HeldRequest(it, nexus.Identity(user, user))
+        used_s[0] += look_s
+        held.pause()
+    assert pauses[-1] == pytest.approx(expected)
+
+
+HELD = [  # reason, path, query
+    ("a log that is followed", "/jobs/{}/logs", {"follow": "1"}), ("its next bytes", "/jobs/{}/logs", {"wait": "60"}),
+    ("one that is searched", "/jobs/{}/logs", {"follow": "1", "grep": "x"}), ("the end of a job", "/jobs/{}", {"wait": "60"}),
+    ("what changes", "/status", {"after": "{}"}), ("the service's log", "/service/logs", {"follow": "1"}),
+]
+
+
+@pytest.mark.parametrize("reason, path, query", HELD, ids=[case[0] for case in HELD])
+def test_what_is_held_takes_turns(reason, path, query):
+    with Bench() as bench:
+        job_id, charged, me = bench.add(), [], nexus.find_user(os.geteuid())
+        bench.api.throttle.charge = lambda user, used_s: charged.append((user, 0 <= used_s < 5)) or 0.0
+        version = bench.ask("GET", "/status", query={"after": "0"})[1]["state_version"]
+        charged.clear()
+        stream = bench.get(path.format(job_id), {key: text.format(version) for key, text in query.items()}).stream
+        assert [next(stream) for _ in range(3)] == [b""] * 3 and set(charged) == {(me, True)} and len(charged) in (2, 3)
+
+
+WORKED_OUT = [  # reason, path, query, what takes long of it
+    ("an answer", "/groups", {}, "groups.list_groups"),
+    ("a list that comes in pieces", "/jobs", {"fields": "id"}, "job_serializer.describe_jobs"),
+]
+
+
+@pytest.mark.parametrize("reason, path, query, part", WORKED_OUT, ids=[case[0] for case in WORKED_OUT])
+def test_a_users_requests_are_worked_out_a_few_at_once(monkeypatch, reason, path, query, part):
+    with Bench() as bench, ThreadPoolExecutor(3 * nexus.USER_TURNS) as pool:
+        add_all(bench, [{}] * (nexus.JOBS_A_PIECE + 1))
+        bob, ann = (bench.make_bearer(user) for user in ("bob", "ann"))
+        owner, _, method = part.partition(".")
+        component, at_once, going_on = getattr(bench.service, owner), [], threading.Event()
+        real = getattr(component, method)
+
+        def take_long(*given):
+            if not going_on.is_set() and threading.current_thread() is not threading.main_thread():
+                at_once.append(given)
+                assert going_on.wait(PATIENCE_S)
+            return real(*given)
+
+        monkeypatch.setattr(component, method, take_long)
+        asked = [pool.submit(bench.ask, "GET", path, None, bob, query) for _ in range(3 * nexus.USER_TURNS)]
+        assert until(lambda: len(at_once) == nexus.USER_TURNS)
+        assert [bench.ask("GET", path, None, who, query)[0] for who in ({}, ann)] == [200, 200] and len(at_once) == nexus.USER_TURNS
+        going_on.set()
+        assert {each.result()[0] for each in asked} == {200}
+
+
+def test_who_asks_anew_at_once_looks_no_more_often(monkeypatch):
+    """As a page does, whose every request has news."""
+    with Bench() as bench:
+        slept = []
+        monkeypatch.setattr(bench.service.clock, "sleep", slept.append, raising=False)
+        monkeypatch.setattr(time, "thread_time", lambda: bench.service.overview.looks)
+        bench.service.overview.looks = 0.0
+        look = bench.service.overview.find_changes
+
+        def look_long(*given):
+            bench.service.overview.looks += 0.02
+            return look(*given)
+
+        bench.service.overview.find_changes = look_long
+        for _ in range(100):
+            assert bench.ask("GET", "/status", query={"after": "0"})[0] == 200
+        assert slept[0] == 0 and slept[-1] == pytest.approx(3.0, abs=0.1)
 
 
 def test_starts_are_estimated_once_a_plan(monkeypatch):
@@ -263,7 +373,7 @@ def test_no_private_key_crosses_between_users(bench_of_10000):
             others = {"bob", "ann", bench.service.user} - {user}
             assert not any(f"of-{other}".encode() in piece for other in others for piece in pieces)
         bench.ask("PATCH", f"/queue/{jobs[7]['id']}", {"name": f"changed-of-{jobs[7]['user']}"})
-        assert bench.service.answers.texts[False].kept.keys() <= bench.store.state.jobs.keys()
+        assert bench.service.job_serializer.texts[False].kept.keys() <= bench.store.state.jobs.keys()
 
 
 @pytest.fixture
@@ -313,16 +423,22 @@ def test_what_is_not_known_of_the_gpus_is_waited_for_once():
         assert waits == [2.0]
 
 
-MANY, FULL = nexus.MAX_JOBS + 1, nexus.MAX_PARENTS + 1
+TOO_MANY, FULL = nexus.MAX_JOBS + 1, nexus.MAX_PARENTS + 1
 TOO_MUCH = [  # reason, method, path, body, status, words
-    ("jobs", "POST", "/queue", [{"command": "a"}] * MANY, 400, "at most 100000"),
-    ("commands", "POST", "/queue", {"commands": ["a"] * MANY}, 400, "at most 100000"),
+    ("jobs", "POST", "/queue", [{"command": "a"}] * TOO_MANY, 400, "at most 100000"),
+    ("commands", "POST", "/queue", {"commands": ["a"] * TOO_MANY}, 400, "at most 100000"),
     ("more than the queue ever takes", "POST", "/queue", {"commands": ["a"] * 10001}, 429, "queue_limit is 10000"),
     ("parents", "POST", "/queue", {"command": "a", "after": ["a"] * FULL}, 400, "at most 10000"),
     ("parents as text", "POST", "/queue", {"command": "a", "after_any": "a," * FULL + "a"}, 400, "at most 10000"),
     ("parents of a change", "PATCH", "/queue/abc", {"after": ["a"] * FULL}, 400, "at most 10000"),
     ("variables", "POST", "/queue", {"command": "a", "env": {f"V{at}": "" for at in range(10001)}}, 400, "at most 10000 keys"),
-    *((f"ids to {what}", "POST", f"/jobs/{what}", {"ids": ["abc"] * MANY}, 400, "at most 100000") for what in ("cancel", "retry", "clear")),
+    ("a time that is asked for", "POST", "/jobs/dismiss", {"since": "1d" * 100000}, 400, "at most 100 characters"),
+    ("statuses", "POST", "/jobs/cancel", {"status": ["failed"] * 1000000}, 400, "at most 20"),
+    ("a text that is looked for", "POST", "/jobs/clear", {"text": "x" * 10**7}, 400, "at most 4096 characters"),
+    ("a pattern of names", "POST", "/jobs/retry", {"name": "[" * 10**6}, 400, "at most 200 characters"),
+    ("a name", "POST", "/jobs/cancel", {"ids": ["[" * 10**6]}, 400, "at most 200 characters"),
+    *((f"ids to {what}", "POST", f"/jobs/{what}", {"ids": ["abc"] * TOO_MANY}, 400, "at most 100000")
+      for what in ("cancel", "retry", "clear")),
 ]
 
 
@@ -336,18 +452,388 @@ def test_too_much_is_refused(reason, method, path, body, status, words):
         assert bench.store.state.seq == seq
 
 
+FILTERS = [  # a query of lists and of the page
+    {"since": "1d" * 500}, {"status": ",".join(["failed"] * 21)}, {"text": "x" * 5000}, {"name": "*a" * 101}, {"group": "g" * 201}]
+
+
+@pytest.mark.parametrize("query", FILTERS, ids=[next(iter(query)) for query in FILTERS])
+@pytest.mark.parametrize("path", ["/jobs", "/status"])
+def test_a_filter_of_a_list_has_a_length(path, query):
+    with Bench() as bench:
+        status, answer = bench.ask("GET", path, query={**query, "after": "0"} if path == "/status" else query)
+        assert status == 400 and "at most" in answer["message"]
+
+
+def test_a_name_in_an_address_that_is_too_long_is_nobody_s():
+    with Bench() as bench:
+        began = time.thread_time()
+        for path in ("/jobs/{}", "/jobs/{}/logs", "/groups/{}/results"):
+            assert bench.ask("GET", path.format("[" * 60000))[0] == 404
+        assert time.thread_time() - began < 2
+
+
+CHANGES = [  # (method, path, what beside the choice), the status of what it is for
+    ("POST", "/jobs/cancel", {}, "pending"), ("POST", "/jobs/dismiss", {}, "failed"), ("POST", "/jobs/retry", {}, "failed"),
+    ("PATCH", "/queue", {"change": {"retries": 3}}, "pending")]
+
+
+@pytest.mark.parametrize("method, path, more, status", CHANGES, ids=[case[1] for case in CHANGES])
+@pytest.mark.parametrize("is_named", [True, False], ids=["named", "filtered"])
+def test_what_is_chosen_is_chosen_before_the_lock_and_checked_under_it(method, path, more, status, is_named, monkeypatch):
+    """One job is changed between the two so that it is not chosen any more."""
+    with Bench() as bench:
+        ids = [bench.add(group="g") for _ in range(3)]
+        for job_id in ids if status == "failed" else ():
+            bench.become(job_id, "failed")
+        choose, update = nexus.choose_jobs, bench.store.update
+
+        def choose_outside(*given):
+            assert not bench.store.committing.locked()
+            return choose(*given)
+
+        def change_before(*given, **named):
+            monkeypatch.setattr(bench.store, "update", update)
+            update(lambda state: [nexus.change_job(state.jobs[ids[1]], group="other")])
+            return update(*given, **named)
+
+        monkeypatch.setattr(nexus, "choose_jobs", choose_outside)
+        monkeypatch.setattr(bench.store, "update", change_before)
+        before = dict(bench.store.state.jobs)
+        code, answer = bench.ask(method, path, {"group": "g", **({"ids": ids} if is_named else {}), **more})
+        changed = [job_id for job_id in ids if bench.store.state.jobs[job_id] != before[job_id]]
+        if is_named:
+            assert code == 409 and f"job {ids[1]} is not of group 'g'" in answer["message"] and changed == [ids[1]], answer
+        else:
+            assert code < 300 and changed == ids and bench.store.state.jobs[ids[1]].group == "other"
+            assert bench.store.state.jobs[ids[1]] == nexus.replace(before[ids[1]], group="other")
+
+
+def test_patterns_of_names_do_not_stay_in_memory():
+    """Python itself keeps 512 of the last patterns, which are short."""
+    def measure(first, end):
+        for number in range(first, end):
+            assert not nexus.Choice(name=f"{number}-{'*a' * 10}*").make_test(0.0)(nexus.Job("abc", "true", "/", "me", 0.0, (0, 1, 1), ""))
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        few, many = measure(0, 600), measure(600, 1300)
+    finally:
+        tracemalloc.stop()
+    assert many < 1.3 * few < 20e6
+
+
+def test_no_pattern_of_names_takes_long():
+    for pattern in ("*a" * 99 + "b", "*?" * 99 + "b", "*[!b]" * 39 + "b", "*" + "a" * 100 + "b*"):
+        fits = nexus.Choice(name=pattern).make_test(0.0)
+        began = time.thread_time()
+        assert not any(fits(nexus.Job("abc", "true", "/", "me", 0.0, (0, 1, 1), "", name="a" * 200)) for _ in range(100))
+        assert time.thread_time() - began < 1
+
+
 def test_links_are_bounded_in_all(monkeypatch):
-    """Of what waits and what is added together, by whichever way; what has ended does not count."""
+    """Of what waits and what is added together, by whichever way; what has ended, or is another user's, does not count."""
     monkeypatch.setattr(nexus, "MAX_LINKS", 100)
     with Bench() as bench:
+        bob = bench.make_bearer("bob")
         ids = add_all(bench, [{}] * 10)
         children = add_all(bench, [{"after_any": ids}] * 9)
         assert bench.ask("POST", "/queue", [{"command": "a", "after": ids}] * 2)[0] == 429
         assert bench.ask("PATCH", f"/queue/{children[0]}", {"after": ids})[0] == 200
         assert bench.ask("PATCH", f"/queue/{children[1]}", {"after": ids[:1]})[0] == 429
+        own = bench.ask("POST", "/queue", [{"command": "a"}] * 10, bob)[1]["ids"]
+        assert bench.ask("POST", "/queue", [{"command": "a", "after": own}] * 10, bob)[0] == 200
         bench.ask("POST", "/jobs/cancel", {"ids": children})
         add_all(bench, [{"after": ids}] * 9)
         assert bench.ask("POST", "/jobs/retry", {"ids": children})[0] == 429
+
+
+def test_a_user_fills_a_queue_of_their_own():
+    """And all users but the owner cannot fill the owner's."""
+    with Bench(queue_limit=3) as bench:
+        tokens = {None: None}
+
+        def ask(user, count=1):
+            if user not in tokens:
+                tokens[user] = bench.make_bearer(user)
+            code, answer = bench.ask("POST", "/queue", [{"command": "true"}] * count, tokens[user])
+            return code if code == 200 else answer["message"]
+
+        assert ask("bob", 3) == 200 and ask("bob") == "the queue is full: 4 jobs of bob would be pending; queue_limit allows 3"
+        assert [ask(f"user{number}", 3) for number in range(4)] == [200] * 4
+        assert ask("ann") == f"the queue is full: 16 jobs of all users but {bench.service.user} would be pending; queue_limit allows 15"
+        assert ask(None, 3) == 200 and "4 jobs of" in ask(None)
+
+
+BODIES = [  # reason, who, body, words
+    ("a user's body", "bob", b'{"ids": ["' + b"a" * nexus.MAX_USER_BODY_BYTES + b'"]}', "with a user's token"),
+    ("millions of lists", "bob", b'{"ids": [[]' + b",[]" * 2_000_000 + b"]}", "values"),
+    ("the owner's millions", None, b'{"ids": [[]' + b",[]" * 2_000_000 + b"]}", "values")]
+
+
+@pytest.mark.parametrize("reason, user, body, words", BODIES, ids=[case[0] for case in BODIES])
+def test_a_body_that_takes_long_to_parse_is_not_parsed(reason, user, body, words, monkeypatch):
+    monkeypatch.setattr(nexus, "parse_json", None)
+    with Bench() as bench:
+        headers = {"content-type": "application/json", **(bench.make_bearer(user) if user else {})}
+        response = bench.respond("POST", "/jobs/cancel", body, headers, uid=None if user else OWNER)
+        assert response.status == 413 and words.encode() in response.body
+
+
+# What is large is done beside others: they wait only until it is written
+
+
+LARGE = [  # reason, what there is, (method, path, body) of what that returned
+    ("an add", lambda bench: None, lambda _: ("POST", "/queue", {"commands": ["true"] * 500})),
+    ("an add after one", lambda bench: bench.add(name="first"),
+     lambda _: ("POST", "/queue", {"commands": ["true"] * 500, "after": ["first"]})),
+    ("a cancel", lambda bench: add_all(bench, [{}] * 500), lambda ids: ("POST", "/jobs/cancel", {"ids": ids})),
+    ("a cancel of what many come after", lambda bench: add_all(bench, [{"name": "first"}, *[{"after": ["first"]}] * 500]),
+     lambda ids: ("POST", "/jobs/cancel", {"ids": ids[:1]})),
+    ("a change", lambda bench: add_all(bench, [{}] * 500), lambda ids: ("PATCH", "/queue", {"ids": ids, "change": {"name": "x"}})),
+    ("a change to a group that has a fact's name", lambda bench: add_all(bench, [{}] * 500),
+     lambda ids: ("PATCH", "/queue", {"ids": ids, "change": {"group": "next_number", "max_concurrent": 2}})),
+    ("a retry", lambda bench: add_ended(bench, 500), lambda ids: ("POST", "/jobs/retry", {"ids": ids})),
+    ("a clear", lambda bench: add_ended(bench, 500), lambda ids: ("POST", "/jobs/clear", {"ids": ids})),
+]
+
+
+@pytest.mark.parametrize("reason, prepare, make_request", LARGE, ids=[case[0] for case in LARGE])
+def test_others_change_the_state_beside_what_is_large(reason, prepare, make_request, monkeypatch):
+    """All is computed, while another's add is done in the midst of it; and once only."""
+    with Bench(queue_limit=10**6) as bench:
+        request = make_request(prepare(bench))
+        made, real, others = [], nexus.make_changes, []
+
+        def make_changes(draft, decided):
+            found = real(draft, decided)
+            made.append(len(found[0]))
+            if len(found[0]) > 400 and not others:
+                others.append(bench.ask("POST", "/queue", {"command": "true"}, bench.make_bearer("bob"))[1]["id"])
+            return found
+
+        monkeypatch.setattr(nexus, "make_changes", make_changes)
+        status, answer = bench.ask(*request)
+        assert status < 300 and len(others) == 1 and sum(count > 400 for count in made) == 1, answer
+        jobs, numbers = bench.store.state.jobs, [job.number for job in bench.store.state.jobs.values()]
+        assert others[0] in jobs and len({*numbers}) == len(numbers) and bench.store.state.next_number > max(numbers)
+        again = nexus.Store(bench.layout, bench.service.clock, bench.service.disk, bench.store.log)
+        again.recover()
+        assert again.state.jobs == jobs
+        assert again.state.next_number == bench.store.state.next_number and indexes_of(again.state) == indexes_of(bench.store.state)
+
+
+def test_what_meets_others_again_and_again_comes_to_an_end(monkeypatch):
+    """It is tried beside them some times, each time from what is there then, and at last they wait."""
+    with Bench() as bench:
+        ids, names, real = add_all(bench, [{}] * 200), [], nexus.encode_puts
+
+        def encode_puts(changes):
+            if len(changes) >= 200 and not bench.store.committing.locked():
+                names.append(f"name-{len(names)}")
+                bench.store.update(lambda state: [nexus.change_job(state.jobs[ids[0]], name=names[-1])])
+            return real(changes)
+
+        monkeypatch.setattr(nexus, "encode_puts", encode_puts)
+        assert bench.ask("PATCH", "/queue", {"ids": ids, "change": {"retries": 2}})[0] == 200
+        jobs = [bench.store.state.jobs[job_id] for job_id in ids]
+        assert len(names) == nexus.LARGE_TRIES and jobs[0].name == names[-1] and {job.retries for job in jobs} == {2}
+        assert not bench.store.watching
+
+
+def end(name, status):
+    """What the service does when a job starts, or has ended."""
+    def change(state):
+        job = next(job for job in state.jobs.values() if job.name == name)
+        yield nexus.change_status(nexus.begin_attempt(job, started_at=1.7e9), "running", 1.7e9)
+        if status != "running":
+            yield from nexus.end_job(state, state.jobs[job.id], status, 1.7e9)
+
+    def act(bench):
+        try:
+            bench.store.update(change)
+        except nexus.NexusError as error:
+            return error.http_status
+        return 200
+
+    return act
+
+
+def send(method, path, body, user="bob"):
+    headers = {"authorization": f"Bearer secret-of-{user}"} if user else None
+    return lambda bench: bench.ask(method, path, body, headers)[0]
+
+
+DEEDS = {  # of the user bob, of the owner (None), or of the service
+    "cancel a parent": send("POST", "/jobs/cancel", {"ids": ["parent"]}), "cancel the group": send("POST", "/jobs/cancel", {"group": "g"}),
+    "the parent fails": end("parent", "failed"), "the parent completes": end("parent", "completed"),
+    "one of the group completes": end("member", "completed"), "the parent starts": end("parent", "running"),
+    "add a child": send("POST", "/queue", {"command": "a", "name": "new", "after": ["parent"]}),
+    "the owner adds a child": send("POST", "/queue", {"command": "a", "name": "own", "after": ["parent"]}, None),
+    "add to the group": send("POST", "/queue", {"command": "b", "name": "more", "group": "g"}),
+    "the owner adds to the group": send("POST", "/queue", {"command": "b", "name": "mine", "group": "g"}, None),
+    "add after the group": send("POST", "/queue", {"command": "c", "name": "later", "after_group": ["g"]}),
+    "add once": send("POST", "/queue", {"command": "once", "name": "once", "unique": True}),
+    "join a new group": send("PATCH", "/queue", {"ids": ["alone"], "change": {"group": "new"}}),
+    "another joins a new group": send("POST", "/queue", {"command": "d", "name": "anns", "group": "new"}, "ann"),
+    "retry": send("POST", "/jobs/retry", {"ids": ["lost"]}), "forget": send("POST", "/jobs/clear", {"ids": ["lost"]}),
+    "add after what was lost": send("POST", "/queue", {"command": "e", "name": "after-lost", "after_any": ["lost"]}),
+    "rename": send("PATCH", "/queue", {"ids": ["alone"], "change": {"name": "renamed"}}),
+    "half a ring": send("PATCH", "/queue", {"ids": ["ring-1"], "change": {"after": ["ring-2"]}}, None),
+    "the rest of the ring": send("PATCH", "/queue", {"ids": ["ring-3"], "change": {"after": ["ring-4"]}}, None),
+    "a ring by a group": send("POST", "/queue", {"command": "f", "name": "round", "group": "g", "after": ["ring-4"]}, None),
+    "the rest by a group": send("PATCH", "/queue", {"ids": ["ring-1"], "change": {"after": ["follower"]}}),
+    "half of a held group": send("POST", "/jobs/cancel", {"ids": ["held-1"]}),
+    "the rest of a held group": send("POST", "/jobs/cancel", {"ids": ["held-2"]}),
+    "first": send("PATCH", "/queue", {"ids": ["ring-1", "ring-3"], "change": {"position": 0}}, None),
+    "another first": send("PATCH", "/queue", {"ids": ["alone"], "change": {"position": 0}}, None),
+    "before another": send("PATCH", "/queue", {"ids": ["ring-4"], "change": {"before": "second"}}, None),
+}
+JOBS = [  # that are there before; two are the owner's
+    {"name": "parent"}, {"name": "child", "after": ["parent"]}, {"name": "member", "group": "g"}, {"name": "second", "group": "g"},
+    {"name": "follower", "after_group": ["g"]}, {"name": "alone"}, {"name": "lost"}, {"name": "ring-3", "user": None},
+    {"name": "ring-2", "after": ["ring-3"], "user": None}, {"name": "ring-1"}, {"name": "ring-4", "after": ["ring-1"]},
+    {"name": "held-1", "group": "held"}, {"name": "held-2", "group": "held"}]
+
+
+def describe_world(bench):
+    state = bench.store.state
+    name = {job.id: f"{job.name}{'-again' if job.attempts == () and job.name == 'lost' else ''}" for job in state.jobs.values()}
+    return {name[job.id]: (
+        job.user, job.status, job.group, job.current.cause, job.pending_groups, job.after_group, name.get(job.retried_as),
+        *([name.get(parent, "gone") for parent in parents] for parents in (job.after, job.after_any, job.pending_dependencies)))
+        for job in state.jobs.values()}, {key: vars(group) for key, group in state.groups.items()}, [
+            name[job.id] for job in nexus.list_pending(state)]
+
+
+class NoLocks(dict):
+    """A user's request waits for no other one of the same user."""
+
+    def setdefault(self, *_):
+        return contextlib.nullcontext()
+
+
+@pytest.fixture(scope="module")
+def world_of():
+    """What the world is like after two deeds, the second of which comes in the midst of the first if that is large."""
+    found, real = {}, nexus.encode_puts
+    with Bench() as bench:
+        bench.service.disk.fdatasync = lambda _: None
+        bench.service.transactions.user_locks = NoLocks()
+        bench.make_bearer("bob"), bench.make_bearer("ann")
+        for job in JOBS:
+            fields = {"command": "true", **job}
+            assert send("POST", "/queue", fields, fields.pop("user", "bob"))(bench) == 200
+        end("lost", "failed")(bench)
+        bench.store.update(lambda state: [nexus.Put("groups", "held", nexus.Group("held", hold="it failed"))])
+        base = bench.store.state
+
+        def do(first, second, is_beside):
+            bench.store.state, codes, is_pending = base, {}, [is_beside]
+
+            def encode_puts(changes):
+                text = real(changes)
+                if is_pending[0] and not bench.store.committing.locked():
+                    is_pending[0] = False
+                    codes[second] = DEEDS[second](bench)
+                return text
+
+            nexus.encode_puts, nexus.MANY = encode_puts, -1 if is_beside else 10**6
+            try:
+                codes[first] = DEEDS[first](bench)
+                is_pending[0] = False
+                if second not in codes:
+                    codes[second] = DEEDS[second](bench)
+            finally:
+                nexus.encode_puts, nexus.MANY = real, MANY
+            assert indexes_of(bench.store.state) == indexes_of(rebuild(bench.store.state))
+            return codes, describe_world(bench)
+
+        def remember(first, second):
+            if (first, second) not in found:
+                found[first, second] = do(first, second, False)
+            return found[first, second]
+
+        yield do, remember
+
+
+def test_a_limit_holds_for_what_is_done_beside_something_large(monkeypatch):
+    """Each of two requests alone stays within it."""
+    with Bench() as bench:
+        bench.service.transactions.user_locks = NoLocks()
+        ids, codes, real = add_all(bench, [{}] * 4), [], nexus.encode_puts
+
+        def change(job_id, parent_id):
+            codes.append(bench.ask("PATCH", f"/queue/{job_id}", {"after": [parent_id]})[0])
+
+        def encode_puts(changes):
+            monkeypatch.setattr(nexus, "encode_puts", real)
+            change(*ids[2:])
+            return real(changes)
+
+        monkeypatch.setattr(nexus, "MAX_LINKS", 1)
+        monkeypatch.setattr(nexus, "MANY", -1)
+        monkeypatch.setattr(nexus, "encode_puts", encode_puts)
+        change(*ids[:2])
+        assert codes == [200, 429]
+
+
+def test_large_requests_of_one_user_come_one_after_another(monkeypatch):
+    """Beside each other they would meet until others wait for them."""
+    with Bench() as bench:
+        ids, real, together = add_all(bench, [{}] * 200), nexus.encode_puts, []
+        working = set()
+
+        def encode_puts(changes):
+            if len(changes) >= 200:
+                working.add(threading.get_ident())
+                time.sleep(0.05)
+                together.append((len(working), bench.store.committing.locked()))
+                working.discard(threading.get_ident())
+            return real(changes)
+
+        def change(number):
+            assert bench.ask("PATCH", "/queue", {"ids": ids, "change": {"name": f"x{number}"}})[0] == 200
+
+        monkeypatch.setattr(nexus, "encode_puts", encode_puts)
+        threads = [threading.Thread(target=change, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert together == [(1, False)] * 6
+
+
+MANY = nexus.MANY
+
+
+def rebuild(state):
+    again = nexus.State()
+    for job in state.jobs.values():
+        again.put(nexus.Put("jobs", job.id, job))
+    return again
+
+
+RELIED_ON = {  # an index of State: how Touched knows of two transactions of which one changes what the other looks for there
+    "ready": "no request looks", "dependents": "parents", "followers": "followed", "awaited": "groups", "lost": "groups",
+    "named": "who looks for a name changes none that others look for", "unretried": "as named", "members": "joined",
+    "queued": "adders", "queued_in": "no request looks", "prioritized": "no request looks", "ended": "no request looks",
+    "ended_in": "no request looks"}
+
+
+def test_touched_knows_each_index():
+    """Whoever adds one says how, and adds to DEEDS what two requests may do with it."""
+    assert RELIED_ON.keys() == nexus.INDEXES.keys()
+
+
+@pytest.mark.parametrize("first", DEEDS)
+def test_what_is_done_beside_something_large_has_an_order(first, world_of):
+    """Each of two at once is as it would be before or after the other."""
+    do, remember = world_of
+    wrong = [second for second in DEEDS if second != first
+             and do(first, second, True) not in (remember(first, second), remember(second, first))]
+    assert not wrong, f"beside: {first}"
 
 
 # What a turn of the service costs, whatever number of jobs start and end in it

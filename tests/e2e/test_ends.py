@@ -7,12 +7,16 @@ import time
 
 import live
 import pytest
+import shared
 
-# Works for so many seconds, or until there is a file of its own, then leaves a word.
+# Works for so many seconds, or until there is a file of its own, then leaves a word.  A third of a core is work enough.
 WORK = """
 import os, sys, time
 end = time.time() + float(sys.argv[1])
-while time.time() < end and not os.path.exists(sys.argv[2] + ".stop"): pass
+while time.time() < end and not os.path.exists(sys.argv[2] + ".stop"):
+    until = time.process_time() + 0.01
+    while time.process_time() < until: pass
+    time.sleep(0.02)
 open(sys.argv[2], "a").write("done\\n")
 """
 # Has two workers, as a data loader has.  Told to end, it needs them for a second, and then saves its work.
@@ -41,9 +45,18 @@ while True: signal.pause()
 """
 
 
+CARD = {"index": 0, "uuid": "GPU-1", "name": "A100"}
+
+
 @pytest.fixture(scope="module")
-def box():
-    with live.Box(gpus=[{"index": 0, "uuid": "GPU-1", "name": "A100"}], launcher="screen", cpu_slots=40, kill_grace_seconds=20) as box:
+def service():
+    with shared.Service(gpus=[CARD], launcher="screen", cpu_slots=40, kill_grace_seconds=20) as made:
+        yield made
+
+
+@pytest.fixture
+def box(service):
+    with service.lend() as box:
         make_program(box, "work", WORK)
         make_program(box, "train", TRAIN)
         shutil.copy(shutil.which("sleep"), box.bin / "dozing")          # a program of its own name
@@ -69,15 +82,15 @@ def run(box, *commands, **options):
 
 # a command, its exit code, how often `done` is there when its job has ended
 GOES_ON = [
-    ("the usual last line of a script", "work 2 {out} &", 0, 1),
-    ("nohup", "nohup work 2 {out} > /dev/null 2>&1 &", 0, 1),
-    ("a loop", "for i in 1 2 3; do work 2 {out} & done", 0, 3),
-    ("the exit code is the command's", "work 2 {out} & exit 7", 7, 1),
+    ("the usual last line of a script", "work 1 {out} &", 0, 1),
+    ("nohup", "nohup work 1 {out} > /dev/null 2>&1 &", 0, 1),
+    ("a loop", "for i in 1 2 3; do work 1 {out} & done", 0, 3),
+    ("the exit code is the command's", "work 1 {out} & exit 7", 7, 1),
     ("a program that lets go of what it has opened",
-     "python3 -c 'import subprocess, sys; subprocess.Popen(sys.argv[1:])' work 2 {out}", 0, 1),
+     "python3 -c 'import subprocess, sys; subprocess.Popen(sys.argv[1:])' work 1 {out}", 0, 1),
     ("workers in sessions of their own", "python3 -c 'import subprocess, sys; "
-     "subprocess.run(sys.argv[1:], start_new_session=True)' work 2 {out} &", 0, 1),
-    ("one after the other", "(work 1 {out}; work 1 {out}) &", 0, 2),
+     "subprocess.run(sys.argv[1:], start_new_session=True)' work 1 {out} &", 0, 1),
+    ("one after the other", "(work 0.6 {out}; work 0.6 {out}) &", 0, 2),
     ("what has left the session is ended at once", "setsid work 60 {out} & sleep 0.5", 0, 0),
     ("nothing", "true", 0, 0),
 ]
@@ -89,25 +102,30 @@ def test_a_job_goes_on_while_what_its_command_left_works(box):
         assert (job["exit_code"], out) == (code, "done\n" * count), (reason, job, box.log())
         assert job["status"] == ("failed" if code else "completed") and job["processes_left"] is None
         if count:
-            assert job["runtime_seconds"] >= 1.5 and job["finished_at"] > job["started_at"], (reason, job)
+            assert job["runtime_seconds"] >= 0.7 and job["finished_at"] > job["started_at"], (reason, job)
 
 
 def test_what_idles_is_ended_and_shown(box):
     """A monitor that is forgotten ends; what works goes on for longer than that takes, as does what has memory of a GPU: it may wait."""
-    gpu = {"index": 0, "uuid": "GPU-1", "name": "A100"}
-    idle, busy = (box.add(command, gpus=0) for command in ("dozing 600 & while sleep 1; do date; done &", "work 24 /dev/null &"))
-    computes = box.add("dozing 25 & echo $! > pid", cwd=str(box.folder))
+    box.kill_all_of_service()
+    box.serve("nexus.IDLE_WINDOW_S = 5.0")              # rather than 20 s
+    computes = box.add("dozing 600 & echo $! > pid; until [ -e seen ]; do sleep 0.1; done", cwd=str(box.folder))
     pid = int(live.until(lambda: live.read(box.path("pid")), "its pid"))
-    box.show([gpu], processes=[{"gpu": "GPU-1", "pid": pid, "memory": 100}])
+    box.show([CARD], processes=[{"gpu": "GPU-1", "pid": pid, "memory": 100}])
+    live.until(lambda: [one["pid"] for one in box.gpu(0)["processes"]] == [pid], "a look at the GPU")
+    box.path("seen").touch()
+    idle, busy = (box.add(command, gpus=0) for command in ("dozing 600 & while sleep 1; do date; done &", "work 8 /dev/null &"))
     live.until(lambda: box.job(idle)["processes_left"], "the first look at what is left")
     assert "running; its command has ended, " in box.nexus("show", idle).stdout.splitlines()[0]
     assert all("processes go on" in box.nexus(*command).stdout for command in ((), ("top",)))
     job = box.wait(idle, "completed")
-    assert job["runtime_seconds"] >= 20 and "dozing (pid " in " ".join(job["notes"]), job
+    assert job["runtime_seconds"] >= 5 and "dozing (pid " in " ".join(job["notes"]), job
     assert "dozing (pid " in box.nexus("show", idle).stdout
-    assert box.wait(busy, "completed")["runtime_seconds"] >= 22 and not box.job(busy)["notes"]
-    assert box.wait(computes, "completed")["runtime_seconds"] >= 22
-    box.show([gpu])
+    assert box.wait(busy, "completed")["runtime_seconds"] >= 7 and not box.job(busy)["notes"]
+    assert box.job(computes)["processes_left"] == 1
+    live.kill(pid)
+    box.wait(computes, "completed")
+    box.kill_service()
 
 
 def test_without_a_service_it_goes_on(box):
@@ -162,18 +180,22 @@ SAVES = [
 ]
 
 
-def start_training(box, options):
-    outs = [box.path(f"save-{time.monotonic_ns()}-{number}") for number in range(len(SAVES) + 1)]
-    commands = [command for _, command in SAVES]
-    ids = [box.add(command.replace("{out}", str(out)), gpus=0, tty=out is outs[-1], **options)
-           for command, out in zip([*commands, commands[0]], outs)]
+IN_A_TERMINAL = [SAVES[0], SAVES[1], SAVES[7]]           # whose shell takes it from them when it dies
+
+
+def start_training(box, options, ways=SAVES):
+    starts = [(reason, command, False) for reason, command in ways]
+    starts += [(f"{reason}, in a terminal", command, True) for reason, command in IN_A_TERMINAL]
+    outs = [box.path(f"save-{time.monotonic_ns()}-{number}") for number in range(len(starts))]
+    ids = [box.add(command.replace("{out}", str(out)), gpus=0, tty=is_tty, **options)
+           for (_, command, is_tty), out in zip(starts, outs)]
     live.until(lambda: all(pathlib.Path(f"{out}.began").exists() for out in outs), "all to have begun")
-    return dict(zip(ids, zip([reason for reason, _ in SAVES] + ["in a terminal"], outs)))
+    return dict(zip(ids, zip([reason for reason, _, _ in starts], outs)))
 
 
 @pytest.mark.parametrize("signal", ["TERM", "USR1"])
 def test_a_program_is_told_before_what_it_started(box, signal):
-    jobs = start_training(box, {})
+    jobs = start_training(box, {}, SAVES if signal == "TERM" else SAVES[::4])
     assert box.nexus("kill", *jobs, "--signal", signal).returncode == 0
     for job_id, (reason, out) in jobs.items():
         assert box.wait(job_id, "cancelled")["cause"] == "killed"
@@ -181,7 +203,7 @@ def test_a_program_is_told_before_what_it_started(box, signal):
 
 
 def test_a_time_limit_lets_it_save_too(box):
-    jobs = start_training(box, {"timeout_seconds": 5})
+    jobs = start_training(box, {"timeout_seconds": 5}, SAVES[::4])
     for job_id, (reason, out) in jobs.items():
         assert box.wait(job_id, "failed")["cause"] == "timeout"
         assert live.read(out) == "SIGTERM 2", (reason, box.logs(job_id))
@@ -229,3 +251,55 @@ def test_a_reboot_lets_it_save_too(on_reboot, statuses, cause):
         for job in map(box.job, jobs):
             first = job["attempts"][0]
             assert job["status"] in statuses and (first["cause"], first["processes_left"]) == (cause, None), job
+
+
+# What a job puts in the place of the files that its job.sh writes, in its log folder.  MINE is a folder of the user's.
+
+PLANTED = [  # reason, command, in the log folder
+    ("its result is a FIFO", "mkfifo result-1.json"),
+    ("a link to a device without end", "ln -s /dev/zero result-1.json"),
+    ("a link to a file", "ln -s MINE/data result-1.json"),
+    ("another name of a file", "ln MINE/data result-1.json"),
+    ("a link to nothing yet", "ln -s MINE/new result-1.json"),
+    ("a folder", "mkdir result-1.json; touch result-1.json/made"),
+    ("a folder, and others by the names that it may get", "mkdir -p result-1.json result-1.json.{before,old}-{1,2}/made"),
+    ("a link to a folder", "ln -s MINE result-1.json"),
+    ("conda's words are a FIFO", "mkfifo fault-1"),
+    ("they have no end", "ln -s /dev/zero fault-1"),
+    ("they are a file's", "ln -s MINE/data fault-1"),
+    ("they are there", "echo it could not be activated > fault-1"),
+    ("its claim is a FIFO", "rm attempt-1; mkfifo attempt-1"),
+    ("its logs are links", "rm *.log; ln -s MINE/data stdout.log; ln -s MINE/new stderr.log"),
+    ("its logs are FIFOs", "rm *.log; mkfifo stdout.log stderr.log"),
+    ("its logs are folders", "rm *.log; mkdir stdout.log stderr.log; touch stdout.log/made"),
+    ("the files of its next attempt are FIFOs", "mkfifo attempt-2 result-2.json fault-2"),
+    ("they are links", "ln -s MINE/data attempt-2; ln -s MINE/new result-2.json; ln -s MINE/data fault-2"),
+    ("its job.sh is a link", "rm job.sh; ln -s MINE/data job.sh"),
+    ("its job.sh is a folder", "rm job.sh; mkdir -p job.sh/made"),
+    ("its log folder is a link", "cd ..; mv $OLDPWD MINE-away-$NEXUS_JOB_ID; ln -s MINE $OLDPWD"),
+    ("its log folder is a file", "cd ..; mv $OLDPWD MINE-away-$NEXUS_JOB_ID; echo 1 > $OLDPWD"),
+    ("its log folder is gone", "rm -rf $PWD"),
+]
+
+
+def test_what_a_job_puts_in_the_place_of_files(box):
+    """It ends as it did, job.sh and its window too; a further attempt runs; and no file of the user's is touched."""
+    mine = box.path("mine")
+    mine.mkdir()
+    for name in ("data", "stdout.log", "stderr.log", "fault-1", "job.sh"):
+        (mine / name).write_text("mine\n")
+    before = {path: path.read_bytes() for path in mine.iterdir()}
+    first = "[ -e MARK ] || { touch MARK; sleep 0.3; cd HOME/logs/job_$NEXUS_JOB_ID; PLANT; exit 3; }; echo again"
+    ids = {}
+    for number, (reason, command) in enumerate(PLANTED):
+        plant = first.replace("PLANT", command).replace("MINE", str(mine)).replace("MARK", str(box.path(f"mark-{number}")))
+        ids[reason] = box.add(plant.replace("HOME", str(box.home)), gpus=0, retries=1)
+    for reason, job_id in ids.items():
+        job = box.wait(job_id)
+        told = [(one["exit_code"], one["cause"]) for one in job["attempts"]]
+        assert (told, job["status"]) == ([(3, "exit"), (0, None)], "completed"), (reason, told)
+        assert box.nexus("logs", job_id).stdout.splitlines()[-1:] == ["again"], reason
+    live.until(lambda: not any(live.find_commands(f"job_{job_id}/job.sh") for job_id in ids.values()), "the end of job.sh and its window")
+    assert {path: path.read_bytes() for path in mine.iterdir()} == before
+    box.nexus("clear", *ids.values())
+    assert {path: path.read_bytes() for path in mine.iterdir()} == before

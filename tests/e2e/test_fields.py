@@ -1,9 +1,10 @@
-"""A field that is added to the table of a job is everywhere, and so are a filter and a limit."""
+"""A field that is added to the table of a job is everywhere, and so are a filter, a limit and a cause."""
 
 import importlib.util
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,8 @@ from test_node_limits import SSH
 import nexus
 
 ROW = '''    made_up: str | None = optional(
-        None, LINE, "a meaning of its own", "asked kept public", flag="--made-up WORD")
+        None, LINE, "a meaning of its own", "asked kept public live live_in_slurm", flag="--made-up WORD", also=("--invented",),
+        label="Something made up", line="what was made up: {}", slurm="wants {}, which Slurm does not know")
 '''
 
 
@@ -25,11 +27,16 @@ LAST_ROW = '''    tty: bool = optional(
 '''                     # of a job: rows go before it
 
 
-def read_order(path, **facts):
-    """The job that a node is sent, for a job of these facts, by that nexus.py."""
+def load(path):
+    """The module of that nexus.py."""
     spec = importlib.util.spec_from_file_location("made_up_nexus", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def read_order(module, **facts):
+    """The job that a node is sent, for a job of these facts."""
     job = module.begin_attempt(module.Job("abc", "true", "/", "ann", 0.0, (0, 1, 1), environment="", **facts), gpu_indices=(0,))
     return module.decode("Order", json.loads(module.encode_json(module.Order(job, {})))).job
 
@@ -68,28 +75,35 @@ class Changed:
 def test_a_row_is_all_that_a_field_of_a_job_takes(tmp_path):
     """Its option, help, check, JSON, description, who sees it, what a retry keeps, what a node is sent, what a restart finds.
 
-    And the page's form.
+    And the page's form, what `show` says, whether a running job takes it, and why Slurm does not.
     """
     changed = Changed(tmp_path, {LAST_ROW: ROW})
     run, read, ask = changed.run, changed.read, changed.ask
-    assert read_order(changed.path, made_up="blue").made_up == "blue", "a node is sent it"
+    module = load(changed.path)
+    job = read_order(module, made_up="blue")
+    assert job.made_up == "blue", "a node is sent it"
+    assert module.find_slurm_reason(job).detail == "wants made_up, which Slurm does not know" and "made_up" in module.LIVE_IN_SLURM
     help = " ".join(run("help", "add").split())
-    assert "--made-up WORD a meaning of its own" in help
-    assert "--made-up must be one line of at most 200 bytes" in run("add", "--made-up", " ", "true", code=2)
+    assert "--made-up WORD, --invented WORD a meaning of its own" in help
+    assert "--made-up/--invented must be one line of at most 200 bytes" in run("add", "--made-up", " ", "true", code=2)
     try:
         job_id = run("add", "--made-up", "blue", "exit 3").strip()
         run("wait", job_id, code=3)
-        assert json.loads(run("show", job_id, "--json"))["made_up"] == "blue" and "  made up: blue\n" in run("show", job_id)
+        assert json.loads(run("show", job_id, "--json"))["made_up"] == "blue" and "  what was made up: blue\n" in run("show", job_id)
         again = run("retry", job_id).strip()
         run("wait", again, code=3)
-        sleeper = run("add", "--made-up", "red", "sleep 1000").strip()
+        sleeper = run("add", "--invented", "red", "sleep 1000").strip()
         token = run("token", "create", "ann").strip().splitlines()[-1]
         run("restart")
         until(lambda: ask(f"/jobs/{sleeper}")["status"] == "running")
+        run("edit", sleeper, "--made-up", "green")
+        assert ask(f"/jobs/{sleeper}")["made_up"] == "green", "it is changed while the job runs"
         assert ask(f"/jobs/{again}")["made_up"] == "blue", "a retry keeps it, and so does the disk"
         told = {"Authorization": f"Bearer {token}", "X-Forwarded-For": "192.0.2.7"}
         assert [job["made_up"] for job in ask("/jobs", **told)].count("blue") == 2, "others see it"
-        assert '"name": "made_up", "help": "a meaning of its own"' in read("/"), "the page's form asks for it"
+        [field] = [row for row in json.loads(re.search(r"const FIELDS = (.*);", read("/"))[1]) if row["name"] == "made_up"]
+        assert (field["label"], field["help"], field["unit"]) == ("Something made up", "a meaning of its own", "text")
+        assert field["forms"] == ["add", "pending", "running", "retry"], "the page's forms ask for it"
         schemas = ask("/openapi.json")["components"]["schemas"]
         for name in ("Submission", "Job"):
             assert schemas[name]["properties"]["made_up"]["description"] == "a meaning of its own", name
@@ -111,15 +125,15 @@ TAG_FILTER = '''    tag: Sequence[str] = optional(
         (), list_of(matching("=", "K=V")), "only those with all these tags", "repeats", flag="--tag K=V", option="those with this tag",
         told="with")
 '''
-TAG_LINE = '''                and {*self.tag} <= {f"{key}={word}" for key, word in job.tags}
+TAG_LINE = '''                    and {*self.tag} <= {f"{key}={word}" for key, word in job.tags}
 '''
 
 
 def test_a_row_is_all_that_an_option_that_repeats_takes(tmp_path):
     """It makes a list or an object, in commands, lines of scripts, and filters.  `edit` and `retry` have it, too."""
     changed = Changed(tmp_path, {
-        LAST_ROW: REPEATED, '    def fits(self, job: Job, now: float) -> bool:\n': TAG_FILTER + "\n",
-        '                and self.group in (None, job.group or "")\n': TAG_LINE})
+        LAST_ROW: REPEATED, '    def make_test(self, now: float) -> Callable[[Job], bool]:\n': TAG_FILTER + "\n",
+        '                    and self.group in (None, job.group or "")\n': TAG_LINE})
     run, ask = changed.run, changed.ask
     assert "--tag must be NAME=VALUE" in run("add", "--tag", "x", "true", code=2)
 
@@ -163,7 +177,7 @@ FILTER = '''    pair: Sequence[str] = optional(
         (), list_of(matching("=", "K=V")), "only those with all these pairs", flag="--pair K=V", option="those with this pair",
         told="with", text=TEXT, parse=lambda text: [text])
 '''
-LINE = '''                and {*self.pair} <= {f"{key}={word}" for key, word in job.pairs}
+LINE = '''                    and {*self.pair} <= {f"{key}={word}" for key, word in job.pairs}
 '''
 
 
@@ -172,8 +186,8 @@ def test_a_row_and_a_line_are_all_that_a_filter_takes(tmp_path):
 
     It is of a field that is kept otherwise than JSON has it, and its texts have commas.
     """
-    changed = Changed(tmp_path, {LAST_ROW: PAIRS, '    def fits(self, job: Job, now: float) -> bool:\n': FILTER + "\n",
-                                 '                and self.group in (None, job.group or "")\n': LINE})
+    changed = Changed(tmp_path, {LAST_ROW: PAIRS, '    def make_test(self, now: float) -> Callable[[Job], bool]:\n': FILTER + "\n",
+                                 '                    and self.group in (None, job.group or "")\n': LINE})
     run, ask = changed.run, changed.ask
     try:
         run("pause")
@@ -201,6 +215,37 @@ def test_a_row_and_a_line_are_all_that_a_filter_takes(tmp_path):
         run("stop")
 
 
+CAUSE_ROW = """    "no-module": Cause("it lacks a module of Python", remedy="nexus retry {id} --conda NAME", blames_gpu=True),
+"""
+DECISION = """    if line := next((line for line in evidence.stderr.splitlines() if line.startswith("ModuleNotFoundError")), None):
+        return "no-module", line
+"""
+
+
+def test_a_row_is_all_that_a_cause_takes(tmp_path):
+    """Beside the rule that decides it: `show`, lists, messages, the API, its document, the page and metrics have it."""
+    changed = Changed(tmp_path, {'    KILLED: Cause("somebody cancelled or killed it", cancels=True, is_stop=True),\n': CAUSE_ROW,
+                                 '    texts = [evidence.stderr] if signal else [evidence.stderr, evidence.stdout]\n': DECISION})
+    run, read, ask = changed.run, changed.read, changed.ask
+    line = "ModuleNotFoundError: No module named 'torch'"
+    try:
+        job_id = run("add", "--retries", "1", "--gpus", "0", f'echo "{line}" >&2; exit 1').strip()
+        hint = f"hint: nexus retry {job_id} --conda NAME"
+        waited = run("wait", job_id, code=1)
+        assert f"job {job_id} failed (no-module): {line}" in waited and hint in waited
+        job, shown = ask(f"/jobs/{job_id}"), run("show", job_id)
+        assert [(one["cause"], one["cause_line"], one["outcome"]) for one in job["attempts"]] == [("no-module", line, "no-module")] * 2
+        assert "Job " + job_id + ": failed (no-module)" in shown and hint in shown
+        assert "no-module" in run("jobs") and 'cause="no-module"} 1' in read("/metrics")
+        schemas = ask("/openapi.json")["components"]["schemas"]
+        for name in ("Job", "Attempt"):
+            assert "; no-module: it lacks a module of Python; " in schemas[name]["properties"]["cause"]["description"], name
+        assert '"no-module": {"meaning": "it lacks a module of Python", "remedy": "nexus retry {id} --conda NAME"' in read("/")
+    finally:
+        run("stop")
+        kill_all(str(changed.home))
+
+
 LIMIT_ROWS = {      # {a line: what goes before it}: the key, what is bounded, when it is reached, how it is measured
     '    max_running_per_user: int = optional(\n': '''    max_output_mib: float = optional(
         0, number_in(0, 1000000), "a job with more output is stopped; 0 = any", cause="output")
@@ -210,7 +255,8 @@ LIMIT_ROWS = {      # {a line: what goes before it}: the key, what is bounded, w
     '    return (LIMITS[key], words) if key else None\n': '''    if limits.max_output_mib and use.output_mib > limits.max_output_mib:
         key, words = "max_output_mib", f"it wrote {use.output_mib:.0f} MiB; max_output_mib is {limits.max_output_mib:g}"
 ''',
-    '            runtime_s=self.find_runtime_s(),\n': '''            output_mib=sum(measure_logs(self.disk, self.folder)) / 2**20,
+    '            runtime_s=self.hosted.find_runtime_s(),\n':
+        '''            output_mib=sum(measure_logs(self.hosted.disk, self.hosted.folder)) / 2**20,
 '''}
 OWN_LIMIT = '''    max_output_mib: float | None = optional(
         None, number_in(0, 1000000), "stop it when it has written more", "asked kept", flag="--max-output MIB")
@@ -248,3 +294,34 @@ def test_a_limit_takes_four_places(tmp_path):
     finally:
         run("stop")
         kill_all(str(tmp_path))
+
+
+GROUP_LIMIT = {     # {a line: what goes before it}: what a group keeps, the option, the sum, the check
+    "    lost: Words | None = None       # the last job": "    gpus: float = 0.0\n",
+    "    llm: str | None = optional(\n": '''    max_group_gpus: float | None = optional(
+        None, number_in(1, 1000), "how many GPUs its group has at once", "asked", flag="--max-group-gpus N", of_group="gpus")
+''',
+    "        self.groups, self.holds = state.groups, list_holds(state)\n": "        self.gpus_of_group = collections.Counter[str]()\n",
+    "        self.in_all += 1\n": '        self.gpus_of_group[job.group or ""] += job.gpus\n',
+    "        if self.most_of_user and self.of_user": '''        used = self.gpus_of_group[job.group or ""]
+        if group and group.gpus and used + job.gpus > group.gpus:
+            return Reason("quota", group.name, f"group {group.name} has {used:g} GPUs of {group.gpus:g}")
+'''}
+
+
+def test_a_limit_of_groups_takes_four_places(tmp_path):
+    """A field of Group, a row for its option, a sum and a step in Quotas: `add`, `edit`, `why` and GET /groups have it then."""
+    changed = Changed(tmp_path, GROUP_LIMIT)
+    run, ask, changed.environ["NEXUS_MOCK_GPUS"] = changed.run, changed.ask, "4"
+    assert "max_group_gpus is for a group, and this job has none" in run("add", "--max-group-gpus", "2", "true", code=2)
+    try:
+        *begun, waits = [run("add", "--group", "g", *words, "sleep 1000").strip() for words in (["--max-group-gpus", "2"], [], [])]
+        until(lambda: [ask(f"/jobs/{job_id}")["status"] for job_id in begun] == ["running"] * 2)
+        assert "group g has 2 GPUs of 2" in run("why", waits)
+        assert [group["gpus"] for group in ask("/groups")] == [2]
+        run("edit", waits, "--max-group-gpus", "none")
+        until(lambda: ask(f"/jobs/{waits}")["status"] == "running")
+    finally:
+        run("kill", "--group", "g")
+        run("stop")
+        kill_all(str(changed.home))

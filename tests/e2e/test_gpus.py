@@ -5,9 +5,32 @@ import subprocess
 
 import live
 import pytest
+import shared
+
+import nexus
 
 SHOW = "echo $CUDA_VISIBLE_DEVICES $NEXUS_GPU_ID $CUDA_DEVICE_ORDER"
 UUIDS = [f"GPU-{index:08x}-0000-0000-0000-{index:012x}" for index in range(9)]
+
+
+@pytest.fixture(scope="module")
+def service():
+    with shared.Service(gpus=[{}] * 3, kill_grace_seconds=1) as made:
+        yield made
+
+
+@pytest.fixture
+def box(service):
+    """It has three GPUs, and at the end of a test again."""
+    with service.lend() as box:
+        box.status()
+        yield box
+
+
+def use(box, count):
+    """Have only so many of its GPUs be used."""
+    for index in range(count, 3):
+        box.ask("POST", f"/gpus/{index}/pause")
 
 
 def busy(gpu, pid, memory=16384, name="python"):
@@ -32,7 +55,7 @@ CARDS = [  # reason, the GPU, whether it is used, what is said of it
     ("cut into nothing", {"mig": []}, False, "in MIG mode without slices"),
     ("prohibited", {"compute_mode": "Prohibited"}, False, "compute mode Prohibited"),
     ("no compute mode told", {"compute_mode": "[Not Supported]"}, True, None),
-    ("memory that nobody owns", {"memory.used": 9000}, False, "in use by processes that cannot be seen (8.8GB)"),
+    ("memory that nobody owns", {"memory.used": 9000}, False, "in use by processes that cannot be seen (8.8GB, above max_unseen_mem_mib)"),
     ("memory of the desktop's", {"memory.used": 2048}, True, None),
 ]
 
@@ -79,18 +102,17 @@ def test_devices_where_indices_have_gaps():
         assert box.logs(job_id, "stdout") == "1 3 PCI_BUS_ID\n"
 
 
-def test_devices_where_a_gpu_hides_later():
-    with live.Box(gpus=[{}, {}, {}]) as box:
-        box.await_gpu(1, fault=None)
-        box.show([{}, {"state": "hidden"}, {}])
-        box.await_gpu(1, fault=lambda fault: fault and "does not show it" in fault)
-        jobs = [box.add(f"{SHOW}; sleep 600") for _ in range(3)]
-        live.until(lambda: all(box.logs(job_id, "stdout") for job_id in jobs[:2]))
-        assert [box.logs(job_id, "stdout").split()[0] for job_id in jobs[:2]] == ["0", "1"]
-        assert "does not show it" in box.await_reason(jobs[2], "GPU 1")
-        box.show([{}, {}, {}])
-        assert box.wait_started(jobs[2])["gpu_index"] == 1
-        assert '"-q"' not in live.read(box.folder / "smi.log"), "what only MIG slices need"
+def test_devices_where_a_gpu_hides_later(box):
+    box.await_gpu(1, fault=None)
+    box.show([{}, {"state": "hidden"}, {}])
+    box.await_gpu(1, fault=lambda fault: fault and "does not show it" in fault)
+    jobs = [box.add(f"{SHOW}; sleep 600") for _ in range(3)]
+    live.until(lambda: all(box.logs(job_id, "stdout") for job_id in jobs[:2]))
+    assert [box.logs(job_id, "stdout").split()[0] for job_id in jobs[:2]] == ["0", "1"]
+    assert "does not show it" in box.await_reason(jobs[2], "GPU 1")
+    box.show([{}, {}, {}])
+    assert box.wait_started(jobs[2])["gpu_index"] == 1
+    assert '"-q"' not in live.read(box.folder / "smi.log"), "what only MIG slices need"
 
 
 def test_gpus_that_the_service_was_given():
@@ -98,8 +120,7 @@ def test_gpus_that_the_service_was_given():
     words = "uses 2 of 4 GPUs (CUDA_VISIBLE_DEVICES=2,GPU-00000003,MIG-7,0)"
     with live.Box(gpus=[{}] * 4, is_starting=False) as box:
         box.nexus("queue", environ={"CUDA_VISIBLE_DEVICES": "2,GPU-00000003,MIG-7,0"})
-        box.kill_service()
-        box.await_service()
+        shared.crash(box)
         assert words in str(box.health())
         assert "GPU 1 (RTX 3090, 24GB): Not in the service's CUDA_VISIBLE_DEVICES" in box.nexus().stdout
         used, waiting = run_everywhere(box, 3)
@@ -139,7 +160,9 @@ def test_seven_jobs_get_seven_slices():
 
 def test_slices_that_come_and_go():
     """A job goes on whose slice is gone; a report that fails makes no slice free."""
-    with live.Box(gpus=[{**A100, "mig": [{"name": "3g.40gb", "uuid": "MIG-a"}, {"name": "3g.40gb", "uuid": "MIG-b"}]}]) as box:
+    slices = [{"name": "3g.40gb", "uuid": "MIG-a"}, {"name": "3g.40gb", "uuid": "MIG-b"}]
+    with live.Box(gpus=[{**A100, "mig": slices}], is_starting=False) as box:
+        box.serve("nexus.TROUBLE_INTERVAL_S = 1.0")     # rather than 30 s
         box.status()
         on = box.wait_started(box.add("sleep 600"))
         box.show([{**A100, "mig": ["7g.80gb"]}], report={"stdout": "Failed to initialize NVML: Unknown Error\n", "exit": 255})
@@ -178,28 +201,28 @@ def test_commands_take_slices():
         live.until(lambda: slices_of(box) == {"0.0": "Paused", "0.1": "Available", "0.2": "Available", "1": "Paused"})
 
 
-def test_failing_nvidia_smi():
+def test_failing_nvidia_smi(box):
     """Nothing starts, what runs goes on, the reason is shown; and all goes on by itself."""
+    use(box, 2)
     words = "couldn't communicate with the NVIDIA driver"
-    with live.Box(gpus=[{}, {}]) as box:
-        on = box.wait_started(box.add(f"while [ ! -e {box.path('go')} ]; do sleep 0.05; done; exit 3"))
-        box.show([{}, {}], failure="no-driver")
-        live.until(lambda: words in str(box.status()["gpu_trouble"]), f"{words} in the status")
-        waits, cpu = box.add("true"), box.add("true", gpus=0)
-        assert words in box.await_reason(waits, words)
-        box.wait(cpu, "completed")
-        assert box.job(on["id"])["status"] == "running" and len(box.status()["gpu_status"]) == 2
-        assert [gpu["is_available"] for gpu in box.status()["gpu_status"]] == [False, False]
-        health = box.call("GET", "/health")
-        assert health[0] == 503 and any(words in check["reading"] and not check["is_ok"] for check in health[1]["checks"])
-        box.nexus("restart")                            # it knows no more; and still it gives nothing out
-        box.await_reason(waits, words)
-        assert box.status()["gpu_status"] == [] and words in str(box.status()["gpu_trouble"])
-        box.path("go").touch()
-        assert box.wait(on["id"], "failed")["exit_code"] == 3
-        box.show([{}, {}])
-        box.wait(waits, "completed")
-        assert box.call("GET", "/health")[0] == 200
+    on = box.wait_started(box.add(f"while [ ! -e {box.path('go')} ]; do sleep 0.05; done; exit 3"))
+    box.show([{}] * 3, failure="no-driver")
+    live.until(lambda: words in str(box.status()["gpu_trouble"]), f"{words} in the status")
+    waits, cpu = box.add("true"), box.add("true", gpus=0)
+    assert words in box.await_reason(waits, words)
+    box.wait(cpu, "completed")
+    assert box.job(on["id"])["status"] == "running" and len(box.status()["gpu_status"]) == 3
+    assert [gpu["is_available"] for gpu in box.status()["gpu_status"]] == [False] * 3
+    health = box.call("GET", "/health")
+    assert health[0] == 503 and any(words in check["reading"] and not check["is_ok"] for check in health[1]["checks"])
+    box.nexus("restart")                            # it knows no more; and still it gives nothing out
+    box.await_reason(waits, words)
+    assert box.status()["gpu_status"] == [] and words in str(box.status()["gpu_trouble"])
+    box.path("go").touch()
+    assert box.wait(on["id"], "failed")["exit_code"] == 3
+    box.show([{}] * 3)
+    box.wait(waits, "completed")
+    assert box.call("GET", "/health")[0] == 200
 
 
 def test_gone_from_the_bus():
@@ -317,130 +340,128 @@ def test_slow_answers_slow_the_polling():
         assert runs[1] - runs[0] > 1                    # ten times what the two queries take
 
 
-def test_foreign_process():
+def test_foreign_process(box):
     """Somebody's process keeps the GPU; the status names the user, pid, program and memory; and it is free again."""
-    with live.Box(gpus=[{}, {}, {}]) as box:
-        live.need_root()
-        with subprocess.Popen(["setpriv", "--reuid=65534", "--clear-groups", "sleep", "601.5"], env={"NX": f"{box.folder}/"}) as other:
-            live.until(lambda: live.read(f"/proc/{other.pid}/comm") == "sleep\n")
-            # In a container nvidia-smi names pids that are not there
-            box.show([{"memory.used": 16400}, {}, {}], processes=[
-                busy(0, other.pid), busy(2, 4194304 + 7, memory=None, name="[Not Found]")])
-            gpu = box.await_gpu(0, used_by=f"nobody (pid {other.pid} sleep, 16GB)")
-            assert not gpu["is_available"] and gpu["processes"][0]["job_id"] is None
-            assert f"GPU 0 (RTX 3090, 24GB): In use by nobody (pid {other.pid} sleep, 16GB)" in box.nexus().stdout
-            box.await_gpu(2, used_by="somebody (pid 4194311)")
-            first, then = box.add("sleep 600"), box.add("true")
-            assert box.wait_started(first)["gpu_index"] == 1
-            reason = box.await_reason(then, f"nobody (pid {other.pid} sleep, 16GB)", "somebody (pid 4194311)")
-            assert f"GPU 1 runs job {first}" in reason
-            other.kill()
-        box.show([{}, {}, {}], processes=[busy(2, 4194304 + 7)])
-        assert box.wait(then, "completed")["gpu_index"] == 0
+    live.need_root()
+    with subprocess.Popen(["setpriv", "--reuid=65534", "--clear-groups", "sleep", "601.5"], env={"NX": f"{box.folder}/"}) as other:
+        live.until(lambda: live.read(f"/proc/{other.pid}/comm") == "sleep\n")
+        # In a container nvidia-smi names pids that are not there
+        box.show([{"memory.used": 16400}, {}, {}], processes=[
+            busy(0, other.pid), busy(2, 4194304 + 7, memory=None, name="[Not Found]")])
+        gpu = box.await_gpu(0, used_by=f"nobody (pid {other.pid} sleep, 16GB)")
+        assert not gpu["is_available"] and gpu["processes"][0]["job_id"] is None
+        assert f"GPU 0 (RTX 3090, 24GB): In use by nobody (pid {other.pid} sleep, 16GB)" in box.nexus().stdout
+        box.await_gpu(2, used_by="somebody (pid 4194311)")
+        first, then = box.add("sleep 600"), box.add("true")
+        assert box.wait_started(first)["gpu_index"] == 1
+        reason = box.await_reason(then, f"nobody (pid {other.pid} sleep, 16GB)", "somebody (pid 4194311)")
+        assert f"GPU 1 runs job {first}" in reason
+        other.kill()
+    box.show([{}, {}, {}], processes=[busy(2, 4194304 + 7)])
+    assert box.wait(then, "completed")["gpu_index"] == 0
 
 
-def test_a_stranger_on_the_gpu_of_a_running_job():
+def test_a_stranger_on_the_gpu_of_a_running_job(box):
     """Wherever the owner looks for what makes it slow."""
-    with live.Box(gpus=[{}]) as box:
-        live.need_root()
-        job_id = box.add("sleep 600")
-        box.wait_started(job_id)
-        with subprocess.Popen(["setpriv", "--reuid=65534", "--clear-groups", "sleep", "602.5"], env={"NX": f"{box.folder}/"}) as other:
-            live.until(lambda: live.read(f"/proc/{other.pid}/comm") == "sleep\n")
-            box.show([{"memory.used": 3100}], processes=[busy(0, other.pid, 3072)])
-            words = f"nobody (pid {other.pid} sleep, 3GB)"
-            box.await_gpu(0, used_by=words)
-            for line, said in (([], f"  Also used by: {words}\n"), (["top"], f"(also used by {words}) sleep 600"),
-                               (["show", job_id], f"  also on GPU 0: {words}\n"), (["status", "--detailed"], f"; also used by {words}\n")):
-                assert said in box.nexus(*line).stdout, line
-            token = box.nexus("token", "create", "ann").stdout.strip()
-            other_user = {"NEXUS_URL": f"http://127.0.0.1:{box.port}", "NEXUS_TOKEN": token}
-            assert words in box.nexus(environ=other_user).stdout, "the GPU's JSON has it for all"
-            other.kill()
+    use(box, 1)
+    live.need_root()
+    job_id = box.add("sleep 600")
+    box.wait_started(job_id)
+    with subprocess.Popen(["setpriv", "--reuid=65534", "--clear-groups", "sleep", "602.5"], env={"NX": f"{box.folder}/"}) as other:
+        live.until(lambda: live.read(f"/proc/{other.pid}/comm") == "sleep\n")
+        box.show([{"memory.used": 3100}, {}, {}], processes=[busy(0, other.pid, 3072)])
+        words = f"nobody (pid {other.pid} sleep, 3GB)"
+        box.await_gpu(0, used_by=words)
+        for line, said in (([], f"  Also used by: {words}\n"), (["top"], f"(also used by {words}) sleep 600"),
+                           (["show", job_id], f"  also on GPU 0: {words}\n"), (["status", "--detailed"], f"; also used by {words}\n")):
+            assert said in box.nexus(*line).stdout, line
+        token = box.nexus("token", "create", "ann").stdout.strip()
+        other_user = {"NEXUS_URL": f"http://127.0.0.1:{box.port}", "NEXUS_TOKEN": token}
+        assert words in box.nexus(environ=other_user).stdout, "the GPU's JSON has it for all"
+        other.kill()
 
 
-def test_a_wait_for_a_preemptible_job_in_its_first_minute():
+def test_a_wait_for_a_preemptible_job_in_its_first_minute(box):
     """Who has the GPUs, the user's own jobs too, and which job makes room, and when: not only whom nexus does not know."""
-    with live.Box(gpus=[{}, {}, {}]) as box:
-        live.need_root()
-        with subprocess.Popen(["setpriv", "--reuid=65534", "--clear-groups", "sleep", "601.5"], env={"NX": f"{box.folder}/"}) as other:
-            live.until(lambda: live.read(f"/proc/{other.pid}/comm") == "sleep\n")
-            box.show([{}, {}, {}], processes=[busy(2, other.pid)])
-            box.await_gpu(2, used_by=f"nobody (pid {other.pid} sleep, 16GB)")
-            soft = box.add("sleep 600", preemptible=True)
-            for job_id in (box.add("sleep 600"), soft):
-                box.wait_started(job_id)
-            waits = box.add("true")
-            box.await_reason(waits, "needs 1 GPU; 0 of 3 are free: 2 taken by your own jobs, 1 by nobody; "
-                             f"job {soft} is preemptible and may be stopped for it in ")
-            assert box.job(waits)["waiting_for"] in box.nexus("why", waits).stdout
-            other.kill()
+    live.need_root()
+    with subprocess.Popen(["setpriv", "--reuid=65534", "--clear-groups", "sleep", "601.5"], env={"NX": f"{box.folder}/"}) as other:
+        live.until(lambda: live.read(f"/proc/{other.pid}/comm") == "sleep\n")
+        box.show([{}, {}, {}], processes=[busy(2, other.pid)])
+        box.await_gpu(2, used_by=f"nobody (pid {other.pid} sleep, 16GB)")
+        soft = box.add("sleep 600", preemptible=True)
+        for job_id in (box.add("sleep 600"), soft):
+            box.wait_started(job_id)
+        waits = box.add("true")
+        box.await_reason(waits, "needs 1 GPU; 0 of 3 are free: 2 taken by your own jobs, 1 by nobody; "
+                         f"job {soft} is preemptible and may be stopped for it in ")
+        assert box.job(waits)["waiting_for"] in box.nexus("why", waits).stdout
+        other.kill()
 
 
-def test_own_process_is_not_foreign():
+def test_own_process_is_not_foreign(box):
     """A job's own process on its GPU, also one that has left the session, is the job's; and no obstacle once it has gone."""
-    with live.Box(gpus=[{}]) as box:
-        job = box.wait_started(box.add(f"setsid sleep 600 & echo $! > {box.path('pid')}; wait"))
-        pid = int(live.until(lambda: live.read(box.path("pid"))))
-        box.show([{"memory.used": 8000}], processes=[busy(0, pid, 7900)])
-        live.until(lambda: any(p["job_id"] == job["id"] for p in box.gpu(0)["processes"]))
-        assert box.gpu(0)["used_by"] is None and box.gpu(0)["job_id"] == job["id"]
-        then = box.add("sleep 600")
-        box.ask("DELETE", f"/jobs/{job['id']}")
-        box.wait(job["id"], "cancelled")
-        box.await_probe()                               # nvidia-smi still shows it, as a driver does for a moment
-        box.wait_started(then)
-        assert box.job(job["id"])["peak_gpu_mem_mib"] == 7900
+    use(box, 1)
+    job = box.wait_started(box.add(f"setsid sleep 600 & echo $! > {box.path('pid')}; wait"))
+    pid = int(live.until(lambda: live.read(box.path("pid"))))
+    box.show([{"memory.used": 8000}, {}, {}], processes=[busy(0, pid, 7900)])
+    live.until(lambda: any(p["job_id"] == job["id"] for p in box.gpu(0)["processes"]))
+    assert box.gpu(0)["used_by"] is None and box.gpu(0)["job_id"] == job["id"]
+    then = box.add("sleep 600")
+    box.ask("DELETE", f"/jobs/{job['id']}")
+    box.wait(job["id"], "cancelled")
+    box.await_probe()                               # nvidia-smi still shows it, as a driver does for a moment
+    box.wait_started(then)
+    assert box.job(job["id"])["peak_gpu_mem_mib"] == 7900
 
 
-def test_a_job_on_a_gpu_that_it_was_not_given():
+def test_a_job_on_a_gpu_that_it_was_not_given(box):
     """It is told in the job and in the log; and at `add`, where the command sets the variable."""
-    with live.Box(gpus=[{}, {}]) as box:
-        done = box.nexus("add", "--cwd", "/tmp", "CUDA_VISIBLE_DEVICES=1 sleep 600")
-        assert "the command sets CUDA_VISIBLE_DEVICES" in done.stderr and done.returncode == 0, done
-        job = box.wait_started(done.stdout.strip())
-        box.show([{}, {"memory.used": 8000}], processes=[busy(1, job["pid"], 7900)])
-        says = "computes on GPU 1, which it was not given"
-        live.until(lambda: any(says in note for note in box.job(job["id"])["notes"]), "the job's note")
-        assert f"Job {job['id']} {says}" in box.log() and says in box.nexus("show", job["id"]).stdout
+    use(box, 2)
+    done = box.nexus("add", "--cwd", "/tmp", "CUDA_VISIBLE_DEVICES=1 sleep 600")
+    assert "the command sets CUDA_VISIBLE_DEVICES" in done.stderr and done.returncode == 0, done
+    job = box.wait_started(done.stdout.strip())
+    box.show([{}, {"memory.used": 8000}, {}], processes=[busy(1, job["pid"], 7900)])
+    says = "computes on GPU 1, which it was not given"
+    live.until(lambda: any(says in note for note in box.job(job["id"])["notes"]), "the job's note")
+    assert f"Job {job['id']} {says}" in box.log() and says in box.nexus("show", job["id"]).stdout
 
 
-def test_somebody_joins_a_running_job():
+def test_somebody_joins_a_running_job(box):
     """The job goes on; the next one waits for the other to go."""
-    with live.Box(gpus=[{}]) as box, subprocess.Popen(["sleep", "600"]) as other:
+    use(box, 1)
+    with subprocess.Popen(["sleep", "600"]) as other:
         job = box.wait_started(box.add(f"while [ ! -e {box.path('go')} ]; do sleep 0.05; done"))
         then = box.add("true")
-        box.show([{}], processes=[busy(0, other.pid)])
+        box.show([{}, {}, {}], processes=[busy(0, other.pid)])
         box.await_gpu(0, used_by=lambda text: text and str(other.pid) in text)
         box.path("go").touch()
         box.wait(job["id"], "completed")
         box.await_reason(then, "in use by root", f"pid {other.pid}")
-        box.show([{}])
+        box.show([{}, {}, {}])
         box.wait(then, "completed")
         other.kill()
 
 
-def test_gpus_that_change_their_indices():
+def test_gpus_that_change_their_indices(box):
     """After a card has gone, the driver counts anew: state keeps uuids, and nobody's job moves to another card."""
     cards = [{"uuid": uuid} for uuid in UUIDS[:3]]
-    with live.Box(gpus=cards) as box:
-        jobs = [box.wait_started(box.add("sleep 600"))["id"] for _ in range(3)]
-        assert [box.gpu(index)["job_id"] for index in range(3)] == jobs
-        box.ask("POST", "/gpus/2/pause")
-        box.show([cards[0], cards[2]])
-        box.await_gpu(1, uuid=UUIDS[2])
-        assert box.gpu(1)["job_id"] == jobs[2] and box.gpu(0)["job_id"] == jobs[0]
-        assert box.gpu(1)["is_paused"]                  # the pause is of the card
-        waits = box.add("true", gpu_ids=[1])
-        box.await_reason(waits, f"runs job {jobs[2]}")
-        box.ask("DELETE", f"/jobs/{jobs[2]}")
-        box.await_reason(waits, "GPU 1 is paused")
-        box.ask("POST", "/gpus/1/resume")
-        box.wait(waits, "completed")
-        # And back, as it was
-        box.show(cards)
-        box.await_gpu(2, uuid=UUIDS[2], is_available=True)
-        assert box.gpu(1)["job_id"] == jobs[1]
+    jobs = [box.wait_started(box.add("sleep 600"))["id"] for _ in range(3)]
+    assert [box.gpu(index)["job_id"] for index in range(3)] == jobs
+    box.ask("POST", "/gpus/2/pause")
+    box.show([cards[0], cards[2]])
+    box.await_gpu(1, uuid=UUIDS[2])
+    assert box.gpu(1)["job_id"] == jobs[2] and box.gpu(0)["job_id"] == jobs[0]
+    assert box.gpu(1)["is_paused"]                  # the pause is of the card
+    waits = box.add("true", gpu_ids=[1])
+    box.await_reason(waits, f"runs job {jobs[2]}")
+    box.ask("DELETE", f"/jobs/{jobs[2]}")
+    box.await_reason(waits, "GPU 1 is paused")
+    box.ask("POST", "/gpus/1/resume")
+    box.wait(waits, "completed")
+    # And back, as it was
+    box.show(cards)
+    box.await_gpu(2, uuid=UUIDS[2], is_available=True)
+    assert box.gpu(1)["job_id"] == jobs[1]
 
 
 MEMORY = [  # config, the GPUs: the last ones may be given to no job
@@ -461,23 +482,40 @@ def test_memory(config, gpus):
         box.wait(then, "completed")
 
 
-def test_leases_that_somebody_removed():
+def test_leases_that_somebody_removed(box):
     """Cleaners of /tmp, and people: no job fails for it."""
-    with live.Box(gpus=[{}]) as box:
-        box.wait(box.add("true"), "completed")
-        live.until(lambda: not subprocess.run(["rm", "-rf", box.folder / "leases"]).returncode, "no look at it meanwhile")
-        box.wait(box.add("true"), "completed")
-        assert (box.folder / "leases").stat().st_mode & 0o7777 == 0o1777
+    use(box, 1)
+    box.wait(box.add("true"), "completed")
+    live.until(lambda: not subprocess.run(["rm", "-rf", box.folder / "leases"]).returncode, "no look at it meanwhile")
+    box.wait(box.add("true"), "completed")
+    assert (box.folder / "leases").stat().st_mode & 0o7777 == 0o1777
+
+
+def test_the_lease_of_a_running_job_that_somebody_removed(box):
+    """The service has it again, and so has the next one; with the job it is over."""
+    folder, other = box.folder / "leases", nexus.Leases(nexus.DISK, str(box.folder / "leases"), "0-cccccccc")
+    job = box.wait_started(box.add("sleep 600"))
+    uuid = box.gpu(job["gpu_index"])["uuid"]
+    assert set(other.find_holders([uuid])) == {uuid}
+    for _ in range(2):
+        live.until(lambda: not subprocess.run(["rm", "-rf", folder]).returncode, "no look at it meanwhile")
+        live.until(lambda: (folder / uuid).exists() and other.find_holders([uuid]), "its lock")
+    line = f"The lease of job {job['id']} on {uuid} was lost (does somebody remove files from {folder}?): it is held again"
+    live.until(lambda: box.log().count(line) == 2, lambda: f"two times {line} in {box.log()}")
+    shared.crash(box)
+    live.until(lambda: other.find_holders([uuid]), "its lock")
+    box.ask("DELETE", f"/jobs/{job['id']}")
+    box.wait(job["id"], "cancelled")
+    assert other.find_holders([uuid]) == {}
 
 
 def test_runner_that_was_stopped_at_its_start_takes_no_gpu_twice():
     """The service is killed before a runner's claim is known; whatever comes late leaves."""
     with live.Box(gpus=[{}], launcher="screen") as box:
-        for _ in range(3):
+        for _ in range(2):
             job_id = box.add(f"echo $NEXUS_JOB_ID >> {box.path('runs')}; sleep 0.2")
             live.until(lambda job_id=job_id: box.job(job_id)["status"] != "pending", interval_s=0)
-            box.kill_service()
-            box.start()
+            shared.crash(box)
             box.wait(job_id, "completed")
         runs = live.read(box.path("runs")).split()
-        assert len(runs) == len(set(runs)) == 3
+        assert len(runs) == len(set(runs)) == 2

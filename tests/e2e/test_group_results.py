@@ -6,8 +6,9 @@ import json
 
 import live
 import pytest
+import samples
+from stage import Bench
 from test_after_groups import Stage
-from test_server import Bench
 
 import nexus
 
@@ -57,17 +58,20 @@ def test_a_sweep_is_a_table(stage):
     assert rows[4]["Runtime"] is rows[4]["Last line"] is None
 
 
-@pytest.mark.parametrize("order, values", [
+ORDERS = [  # which column is sorted by, the rows then
     (None, ["b", "d", "a", "c"]), ("-metric.loss", ["a", "d", "b", "c"]), ("sweep.lr", ["d", "b", "a", "c"]),
     ("-sweep.lr", ["c", "a", "b", "d"]),
-    ("sweep.who", ["a", "b", "c", "d"]), ("-metric.acc", ["b", "a", "c", "d"]), ("status", ["a", "b", "c", "d"])])
-def test_it_is_sorted_by_any_column(stage, order, values):
+    ("sweep.who", ["a", "b", "c", "d"]), ("-metric.acc", ["b", "a", "c", "d"]), ("status", ["a", "b", "c", "d"])]
+
+
+def test_it_is_sorted_by_any_column(stage):
     """Numbers as numbers, then texts; nan last."""
     add_swept(stage, "loss=3 acc=0.2", lr="10", who="a")
     add_swept(stage, "loss=1 acc=0.3", lr="9", who="b")
     add_swept(stage, "loss=nan", lr="none", who="c")
     add_swept(stage, "loss=2", lr="1e-2", who="d")
-    assert column_of(read_table(stage, order and {"order": order})[1], "who") == values
+    for order, values in ORDERS:
+        assert column_of(read_table(stage, order and {"order": order})[1], "who") == values, order
 
 
 def test_what_there_is_no_column_for_is_refused(stage):
@@ -145,9 +149,10 @@ def test_no_cell_of_a_csv_file_is_a_formula(stage):
 
 
 def test_a_sweep_of_many_is_quick():
-    """10,000 jobs, each with a last line of its own: a reply reads no log."""
+    """Thousands of jobs, each with a last line of its own: a reply reads no log."""
+    count = samples.count(2000, 10000)
     with Bench() as bench:
-        bench.ask("POST", "/queue", {"command": "t {n}", "group": "g", "gpus": 0, "sweep": ["n=1..10000"]})
+        bench.ask("POST", "/queue", {"command": "t {n}", "group": "g", "gpus": 0, "sweep": [f"n=1..{count}"]})
 
         def change(state):
             for job in list(state.jobs.values()):
@@ -157,8 +162,8 @@ def test_a_sweep_of_many_is_quick():
         bench.store.update(change)
         began = live.time.thread_time()
         status, reply = bench.ask("GET", "/groups/g/results", query={"limit": "200"})
-        assert status == 200 and (len(reply["rows"]), reply["total"]) == (200, 10000) and reply["rows"][0]["cells"][1] == "1"
-        assert live.time.thread_time() - began < 3
+        assert status == 200 and (len(reply["rows"]), reply["total"]) == (200, count) and reply["rows"][0]["cells"][1] == "1"
+        assert live.time.thread_time() - began < 3 * count / 10000
 
 
 SWEEPS = [  # reason, a submission, [(command, name, group, cwd, values)] of its jobs; or what is said

@@ -93,6 +93,20 @@ def test_what_a_line_has_wrong_is_said(home, folder, line, says):
     assert done.code == 2 and f"nexus: {says}" in done.err and done.out == "", done
 
 
+@pytest.mark.parametrize("line, mark", [
+    ("#PBS -l select=1:ngpus=2", "#PBS"), ("#BSUB -gpu num=2", "#BSUB"), ("#$ -l gpu=2", "#$"), ("#HQ --resource gpus=2", "#HQ"),
+    ("# GFLOW --gpus=2", "# GFLOW"), ("#flux: -g 2", "#flux:"), ("#PJM -L node=1", "#PJM"), ("#MSUB -l gpus=1", "#MSUB"),
+    ("#OAR -l gpu=2", "#OAR"), ("#COBALT -n 1", "#COBALT"),
+    ("#$HOME is read", ""), ("#$ is money", ""), ("# PBS -l is not used here", ""), ("##PBS -l ngpus=2", ""), ("echo\n#PBS -l ngpus=2", ""),
+    ("#PBS -l ngpus=2\n#SBATCH --gpus=2", ""), ("#NEXUS --gpus 1\n# GFLOW --gpus=1", "")])
+def test_lines_of_another_scheduler_are_not_passed_over_in_silence(home, folder, line, mark):
+    write(folder, ["# what it does", "", line])
+    says = f"nexus: job.sh: nexus does not read {mark} lines; give it what they ask for as options, like --gpus 2" if mark else ""
+    for words in (["job.sh"], ["bash job.sh"]):
+        said = add(home, *words)[1]
+        assert said.startswith(says) and said.count("\n") <= 1 and ("does not read" in said) == bool(mark), said
+
+
 def test_what_is_a_script_and_how_it_runs(home, folder):
     write(folder, [], "train.py", "#!/usr/bin/env python3")
     write(folder, [NEXUS + "--gpus 2"], "plain", "# no interpreter")

@@ -1,30 +1,26 @@
-"""Section 22: main(argv, environ, out, err) -> exit code; and the file as a program in strange surroundings."""
+"""The command line as a program in strange surroundings."""
 
 import importlib.util
 import os
 import pathlib
+import pwd
 import re
-import shlex
 import shutil
 import subprocess
 import sys
 import venv
+import zipfile
 
 import pytest
-from console import SCRIPT, Home, Stream
+from console import COMMAND, SCRIPT, Home
 from live import until
 
 import nexus
 
-LISTED = [
-    "status", "top", "add", "run", "queue", "history", "jobs", "show", "why", "wait", "logs", "kill", "cancel", "remove", "retry",
-    "edit", "clear", "move", "attach", "screens", "pause", "resume", "start", "stop", "restart", "serve", "metrics", "usage", "results",
-    "open", "health", "token", "node", "config", "install", "help"]
-
 
 @pytest.fixture(scope="module")
 def home():
-    with Home(cpu_slots=20) as made:
+    with Home(is_quick=True, cpu_slots=20) as made:
         yield made
 
 
@@ -32,105 +28,6 @@ def home():
 def own_home():
     with Home() as made:
         yield made
-
-
-def main(*argv, **environ):
-    out, err = Stream(), Stream()
-    code = nexus.main(argv, {"NEXUS_HOME": "/dev/null/nexus", **environ}, out, err)
-    return code, out.text, err.text
-
-
-# Words
-
-
-def test_help():
-    for words in (["help"], ["--help"], ["-h"]):
-        code, out, err = main(*words)
-        assert (code, err) == (0, "")
-        assert re.findall(r"^  ([a-z]+) ", out, re.MULTILINE) == LISTED
-    assert all(len(line) <= 120 for line in out.splitlines())
-
-
-@pytest.mark.parametrize("command", LISTED)
-def test_help_of_each_command(command):
-    answers = [main(*words) for words in (["help", command], ["--help", command], [command, "--help"], [command, "-h"])]
-    if command != "help":
-        assert answers[0][0] == 0 and answers[0][1].startswith(f"usage: nexus {command}") and answers[0][2] == ""
-    assert answers[0] == answers[1]
-
-
-def test_help_of_a_command_of_two_words():
-    answer = main("help", "node", "add")
-    assert answer == main("node", "add", "--help") and answer[1].startswith("usage: nexus node add")
-
-
-def test_help_goes_to_where_data_goes(capsys):
-    code, out, err = main("add", "--help")
-    assert code == 0 and out.startswith("usage: nexus add") and err == "" and capsys.readouterr() == ("", "")
-
-
-def test_version():
-    for flag in ("--version", "-V"):
-        code, out, err = main(flag)
-        assert (code, err) == (0, "") and re.fullmatch(rf"nexus {re.escape(nexus.__version__)} \([0-9a-f]{{8}}\)\n", out)
-
-
-WRONG = [  # words, what it says
-    (["stats"], "did you mean 'status'?"), (["quue"], "did you mean 'queue'?"), (["xyzzy"], "nexus help lists them"),
-    (["help", "ad"], "did you mean 'add'?"), (["status", "--wacth"], "--wacth"), (["--wacth"], "--wacth"), (["show"], "ID"),
-    (["kill"], "--group"), (["jobs", "--status", "done"], "done"), (["logs", "abc", "--stream", "x"], "stderr"),
-    (["move", "abc"], "--first"), (["config", "delete"], "sample"), (["start", "--log-level", "LOUD"], "WARNING"), (["status", "x"], "x"),
-    (["\x1b[31mred"], "[31mred"), ([""], "''"), (["caf\udce9"], "not a command"),
-    (["wait"], "--group"), (["retry"], "--failed"), (["kill", "abc", "--group", "g"], "--group"),
-    (["pause", "0", "--group", "g"], "not both"),
-    (["why"], "ID"), (["retry", "--failed", "a"], "not both"), (["clear", "a", "--all"], "not both"),
-    *(([command, *words, "--name", ""], "--name needs a value") for command, *words in (
-        ["cancel"], ["kill"], ["remove"], ["wait"], ["pause"], ["resume"], ["edit", "--gpus", "1"], ["move", "--last"], ["retry"],
-        ["clear"])),
-    *(([command, *words], "ids or names") for command, *words in (
-        ["cancel"], ["remove"], ["edit", "--gpus", "1"], ["move", "--last"], ["clear"], ["show"], ["attach"])),
-    (["edit", "a", "--name", "x", "--set-name", "y"], "mean the same"), (["pause", "--dry-run"], "the queue"),
-    (["metrics", "x"], "x"), (["queue", "--group"], "--group"),
-    (["kill", "--gruop", "g"], "did you mean '--group'?"), (["edit", "a", "--retry", "b"], "hint: did you mean '--retries'?"),
-    (["add", "--gpu=1", "x"], "did you mean '--gpus'?"),
-    (["add", "--cpus", "4", "x"], "hint: nexus help add"), (["add", "--mem", "4G", "x"], "hint: leave it out"),
-]
-
-
-@pytest.mark.parametrize("words, says", WRONG, ids=[" ".join(case[0]).encode("ascii", "backslashreplace").decode() for case in WRONG])
-def test_wrong_words_are_usage_errors(words, says):
-    code, out, err = main(*words)
-    assert (code, out) == (2, "") and says in err and err.startswith("nexus: ") and "\nhint: " in err and err.endswith("\n"), err
-    assert "\x1b" not in err and "Traceback" not in err          # before any service was asked: none can be started in /dev/null
-
-
-@pytest.mark.parametrize("words, command", [(["ls"], "jobs"), (["ps"], "jobs"), (["rm", "abc"], "remove"), (["submit", "true"], "add")])
-def test_words_of_other_queues_are_understood(words, command):
-    found = nexus.find_command(words, nexus.COMMANDS)
-    assert found.name == command and nexus.parse_words(found, words[1:], Stream()).chosen
-
-
-EXAMPLES = [(command, example) for command in nexus.COMMANDS for example in command.examples]
-
-
-@pytest.mark.parametrize("command, example", EXAMPLES, ids=[example for _, example in EXAMPLES])
-def test_examples_of_the_help_can_be_typed(command, example):
-    words = shlex.split(example.partition(" && ")[0])
-    assert words[0] == command.name and nexus.parse_words(command, words[1:], Stream()).chosen
-    assert f"  nexus {example}\n" in main("help", command.name)[1]
-
-
-def test_a_fault_of_ours_shows_its_traceback_and_is_1(monkeypatch):
-    monkeypatch.setattr(nexus, "COMMANDS", (nexus.Command("status", "x", lambda call: 1 / 0),))
-    code, out, err = main()
-    assert (code, out) == (1, "") and err.startswith("nexus: this is a fault of nexus itself") and "ZeroDivisionError" in err
-
-
-def test_ctrl_c_is_130(monkeypatch):
-    def interrupt(call):
-        raise KeyboardInterrupt
-    monkeypatch.setattr(nexus, "COMMANDS", (nexus.Command("status", "x", interrupt),))
-    assert main() == (130, "", "")
 
 
 def test_errors_are_red_at_a_terminal_alone(own_home):
@@ -147,23 +44,23 @@ def test_broken_pipes_are_silent(home):
     for number in range(3):
         home.main("add", "--gpus", "0", f"true {number} " + "x" * 100000)
     for words in ("jobs", "jobs --json", "help", "config sample", "status"):
-        done = subprocess.run(["bash", "-c", f'set -o pipefail; "{sys.executable}" "{SCRIPT}" {words} | head -1 > /dev/null'],
+        done = subprocess.run(["bash", "-c", f'set -o pipefail; "{sys.executable}" "{COMMAND}" {words} | head -1 > /dev/null'],
                               capture_output=True, env=home.environ, timeout=60)
         assert (done.returncode, done.stderr) == (0, b""), words
-    done = subprocess.run(["bash", "-c", f'"{sys.executable}" "{SCRIPT}" run --gpus 0 "seq 100000" 2>/dev/null | head -1'],
+    done = subprocess.run(["bash", "-c", f'"{sys.executable}" "{COMMAND}" run --gpus 0 "seq 100000" 2>/dev/null | head -1'],
                           capture_output=True, env=home.environ, timeout=60)
     assert (done.stdout, done.stderr) == (b"1\n", b"")
 
 
 def test_a_full_device_is_said(home):
-    done = subprocess.run(["bash", "-c", f'"{sys.executable}" "{SCRIPT}" status > /dev/full'],
+    done = subprocess.run(["bash", "-c", f'"{sys.executable}" "{COMMAND}" status > /dev/full'],
                           capture_output=True, env=home.environ, timeout=60)
     assert done.returncode == 6 and b"No space left" in done.stderr and b"Traceback" not in done.stderr, done
 
 
 def test_closed_streams(home):
     for closed in (">&-", "2>&-", "<&-", "<&- >&- 2>&-"):
-        done = subprocess.run(["bash", "-c", f'"{sys.executable}" "{SCRIPT}" run --gpus 0 "echo a" {closed}'], capture_output=True,
+        done = subprocess.run(["bash", "-c", f'"{sys.executable}" "{COMMAND}" run --gpus 0 "echo a" {closed}'], capture_output=True,
                               env=home.environ, timeout=60)
         assert b"Traceback" not in done.stderr and done.returncode == 0, (closed, done)
 
@@ -185,7 +82,8 @@ def test_modules_of_a_project_do_not_keep_the_service_from_starting(own_home):
 
 def test_a_service_that_cannot_start_says_why(own_home, monkeypatch):
     python = own_home.file("python")
-    python.write_text("#!/bin/sh\necho 'ImportError: it is broken' >&2\nexit 1\n")
+    python.write_text(f"#!/bin/sh\n[ \"$2\" != -S ] || exec {sys.executable} \"$@\"\n"         # -S: what starts the supervisor
+                      "echo 'ImportError: it is broken' >&2\nexit 1\n")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     monkeypatch.setattr(nexus, "START_TIMEOUT_S", 2.0)
@@ -262,7 +160,6 @@ def runs(python):
     """A pyenv shim is there for versions, too, that it does not run."""
     return bool(python) and os.path.exists(python) and subprocess.run([python, "-c", "pass"], capture_output=True).returncode == 0
 
-
 OLD_PYTHONS = [path for minor, patch in ((9, 18), (10, 13)) for path in [next(filter(runs, (
     os.path.expanduser(f"~/.pyenv/versions/3.{minor}.{patch}/bin/python3"), shutil.which(f"python3.{minor}"))), None)] if path]
 
@@ -322,7 +219,7 @@ def test_a_home_of_a_very_long_name():
 
 def test_a_deleted_directory(own_home):
     folder = os.path.join(own_home.top, "gone")
-    script = f'cd "{folder}" && rmdir "{folder}" && exec "{sys.executable}" "{SCRIPT}" "$@"'
+    script = f'cd "{folder}" && rmdir "{folder}" && exec "{sys.executable}" "{COMMAND}" "$@"'
 
     def run(*words):
         os.makedirs(folder)
@@ -352,6 +249,18 @@ def test_a_home_that_cannot_be_made(own_home):
         assert done.code == 6 and path in done.err and "Traceback" not in done.err, done
 
 
+def test_a_user_without_a_home(own_home, monkeypatch, tmp_path):
+    """As in a container with `--user 4242`: nothing is made in the current directory, least of all a folder named ~."""
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    monkeypatch.delenv("HOME")
+    monkeypatch.chdir(tmp_path)
+    for words, given in ((["status"], ""), (["status"], "~/.nexus"), (["config", "path"], "~nobody-of-this-name/x"),
+                         (["install"], own_home.path)):
+        done = own_home.main(*words, HOME="", NEXUS_HOME=given)
+        assert (done.code, done.out) == (2, "") and "no home directory is known" in done.err and "hint: export HOME" in done.err, done
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_environment_of_a_job_that_starts_the_service_is_not_the_services(own_home):
     done = own_home.run("add", "true", NEXUS_JOB_ID="abc", NEXUS_GPU_ID="7", NEXUS_JOB_NONCE="x", CUDA_VISIBLE_DEVICES="7")
     assert done.code == 0
@@ -359,3 +268,48 @@ def test_the_environment_of_a_job_that_starts_the_service_is_not_the_services(ow
         names = {word.partition(b"=")[0] for word in file.read().split(b"\0")}
     assert not names & {b"NEXUS_JOB_ID", b"NEXUS_GPU_ID", b"NEXUS_JOB_NONCE", b"CUDA_VISIBLE_DEVICES"}
     assert {os.readlink(f"/proc/{own_home.service['pid']}/fd/{number}") for number in (0, 1)} == {"/dev/null"}
+
+# What wraps nexus
+SHOW = "printf '%s|' \"$PATH\" \"${VIRTUAL_ENV-none}\" \"${UV-none}\" \"${UV_RUN_RECURSION_DEPTH-none}\""
+
+
+@pytest.fixture(scope="module")
+def uv(tmp_path_factory):
+    """uv, offline, with a nexus.py that needs nothing from outside, a wheel of it, and a venv of the user's."""
+    program = shutil.which("uv", path=f"{sys.prefix}/bin:{os.environ['PATH']}")
+    if not program:
+        pytest.skip("uv is not installed")
+    folder = tmp_path_factory.mktemp("uv")
+    source = pathlib.Path(SCRIPT).read_text()
+    (folder / "nexus.py").write_text(re.sub("(?m)^# dependencies = .*$", "# dependencies = []", source))
+    about = {"METADATA": "Metadata-Version: 2.1\nName: nexus-gpu-queue\nVersion: 1\n", "RECORD": "",
+             "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+             "entry_points.txt": "[console_scripts]\nnexus = nexus:entry\n"}
+    with zipfile.ZipFile(folder / "nexus_gpu_queue-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("nexus.py", source)
+        for name, text in about.items():
+            wheel.writestr(f"nexus_gpu_queue-1.dist-info/{name}", text)
+        if sys.version_info < (3, 11):      # nexus needs tomli there, and nothing is downloaded here
+            tomli = pathlib.Path(importlib.util.find_spec("tomli").origin).parent
+            shutil.copytree(tomli, folder / "tomli")
+            for path in tomli.glob("*.py"):
+                wheel.write(path, f"tomli/{path.name}")
+    venv.create(folder / "venv", symlinks=True)
+    return program, folder
+
+
+@pytest.mark.parametrize("words, is_active, is_dropped", [
+    (["run", "nexus.py"], True, True), (["run", "nexus.py"], False, True),
+    (["tool", "run", "--from", "nexus_gpu_queue-1-py3-none-any.whl", "nexus"], True, True),
+    (["run", "python", "nexus.py"], True, False)])
+def test_a_job_of_a_nexus_that_uv_runs(home, uv, words, is_active, is_dropped):
+    program, folder = uv
+    path = f"{folder}/venv/bin:{os.environ['PATH']}" if is_active else os.environ["PATH"]
+    environ = {**home.environ, "PATH": path, "UV_CACHE_DIR": str(folder / "cache"), "UV_OFFLINE": "1", "UV_PYTHON_DOWNLOADS": "never",
+               **({"VIRTUAL_ENV": str(folder / "venv")} if is_active else {})}
+    done = subprocess.run([program, *words, "run", "--gpus", "0", SHOW], cwd=folder, env=environ, capture_output=True, text=True,
+                          timeout=120)
+    assert done.returncode == 0, done
+    active = str(folder / "venv") if is_active else "none"
+    shown = done.stdout.split("|")
+    assert shown[:2] == [path if is_dropped else f"{folder}/venv/bin:{path}", active] and (shown[2] == "none") == is_dropped, done

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from makers import config, gpu, mig_slice, ours, running, state
 from prometheus_client.parser import text_string_to_metric_families
-from test_server import Bench
+from stage import Bench
 
 import nexus
 

@@ -7,9 +7,7 @@ import shutil
 import time
 
 import live
-import network
 import night
-import pytest
 
 import nexus
 
@@ -75,22 +73,6 @@ def test_slices_have_lanes_of_their_own():
         assert {lane["place"] for lane in lanes(box).values()} == {"0.0", "0.1"}
 
 
-def test_the_cards_of_nodes_have_lanes():
-    with network.Net(nodes=1, gpus=2, head_gpus=1) as net:
-        head = net.head
-        assert head.nexus("node", "add", "n1").returncode == 0
-        job_id = head.add("exit 3", node="n1")
-        head.wait(job_id, "failed")
-        live.until(lambda: {lane["place"] for lane in lanes(head).values()} == {"0", "n1:0", "n1:1"}, lambda: lanes(head).keys())
-        lane = next(lane for lane in lanes(head).values() if lane["place"] == "n1:0")
-        live.until(lambda: latest(head, lane["uuid"])["others"] == [0], "a reading of the node's card")
-        assert lane["node"] == "n1" and lane["uuid"].startswith("n1/")
-        assert rows(head) == {(job_id, 1): "failed"} and history(head)["rows"][0]["gpu_uuids"] == [lane["uuid"]]
-        assert [gpu["place"] for gpu in head.ask("GET", f"/jobs/{job_id}/usage")["gpus"]] == ["n1:0"]
-        head.nexus("restart")
-        assert (head.home / "history" / f"{lane['uuid'].replace('/', '%2F')}.means").stat().st_size == nexus.HISTORY_BYTES
-
-
 def test_what_ran_is_kept_apart_from_the_jobs():
     with live.Box(gpus=2) as box:
         good, bad, none = box.add("true", name="good", gpus=2), box.add("exit 3", gpu_ids=[0]), box.add("true", gpus=0)
@@ -120,29 +102,32 @@ def test_what_ran_is_kept_apart_from_the_jobs():
         live.until(lambda: len(runs.read_text().splitlines()) == 3 and "zzz" not in runs.read_text(), runs.read_text)
 
 
-@pytest.mark.parametrize("round", range(3))
-def test_an_end_and_a_kill_make_one_row(round):
-    with live.Box(gpus=1) as box:
-        job_id = box.add("until [ -e $HOME/go ]; do sleep 0.02; done")
-        box.wait_started(job_id)
-        if round == 1:                          # it ends while no service is there
-            box.kill_service()
-        (box.folder / "go").touch()
-        if round == 2:                          # the service is killed right after the end
-            box.wait(job_id)
-            box.kill_service()
-        box.wait(job_id)
-        for _ in range(2):
-            assert rows(box) == {(job_id, 1): "completed"}
-            box.kill_service()
-            box.await_service()
+def test_an_end_and_a_kill_make_one_row():
+    """Of a job that has ended before the kill, of one that ends while no service is there, and of one that ends right before."""
+    with live.Box(gpus=3) as box:
+        before, meanwhile, right_before = ids = [box.add(f"until [ -e $HOME/go-{number} ]; do sleep 0.02; done") for number in range(3)]
+        for job_id in ids:
+            box.wait_started(job_id)
+        (box.folder / "go-0").touch()
+        box.wait(before)
+        box.kill_service()
+        (box.folder / "go-1").touch()
+        box.await_service()
+        box.wait(meanwhile)
+        (box.folder / "go-2").touch()
+        box.wait(right_before)
+        box.kill_service()
+        box.await_service()
+        ended = dict.fromkeys([(job_id, 1) for job_id in ids], "completed")
+        assert rows(box) == ended
         runs = box.home / "history" / "runs.jsonl"
-        assert live.until(lambda: live.read(runs).count(job_id), "the row on the disk") == 1
+        live.until(lambda: all(job_id in live.read(runs) for job_id in ids), "the rows on the disk")
+        assert len(live.read(runs).splitlines()) == 3
         # A file that is lost is made of what State still has.
         box.kill_all_of_service()
         runs.unlink()
         box.start()
-        assert rows(box) == {(job_id, 1): "completed"}
+        assert rows(box) == ended
 
 
 def test_history_limit_does_not_empty_the_night():
@@ -153,7 +138,8 @@ def test_history_limit_does_not_empty_the_night():
         assert rows(box) == dict.fromkeys([(job_id, 1) for job_id in ids], "completed")
 
 
-def test_other_users_see_that_a_gpu_was_used_and_not_by_what():
+def test_what_may_be_asked():
+    """And that other users see that a GPU was used, and not by what."""
     with live.Box(gpus=1) as box:
         mine = box.add("exit 3", name="secret-name")
         box.wait(mine)
@@ -162,12 +148,7 @@ def test_other_users_see_that_a_gpu_was_used_and_not_by_what():
         assert status == 200 and "secret-name" not in json.dumps(answer)
         row, = answer["rows"]
         assert (row["id"], row["name"], row["outcome"], row["status"]) == (mine, None, None, "failed")
-        status, answer = live.ask_service(box.line(60), "GET", f"/jobs/{mine}/usage", None, {"Authorization": f"Bearer {token}"})
-        assert status == 403
-
-
-def test_what_may_be_asked():
-    with live.Box(gpus=1) as box:
+        assert live.ask_service(box.line(60), "GET", f"/jobs/{mine}/usage", None, {"Authorization": f"Bearer {token}"})[0] == 403
         live.until(lambda: history(box, "")["gpus"], "its GPU")
         for query, count, step_s in (("", 1440, 60), ("since=1h", 61, 60), ("since=7d", 1009, 600), ("since=90d", 4464, 600),
                                      ("hours=1", 61, 60), ("since=24h&step=10m", 145, 600), ("since=7d&step=1m", 1440, 60)):
@@ -241,11 +222,6 @@ def test_a_file_that_cannot_be_written_holds_up_no_other():
         assert (box.home / "history" / "MOCK-1.means").is_file()
         for name in ("MOCK-0.means", "runs.jsonl"):
             (box.home / "history" / name).rmdir()
-
-
-def test_a_fifo_in_place_of_a_file_holds_up_nothing():
-    with live.Box(gpus=1, is_starting=False) as box:
-        (box.home / "history").mkdir()
         os.mkfifo(box.home / "history" / "runs.jsonl")
         box.start()
         box.wait(box.add("true"), "completed")

@@ -3,8 +3,10 @@
 import json
 import shutil
 import sys
+import time
 
 import live
+import network
 import pytest
 
 # It runs the command that ssh would bring to the node here, as if it were another machine: with a name and a home of its own.
@@ -25,17 +27,22 @@ while True:
 """
 
 
-@pytest.fixture
-def box():
+DAMAGE = """\
+import os
+while piece := os.read(0, 65536):
+    os.write(1, piece.replace(b"HostLoop", b"HostL00p"))
+"""
+
+
+@pytest.fixture(scope="module")
+def head():
     """A head whose node n1 has lower and higher limits of its own, which do not count; psutil is there as here."""
     live.need_root()
     with live.Box(gpus=0, launcher="direct", max_memory_gb=0.5, kill_grace_seconds=1, timeout_seconds=600, refresh_rate_seconds=0.5,
                   is_starting=False) as made:
         (made.folder / "far").mkdir()
         (made.folder / "far-bin").mkdir()
-        python = made.folder / "far-bin" / "python3"
-        python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-        python.chmod(0o755)
+        network.write_quick_python(made.folder / "far-bin" / "python3", sys.executable, live.NEXUS)
         (made.folder / "far" / "config.toml").write_text(
             "[service]\nrefresh_rate_seconds = 0.5\n"
             '[jobs]\nlauncher = "direct"\nmax_memory_gb = 100\ntimeout_seconds = 0.01\nkill_grace_seconds = 500\n')
@@ -45,8 +52,30 @@ def box():
         made.holder = f"{sys.executable} {made.folder}/holder.py"
         made.start()
         assert made.nexus("node", "add", "n1").returncode == 0
-        live.until(lambda: made.call("GET", "/nodes")[1][1]["is_reachable"], lambda: made.call("GET", "/nodes"))
+        await_node(made)
         yield made
+
+
+@pytest.fixture
+def box(head):
+    """Tests use it one after the other; each gets an agent of its own when it has changed what that finds there."""
+    yield head
+    for path in (head.folder / "far" / "agent" / "psutil.py", head.folder / "far-bin" / "nvidia-smi", head.folder / "hung"):
+        path.unlink(missing_ok=True)
+    if (head.bin / "ssh").read_text() != SSH.format(folder=head.folder):
+        (head.bin / "ssh").write_text(SSH.format(folder=head.folder))
+        kill_agent(head)
+    for job in head.ask("GET", "/jobs?status=running"):
+        head.call("DELETE", f"/jobs/{job['id']}")
+        head.wait(job["id"])
+    await_node(head)
+
+
+def await_node(box):
+    def look():
+        node = box.ask("GET", "/nodes")[1]
+        return node["is_reachable"] or (box.ask("POST", "/nodes", {"name": "n1", "host": "n1"}), time.sleep(0.2))[0]     # at once
+    live.until(look, lambda: box.ask("GET", "/nodes"))
 
 
 def test_host_memory_and_the_grace_of_the_head_hold_there(box):
@@ -59,14 +88,17 @@ def test_a_nexus_that_arrives_damaged_is_not_run(box):
     """The way in checks what has come, and not only what was there."""
     ssh = box.bin / "ssh"
     sound = ssh.read_text()
-    ssh.write_text(sound.replace("exec unshare", "sed -u 's/class Agent(HostLoop)/class Agent(HostLoop /' | unshare"))
+    (box.folder / "damage.py").write_text(DAMAGE)
+    pipe = box.folder / "pipe"                      # nothing but the agent holds the line open
+    ssh.write_text(sound.replace("exec unshare", f"exec 3<&0; rm -f {pipe}; mkfifo {pipe}\n"
+                                 f"{sys.executable} -IS {box.folder}/damage.py <&3 >{pipe} & exec <{pipe} 3<&-; exec unshare"))
     for path in (box.folder / "far" / "agent").glob("nexus-*.py"):
         path.unlink()
     kill_agent(box)
     live.until(lambda: "nexus.py has not arrived whole there" in (box.call("GET", "/nodes")[1][1]["trouble"] or ""),
                lambda: box.call("GET", "/nodes"))
     ssh.write_text(sound)
-    live.until(lambda: box.call("GET", "/nodes")[1][1]["is_reachable"], lambda: box.call("GET", "/nodes"))
+    await_node(box)
 
 
 def kill_agent(box):
@@ -75,25 +107,25 @@ def kill_agent(box):
     live.kill(*pids)
 
 
-@pytest.mark.parametrize("is_old", [False, True])
-def test_a_limit_holds_for_the_next_agent(box, is_old):
-    """Nobody can connect for a while, and the agent of before is gone: the next one knows the limit by its file.
+def test_limits_hold_for_the_next_agent(box):
+    """Nobody can connect for a while, and the agent of before is gone: the next one knows the limits by its files.
 
-    `is_old`: an agent of 1f82866 wrote that, which kept no limits but the job's time limit.
+    An agent of 1f82866 wrote one of them, which kept no limits but the job's time limit.
     """
-    job_id = box.add("sleep 600", node="n1", gpus=0, timeout_seconds=5)
-    live.until(lambda: box.job(job_id)["pid"], "its begin")
+    ids = [box.add("sleep 600", node="n1", gpus=0, timeout_seconds=3) for _ in range(2)]
+    for job_id in ids:
+        live.until(lambda job_id=job_id: box.job(job_id)["pid"], "its begin")
     (box.bin / "ssh").rename(box.bin / "ssh-away")
     shutil.copy("/bin/false", box.bin / "ssh")
     kill_agent(box)
-    if is_old:
-        (file,) = (box.folder / "far" / "agent").glob("*/jobs/*/job.json")
-        kept = json.loads(file.read_text())
-        del kept["limits"]
-        file.write_text(json.dumps(kept))
+    (file,) = (box.folder / "far" / "agent").glob(f"*/jobs/job_{ids[0]}-*/job.json")
+    kept = json.loads(file.read_text())
+    del kept["limits"]
+    file.write_text(json.dumps(kept))
     (box.bin / "ssh-away").rename(box.bin / "ssh")
-    job = box.wait(job_id, "failed")
-    assert job["cause"] == "timeout" and "its time limit is 5s" in job["cause_line"], job
+    for job_id in ids:
+        job = box.wait(job_id, "failed")
+        assert job["cause"] == "timeout" and "its time limit is 3s" in job["cause_line"], job
 
 
 def test_without_psutil_there_the_job_says_so(box):
@@ -120,7 +152,9 @@ def test_a_program_that_hangs_there_holds_up_no_limit(box):
     assert job["cause"] == "host-memory" and job["runtime_seconds"] - before_s < 30, job
     hung.unlink()
     kill_agent(box)
-    live.until(lambda: hung.exists() and box.call("GET", "/nodes")[1][1]["is_reachable"], lambda: box.call("GET", "/nodes")[1])
+    live.until(hung.exists, "the next agent's call")
+    await_node(box)
+    (box.folder / "hang").unlink()
 
 
 # What a job may do in its own folder on the node, and to the FIFO of its agent

@@ -1,5 +1,6 @@
 """Jobs on other machines: real services on hosts of their own, reached by real OpenSSH, whose lines are cut at the worst moments."""
 
+import concurrent.futures
 import itertools
 import json
 import os
@@ -17,6 +18,7 @@ import console
 import live
 import network
 import pytest
+import samples
 from makers import SUPPORT
 from test_conda import Conda, make_program
 
@@ -64,11 +66,16 @@ def await_nodes(net):
         live.until(lambda node=node: is_reached(net, node) or (hurry(net, node), time.sleep(0.3))[0], lambda node=node: info(net, node))
 
 
-def restart(net, **config):
-    """The head's service, with these settings from now on."""
-    net.head.write_config(**config)
-    assert net.head.nexus("restart").returncode == 0
-    await_nodes(net)
+USUAL = {"guard_failures": 0, "on_reboot": "requeue", "node_lost_after_seconds": 0}       # jobs fail here on purpose
+
+
+def configure(net, **config):
+    """Have the head's service run with these settings, and else the usual ones."""
+    wanted = {**USUAL, **config}
+    if not wanted.items() <= net.head.settings.items():
+        net.head.write_config(**wanted)
+        assert net.head.nexus("restart").returncode == 0
+        await_nodes(net)
 
 
 def runs(net, job_id):
@@ -86,18 +93,20 @@ def log_of(net, job, stream="stdout"):
 
 @pytest.fixture(scope="module")
 def shared():
-    net = make_net(nodes=2, gpus=2, guard_failures=0, retry_backoff_seconds=0.1)       # jobs fail here on purpose
+    net = make_net(nodes=2, gpus=2, retry_backoff_seconds=0.1, **USUAL)
     with net:
         yield net
 
 
 @pytest.fixture
-def net(shared):
-    """A head without a GPU and two nodes with two each, which tests use one after the other."""
+def net(shared, request):
+    """A head without a GPU and two nodes with two each, which tests use one after the other; a mark `config` says what is set."""
+    mark = request.node.get_closest_marker("config")
+    configure(shared, **(mark.kwargs if mark else {}))
     yield shared
+    shared.head.set_ssh()
     for node in shared.nodes:
-        node.delay(0)
-        node.mend()
+        node.repair()
     shared.head.await_service()
     await_nodes(shared)
     for job in shared.head.ask("GET", "/jobs"):
@@ -105,6 +114,31 @@ def net(shared):
             shared.head.call("POST", f"/api/cancel/{job['id']}")
     live.until(lambda: is_idle(shared), "an idle queue")
     shared.head.ask("POST", "/service/resume")
+
+
+CARD = {"name": "NVIDIA A100-SXM4-80GB", "memory.total": 81920, "mig": [{"name": "1g.10gb", "uuid": "MIG-GPU-0/7/0"}, "2g.20gb"]}
+ODD = {  # what is special about a machine, by its name; n2 is as good as any
+    "n1": {"gpus": [{}, {}]}, "n2": {}, "n3": {"has_git": False, "has_screen": False}, "n4": {"has_lfs": False}, "n5": {"python": "old"},
+    "n6": {"python": None}, "n7": {"disk_mib": 4}, "n8": {"gpus": None}, "n9": {"gpus": [CARD, {}]}, "n10": {"twin": 1}}
+
+
+@pytest.fixture(scope="module")
+def machines():
+    with network.Net(nodes=list(ODD.values()), gpus=1, guard_failures=0) as net:
+        yield net
+
+
+@pytest.fixture
+def odd(machines):
+    """A head without GPUs and nodes; beside it are the machines of ODD, which a test may add."""
+    head = machines.head
+    yield machines
+    for job in head.ask("GET", "/jobs"):
+        if job["status"] in ("pending", "running"):
+            head.call("POST", f"/api/cancel/{job['id']}")
+    for node in head.ask("GET", "/nodes")[1:]:
+        head.ask("DELETE", f"/nodes/{node['name']}?force=1")
+    live.until(lambda: len(head.ask("GET", "/nodes")) == 1 and is_idle(machines), "no node and no job")
 
 
 # Adding and removing
@@ -196,7 +230,7 @@ def test_remove_by_force(net):
 
 def test_remove_by_force_while_an_order_is_on_its_way(net):
     node = net.nodes[0]
-    node.delay(800)
+    node.delay(300)
     try:
         job = net.head.add("sleep 777.5", node="n1")
         net.head.wait_started(job)
@@ -281,30 +315,29 @@ def test_time_limits_hold_there(net):
 
 def test_a_job_that_ended_in_time_is_no_timeout_when_it_is_heard_of_late(net):
     head, node = net.head, net.nodes[0]
-    job = head.add("sleep 1.5; exit 0", timeout_seconds=3, node="n1")
+    job = head.add("sleep 0.5; exit 0", timeout_seconds=2, node="n1")
     head.wait_started(job)
     node.cut()
-    time.sleep(5)
+    live.until((folder_there(node, job) / "result-1.json").exists, "its end")
+    time.sleep(2)
     node.mend()
     assert head.wait(job, "completed")["exit_code"] == 0
 
 
-def test_mig_slices_of_a_node():
+def test_mig_slices_of_a_node(odd):
     """They come by their UUIDs, whatever these look like, and are named with the node."""
-    card = {"name": "NVIDIA A100-SXM4-80GB", "memory.total": 81920, "mig": [{"name": "1g.10gb", "uuid": "MIG-GPU-0/7/0"}, "2g.20gb"]}
-    with network.Net(nodes=[{"gpus": [card, {}]}], gpus=1, head_gpus=1) as net:
-        head = net.head
-        add_node(net, net.nodes[0])
-        live.until(lambda: len(head.status()["gpu_status"]) == 4)
-        assert head.nexus("pause", "n1:0.1").returncode == 0
-        live.until(lambda: [(gpu["place"], gpu["is_paused"]) for gpu in head.status()["gpu_status"]] == [
-            ("0", False), ("n1:0.0", False), ("n1:0.1", True), ("n1:1", False)])
-        job = head.wait_started(head.add("echo $CUDA_VISIBLE_DEVICES $NEXUS_GPU_ID; sleep 603.5", gpu_type="1g.10gb"))
-        assert (job["node"], job["gpu_places"], job["gpu_uuids"]) == ("n1", ["0.0"], ["n1/MIG-GPU-0/7/0"])
-        live.until(lambda: head.logs(job["id"]) == "MIG-GPU-0/7/0 0.0\n")
-        assert "where: GPU 0.0 of n1" in head.nexus("show", job["id"]).stdout
-        assert head.nexus("kill", "n1:0.0").returncode == 0
-        head.wait(job["id"], "cancelled")
+    head = odd.head
+    add_node(odd, odd.nodes[8])
+    live.until(lambda: len(head.status()["gpu_status"]) == 3, "its GPUs")
+    assert head.nexus("pause", "n9:0.1").returncode == 0
+    live.until(lambda: [(gpu["place"], gpu["is_paused"]) for gpu in head.status()["gpu_status"]] == [
+        ("n9:0.0", False), ("n9:0.1", True), ("n9:1", False)])
+    job = head.wait_started(head.add("echo $CUDA_VISIBLE_DEVICES $NEXUS_GPU_ID; sleep 603.5", gpu_type="1g.10gb"))
+    assert (job["node"], job["gpu_places"], job["gpu_uuids"]) == ("n9", ["0.0"], ["n9/MIG-GPU-0/7/0"])
+    live.until(lambda: head.logs(job["id"]) == "MIG-GPU-0/7/0 0.0\n")
+    assert "where: GPU 0.0 of n9" in head.nexus("show", job["id"]).stdout
+    assert head.nexus("kill", "n9:0.0").returncode == 0
+    head.wait(job["id"], "cancelled")
 
 
 def test_shares_and_several_gpus(net):
@@ -340,19 +373,6 @@ def test_gpus_are_shared_out_and_paused(net):
     assert head.nexus("resume", "n1:0", "n1:1").returncode == 0
 
 
-def test_a_gpu_on_which_jobs_fail_is_paused_here(net):
-    """It runs elsewhere, they do not: the head sees that, and whoever may resume there may resume it."""
-    head = net.head
-    restart(net, guard_failures=2)
-    (net.nodes[0].home / "train.sh").write_text("[ $NEXUS_GPU_ID = 1 ]\n")
-    for number, gpu in enumerate((0, 1, 0)):
-        assert head.wait(head.add(f"sh train.sh {number}", node="n1", gpu_ids=[gpu]))["status"] == ("completed" if gpu else "failed")
-    head.await_reason(head.add("true", node="n1", gpu_ids=[0]), "GPU n1:0 is paused (2 jobs in a row failed there", "nexus resume n1:0)")
-    assert head.nexus("resume", "n1:0").returncode == 0
-    head.write_config(guard_failures=0)
-    assert head.nexus("restart").returncode == 0
-
-
 def test_a_job_without_a_gpu(net):
     jobs = [net.head.add("hostname", gpus=0, node=name) for name in ("n1", "n2", "head")]
     assert [(net.head.wait(job, "completed")["node"], net.head.logs(job)) for job in jobs] == [
@@ -376,7 +396,7 @@ def test_a_directory_that_is_not_there(net):
 
 def test_output_of_all_sizes_arrives_whole(net):
     head, node = net.head, net.nodes[0]
-    job = head.add("head -c 50000000 /dev/urandom | tee ~/big; head -c 3000000 /dev/urandom | tee ~/more >&2", node="n1")
+    job = head.add("head -c 6000000 /dev/urandom | tee ~/big; head -c 3000000 /dev/urandom | tee ~/more >&2", node="n1")
     told = head.wait(job, "completed")
     assert log_of(net, told) == (node.home / "big").read_bytes() and log_of(net, told, "stderr") == (node.home / "more").read_bytes()
     job = head.wait(head.add("printf 'no newline \\303'", node="n1"), "completed")
@@ -391,17 +411,20 @@ LOGS = [  # what a job does with its stderr.log, that log in the end
 ]
 
 
-@pytest.mark.parametrize("does, end", [case[1:] for case in LOGS], ids=[case[0] for case in LOGS])
-def test_a_job_that_handles_its_own_log(net, does, end):
-    go = net.nodes[0].home / "go"
-    net.nodes[0].run(f"rm -f {go}; mkfifo {go}")
-    job = net.head.add(f"log=$(readlink /proc/$$/fd/2); echo before >&2; read x < ~/go; {does}; exit 3", node="n1", retries=0)
-    net.head.wait_started(job)
-    path = pathlib.Path(net.head.job(job)["log_dir"]) / "stderr.log"
-    live.until(lambda: live.read_bytes(path) == b"before\n", lambda: live.read_bytes(path))
-    go.write_text("\n")
-    told = net.head.wait(job, "failed")
-    assert told["exit_code"] == 3 and log_of(net, told, "stderr") == end
+def test_jobs_that_handle_their_own_logs(net):
+    """All at once."""
+    head, home = net.head, net.nodes[0].home
+    go = home / "handle-it"
+    ids = [head.add(f"log=$(readlink /proc/$$/fd/2); echo before >&2; until [ -e {go} ]; do sleep 0.05; done; {does}; exit 3",
+                    node="n1", gpus=0.25, retries=0) for _, does, _ in LOGS]
+    for job in ids:
+        head.wait_started(job)
+        path = pathlib.Path(head.job(job)["log_dir"]) / "stderr.log"
+        live.until(lambda path=path: live.read_bytes(path) == b"before\n", lambda path=path: live.read_bytes(path))
+    go.touch()
+    for job, (reason, _, end) in zip(ids, LOGS):
+        told = head.wait(job, "failed")
+        assert told["exit_code"] == 3 and log_of(net, told, "stderr") == end, reason
 
 
 def test_code_of_the_api_travels(net):
@@ -465,51 +488,33 @@ def is_there(node, job_id):
     return any(node.home.glob(f".nexus/agent/*/jobs/job_{job_id}-*/job.json"))
 
 
-def test_fault_before_the_order_is_sent(net, fault):
-    node = net.nodes[0]
-    job = net.head.add(f"{COUNTED} echo done", node="n1")
-    fault(net, node)
-    await_nodes(net)
-    told = net.head.wait(job, "completed")          # a start that came to nothing, since the line was cut just then, is no attempt
-    assert runs(net, job) == ["n1"] and log_of(net, told) == b"done\n" and len(told["attempts"]) == 1
-
-
-def test_fault_before_the_answer(net, fault):
-    """The node has the job, and the head does not know."""
-    node = net.nodes[0]
+def test_a_fault_at_any_moment(net, fault):
+    """Jobs of which the node knows nothing yet, or the head not that it has them; that print, and that end."""
+    head, node = net.head, net.nodes[0]
+    go = node.home / f"go-{random.getrandbits(40):x}"
+    prints, ends = (head.add(f"{COUNTED} {does}", node="n1", gpus=0) for does in (
+        f'for i in $(seq 1 50); do seq -f "$i-%g" 1 300; echo "$i" >&2; sleep 0.02; done; until [ -e {go} ]; do sleep 0.05; done; exit 3',
+        f"until [ -e {go} ]; do sleep 0.01; done; echo last; exit 7"))
+    live.until(lambda: runs(net, ends), "it to begin")
+    live.until(lambda: len(head.logs(prints)) > 20_000, "a part of the log")
     node.delay(400)
-    job = net.head.add(f"{COUNTED} echo done", node="n1")
-    live.until(lambda: is_there(node, job), "the order to arrive", interval_s=0.005)
+    arrived = head.add(f"{COUNTED} echo done", node="n1")
+    live.until(lambda: is_there(node, arrived), "the order to arrive", interval_s=0.005)
+    sent = head.add(f"{COUNTED} echo done", node="n1")
+    go.touch()
     fault(net, node)
     node.delay(0)
     await_nodes(net)
-    told = net.head.wait(job, "completed")
-    assert runs(net, job) == ["n1"] and log_of(net, told) == b"done\n"
-
-
-def test_fault_while_it_runs_and_prints(net, fault):
-    head, node = net.head, net.nodes[0]
-    job = head.add(f'{COUNTED} for i in $(seq 1 100); do seq -f "$i-%g" 1 300; echo "$i" >&2; sleep 0.02; done; exit 3', node="n1")
-    live.until(lambda: len(head.logs(job)) > 20_000, "a part of the log")
-    fault(net, node)
-    await_nodes(net)
-    told = head.wait(job, "failed")
-    assert (told["exit_code"], told["cause"], runs(net, job)) == (3, "exit", ["n1"])
-    assert log_of(net, told) == "".join(f"{i}-{k}\n" for i in range(1, 101) for k in range(1, 301)).encode()
-    assert log_of(net, told, "stderr") == "".join(f"{i}\n" for i in range(1, 101)).encode()
-
-
-def test_fault_as_it_ends(net, fault):
-    head, node = net.head, net.nodes[0]
-    go = node.home / "end-it"
-    job = head.add(f"{COUNTED} until [ -e ~/end-it ]; do sleep 0.01; done; rm -f ~/end-it; echo last; exit 7", node="n1")
-    head.wait_started(job)
-    live.until(lambda: runs(net, job), "it to begin")
-    go.touch()
-    fault(net, node)
-    await_nodes(net)
-    told = head.wait(job, "failed")
-    assert (told["exit_code"], runs(net, job), log_of(net, told)) == (7, ["n1"], b"last\n")
+    told = head.wait(prints, "failed")
+    assert (told["exit_code"], told["cause"], runs(net, prints)) == (3, "exit", ["n1"])
+    assert log_of(net, told) == "".join(f"{i}-{k}\n" for i in range(1, 51) for k in range(1, 301)).encode()
+    assert log_of(net, told, "stderr") == "".join(f"{i}\n" for i in range(1, 51)).encode()
+    told = head.wait(ends, "failed")
+    assert (told["exit_code"], runs(net, ends), log_of(net, told)) == (7, ["n1"], b"last\n")
+    for job in (arrived, sent):
+        told = head.wait(job, "completed")
+        assert runs(net, job) == ["n1"] and log_of(net, told) == b"done\n"
+    assert len(told["attempts"]) == 1, "a start that came to nothing, since the line was cut just then, is no attempt"
 
 
 def folder_there(node, job_id):
@@ -535,27 +540,27 @@ def test_whatever_lies_in_the_folder_of_an_agent(net):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-@pytest.mark.parametrize("is_file", [False, True], ids=["it is gone", "a file in its place"])
-def test_a_running_job_whose_folder_is_lost_there_does_not_run_again(net, is_file):
-    """With its folder its result is lost, but nobody can know that it does not run any more."""
+def test_a_running_job_whose_folder_is_lost_there_does_not_run_again(net):
+    """With its folder its result is lost, but nobody can know that it does not run any more.  Of one, a file is in its place."""
     node = net.nodes[0]
-    job, other = (net.head.add(f"{COUNTED} sleep {length}", gpus=0, node="n1", retries=0) for length in ("641.5", "642.5"))
-    net.head.wait_started(job)
-    net.head.wait_started(other)
-    live.until(lambda: node.find("sleep 641.5"), "it to run")
-    folder = folder_there(node, job)
+    gone, file, other = ids = [net.head.add(f"{COUNTED} sleep {length}", gpus=0.5, node="n1", retries=0)
+                               for length in ("641.5", "642.5", "643.5")]
+    for job in ids:
+        net.head.wait_started(job)
+    live.until(lambda: len(node.find("sleep 64")) >= 3, "them to run")
+    folders = [folder_there(node, job) for job in (gone, file)]
     node.kill_agent()
-    shutil.rmtree(folder)
-    if is_file:
-        folder.write_text("x")
-    told = net.head.wait(job, "failed")
-    assert told["cause"] == "session-lost" and runs(net, job) == ["n1"]
+    for folder in folders:
+        shutil.rmtree(folder)
+    folders[1].write_text("x")
+    for job in (gone, file):
+        told = net.head.wait(job, "failed")
+        assert told["cause"] == "session-lost" and runs(net, job) == ["n1"]
     assert net.head.job(other)["status"] == "running", "it is another one's folder"
     net.head.ask("DELETE", f"/jobs/{other}")
     net.head.wait(other, "cancelled")
-    node.run("pkill -f 'sleep 641.5'")
-    if is_file:
-        folder.unlink()
+    live.kill(*node.find("sleep 641.5"), *node.find("sleep 642.5"))
+    folders[1].unlink()
 
 
 def test_a_node_gets_another_name_while_a_job_runs(net):
@@ -605,6 +610,10 @@ def test_a_result_is_on_the_disk_of_its_node_before_the_head_has_it(net):
 def test_silence_is_unknown_and_then_the_truth(net):
     """Packets vanish: one job has not been sent yet, one runs, one ends meanwhile."""
     head, node = net.head, net.nodes[0]
+    head.set_ssh("-oServerAliveInterval=1", "-oServerAliveCountMax=2", "-oConnectTimeout=2")        # or it takes 20 s
+    node.close_sessions()
+    live.until(lambda: not is_reached(net, node), "the loss to be noticed")
+    await_nodes(net)
     ends = head.add(f"{COUNTED} until [ -e ~/end-silent ]; do sleep 0.02; done; echo ended; exit 5", node="n1")
     head.wait_started(ends)
     node.drop()
@@ -618,6 +627,7 @@ def test_silence_is_unknown_and_then_the_truth(net):
         assert "unknown since" in head.nexus(*words).stdout
     assert "n1" in head.await_reason(head.add("true", node="n1"), "n1")
     assert head.wait(head.add("true"), "completed")["node"] == "n2"
+    head.set_ssh()
     node.mend()
     await_nodes(net)
     told = head.wait(ends, "failed")
@@ -652,32 +662,6 @@ def test_a_job_that_was_never_sent_is_killed(net):
     assert head.wait(job, "completed")
 
 
-@pytest.mark.parametrize("here", ["requeue", "fail"])
-def test_a_node_reboots(net, here):
-    head, node = net.head, net.nodes[0]
-    restart(net, on_reboot=here)
-    job = head.add(f"{COUNTED} echo begun; [ -e ~/second ] || sleep 606.5; echo done", node="n1")
-    live.until(lambda: "begun" in head.logs(job), "it to begin")
-    (node.home / "second").touch()
-    node.power_off()
-    for path in folder_there(node, job).iterdir():
-        if path.name != "job.json":
-            os.truncate(path, 0)                        # as a power cut leaves what was not synced
-    node.power_on()
-    node.mend()
-    await_nodes(net)
-    if here == "fail":
-        told = head.wait(job, "failed")
-        assert told["cause"] == "reboot" and runs(net, job) == ["n1"] and log_of(net, told) == b"begun\n"
-        again = head.add("true", node="n1")
-        assert head.wait(again, "completed") and runs(net, job) == ["n1"]
-    else:
-        told = head.wait(job, "completed")
-        assert runs(net, job) == ["n1", "n1"] and log_of(net, told) == b"begun\nbegun\ndone\n"
-    (node.home / "second").unlink()
-    head.write_config(on_reboot="fail")
-
-
 def test_retries_on_the_same_node(net):
     head = net.head
     command = f'{COUNTED} n=$(grep -c "^$NEXUS_JOB_ID$" ~/ran); echo "attempt $n"; echo "error $n" >&2; [ $n = 3 ]'
@@ -685,28 +669,6 @@ def test_retries_on_the_same_node(net):
     assert runs(net, job["id"]) == ["n1"] * 3 and job["attempt"] == 3
     assert log_of(net, job) == b"attempt 1\nattempt 2\nattempt 3\n" and log_of(net, job, "stderr") == b"error 1\nerror 2\nerror 3\n"
     assert [attempt["cause"] for attempt in job["attempts"]] == ["exit", "exit", None]
-
-
-def test_a_lost_node_and_another_attempt(net):
-    """What still runs of the attempt that was given up ends when the node is back."""
-    head = net.head
-    restart(net, node_lost_after_seconds=1)
-    script = f"{COUNTED} echo on $(hostname); [ $(hostname) = {{}} ] && exit 0; sleep 607.5"
-    head.ask("POST", "/gpus/n2:0/pause"), head.ask("POST", "/gpus/n2:1/pause")
-    retried, given_up = head.add(script.format("n2"), retries=1), head.add("sleep 607.75", node="n1")
-    live.until(lambda: runs(net, retried) and net.nodes[0].find("sleep 607.75"), "both to begin on n1")
-    live.until(lambda: "on n1" in head.logs(retried), "its output")
-    head.ask("POST", "/gpus/n2:0/resume"), head.ask("POST", "/gpus/n2:1/resume")
-    reach_not(net.nodes[0])
-    told = head.wait(given_up, "failed")
-    assert told["cause"] == "node-lost" and "n1 could not be reached for" in told["cause_line"]
-    told = head.wait(retried, "completed")
-    assert runs(net, retried) == ["n1", "n2"] and log_of(net, told) == b"on n1\non n2\n" and told["node"] == "n2"
-    assert net.nodes[0].find("sleep 607.5") and net.nodes[0].find("sleep 607.75")
-    reach(net, net.nodes[0])
-    live.until(lambda: not net.nodes[0].find("sleep 607.5") and not net.nodes[0].find("sleep 607.75"), "the end of what was given up")
-    assert head.job(retried)["status"] == "completed" and log_of(net, told) == b"on n1\non n2\n"
-    restart(net, node_lost_after_seconds=0)
 
 
 def test_a_storm(net):
@@ -720,18 +682,21 @@ def test_a_storm(net):
                 return
             command = f"{COUNTED} echo {number}; sleep 0.{number % 4}; seq {number * 50}; exit {number % 3}"
             ids.append((head.add(command), number))
-            over.wait(0.05)
+            over.wait(0.1)
 
-    submitting = threading.Thread(target=submit)
-    submitting.start()
     line, lost, service, own, *_ = FAULTS.values()
-    faults = [*[line] * 6, *[lost] * 2, *[service] * 4, *[own] * 2]      # a service that dies often is started ever later
+    often = samples.count(1, 3)                         # a service that dies often is started ever later
+    faults = [*[line] * 2 * often, lost, *[service] * often, own]
     chance.shuffle(faults)
-    for fault in faults:
-        fault(net, chance.choice(net.nodes))
-        time.sleep(chance.uniform(0, 1))
-    over.set()
-    submitting.join()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        submitting = pool.submit(submit)
+        try:
+            for fault in faults:
+                fault(net, chance.choice(net.nodes))
+                time.sleep(chance.uniform(0, 1))
+        finally:
+            over.set()
+        submitting.result()
     live.until(lambda: is_idle(net) or (await_nodes(net), False)[1], "all jobs to end", timeout_s=240)
     for job_id, number in ids:
         job = head.job(job_id)
@@ -739,37 +704,42 @@ def test_a_storm(net):
         assert log_of(net, job).decode() == f"{number}\n" + "".join(f"{k}\n" for k in range(1, number * 50 + 1)), job
 
 
-def test_two_heads_share_a_node():
+def test_two_heads_share_a_node(odd):
     """Each has an agent there; what one runs is somebody else's for the other, by the leases."""
-    with make_net(nodes=[{"gpus": [{}, {}]}]) as net:
-        node, head = net.nodes[0], net.head
-        home = head.folder / "second"
-        home.mkdir()
-        port = live.free_port()
-        config = live.read(head.home / "config.toml")
-        (home / "config.toml").write_text(re.sub(r"(?m)^port = .*$", f"port = {port}", config))
-        head.machine.own(home)
-        head.machine.own(home / "config.toml")
+    net = odd
+    add_node(net, net.nodes[0])
+    node, head = net.nodes[0], net.head
+    home = head.folder / "second"
+    home.mkdir()
+    port = live.free_port()
+    config = live.read(head.home / "config.toml")
+    (home / "config.toml").write_text(re.sub(r"(?m)^port = .*$", f"port = {port}", config))
+    head.machine.own(home)
+    head.machine.own(home / "config.toml")
 
-        def second(*words, code=0):
-            done = head.nexus(*words, environ={"NEXUS_HOME": str(home)})
-            assert done.returncode == code, done.stderr
-            return done.stdout.strip()
+    def second(*words, code=0):
+        done = head.nexus(*words, environ={"NEXUS_HOME": str(home)})
+        assert done.returncode == code, done.stderr
+        return done.stdout.strip()
 
-        second("node", "add", node.target, "--name", "n1")
-        ours = [head.add("sleep 615.5"), second("add", "sleep 616.5")]
-        for length in ("615.5", "616.5"):
-            live.until(lambda length=length: node.find(f"sleep {length}"), f"sleep {length} on the node")
-        waiting = [head.add(f"{COUNTED} true"), second("add", "--name", "later", f"{COUNTED} true")]
-        head.await_reason(waiting[0], "0 of 2 are free", node.user)
-        live.until(lambda: node.user in second("why", waiting[1]), lambda: second("why", waiting[1]))
-        assert not live.read(node.home / "ran")
-        head.nexus("kill", ours[0])
-        head.wait(waiting[0], "completed")
-        second("kill", ours[1])
-        second("wait", waiting[1])
-        assert sorted(live.read(node.home / "ran").split()) == sorted(waiting)
-        second("stop")
+    second("node", "add", node.target, "--name", "n1")
+    ours = [head.add("sleep 615.5"), second("add", "sleep 616.5")]
+    for length in ("615.5", "616.5"):
+        live.until(lambda length=length: node.find(f"sleep {length}"), f"sleep {length} on the node")
+    waiting = [head.add(f"{COUNTED} true"), second("add", "--name", "later", f"{COUNTED} true")]
+    head.await_reason(waiting[0], "0 of 2 are free", node.user)
+    live.until(lambda: node.user in second("why", waiting[1]), lambda: second("why", waiting[1]))
+    assert not live.read(node.home / "ran")
+    # Somebody removes them: each agent has its own again.
+    live.until(lambda: node.run("rm -rf /run/lock/nexus-leases").returncode == 0, "no look at them meanwhile")
+    locked = "cd /run/lock/nexus-leases && [ $(ls | wc -l) = 2 ] && for file in *; do ! flock -n $file true || exit; done"
+    live.until(lambda: node.run(locked).returncode == 0, "the locks of both")
+    head.nexus("kill", ours[0])
+    head.wait(waiting[0], "completed")
+    second("kill", ours[1])
+    second("wait", waiting[1])
+    assert sorted(live.read(node.home / "ran").split()) == sorted(waiting)
+    second("stop")
 
 
 # Snapshots, terminals
@@ -870,132 +840,6 @@ def test_an_interactive_job(net):
         terminal.wait_for(rf"^nexus: job {job} failed \(exit 5\); what it printed: nexus logs {job}\nended with 0$")
 
 
-# Machines that lack something
-
-def refused(net, *words):
-    """What `node add` says when it fails."""
-    done = net.head.nexus("node", "add", *words)
-    assert done.returncode == 6 and not done.stdout, done
-    assert len(net.head.ask("GET", "/nodes")) == 1, "it is not added"
-    return done.stderr
-
-
-def test_ssh_says_what_is_wrong():
-    with network.Net(nodes=2, gpus=1) as net:
-        node, head = net.nodes[0], net.head
-        said = refused(net, node.target, "--port", "2222")
-        assert "cannot reach" in said and "Connection refused" in said and f"try it by hand: ssh -p 2222 {node.target}" in said
-        said = refused(net, "nobody@n1", "--name", "x")
-        assert "Permission denied (publickey)" in said and "log in by key, without a password: ssh-copy-id nobody@n1" in said
-        said = refused(net, "10.77.9.9")
-        assert "unreachable" in said
-        said = refused(net, "no-such-host.invalid")
-        assert "Could not resolve hostname no-such-host.invalid" in said
-        node.stop_sshd()
-        assert "Connection refused" in refused(net, "n1")
-        node.start_sshd()
-        known = head.folder / ".ssh" / "known_hosts"
-        kept = known.read_text()
-        known.write_text("")
-        said = refused(net, "n1")
-        assert "Host key verification failed" in said and "accept its host key once, after you have checked it: ssh n1 true" in said
-        keys = {line.split()[0]: line.split(" ", 1)[1] for line in kept.splitlines()}
-        ours, other = (next(names for names in keys if names.startswith(f"{name},")) for name in ("n1", "n2"))
-        known.write_text(f"{ours} {keys[other]}\n")                 # its key has changed
-        said = refused(net, "n1")
-        assert "ssh-keygen -R" in said and "find out why" in said, said
-        known.write_text(kept)
-        with open(node.folder / "sshd_config", "a") as file:
-            file.write("AllowStreamLocalForwarding no\nAllowTcpForwarding no\n")
-        node.stop_sshd(), node.start_sshd()
-        add_node(net, node)
-
-
-def test_nodes_that_lack_something():
-    nodes = [{"python": "old"}, {"python": None}, {"has_screen": False}, {"gpus": None}, {"disk_mib": 2}]
-    with network.Net(nodes=nodes, gpus=1) as net:
-        head = net.head
-        said = refused(net, "n1")
-        assert "cannot use n1: it has no Python that nexus can use: it needs 3.9 or newer there" in said
-        assert "install one and put it on PATH" in said
-        assert "cannot use n2: it has no Python that nexus can use" in refused(net, "n2")
-        net.nodes[4].run("head -c 1800000 /dev/zero > ~/filler")
-        said = refused(net, "n5")
-        assert "No space left on device" in said and not list(net.nodes[4].home.glob(".nexus/agent/*.py")), said
-        add_node(net, net.nodes[2])
-        job = head.wait(head.add("echo without; hostname"), "completed")
-        assert head.logs(job["id"]) == "without\nn3\n" and job["session"] is None
-        done = add_node(net, net.nodes[3])
-        assert "n4: 0 GPUs" in done.stdout and "nvidia-smi" in done.stderr
-        assert head.wait(head.add("hostname", gpus=0, node="n4"), "completed")
-        assert "never: wants 1 GPU, n4 has 0" in head.await_reason(head.add("true", node="n4"), "GPU")
-
-
-def test_a_node_without_git():
-    """And one with git alone, which has what git alone keeps."""
-    with make_net(nodes=[{"has_git": False}, {"has_lfs": False}], gpus=1) as net:
-        head = net.head
-        tree = head.folder / "tree"
-        head.machine.run(f"mkdir -p {tree} && cd {tree} && git init -q && echo first > file && git add -A && "
-                         "git -c user.name=a -c user.email=a@b commit -qm one")
-
-        def add(*options):
-            done = head.nexus("add", "--snapshot", "--cwd", str(tree), *options, "cat file; hostname")
-            assert done.returncode == 0, done.stderr
-            return done.stdout.strip()
-
-        jobs = [add() for _ in range(3)]                            # whichever is tried first
-        assert [head.logs(head.wait(job, "completed")["id"]) for job in jobs] == ["first\nn2\n"] * 3
-        job = head.wait(add("--node", "n1"), "failed")
-        assert job["cause"] == "launch" and "cannot keep the snapshot on n1: sh: 1: git: not found" in job["cause_line"]
-        assert head.logs(head.wait(head.add("hostname", node="n1"), "completed")["id"]) == "n1\n", "else it is as good as the other"
-        head.machine.run(f"cd {tree} && git lfs install --local && git lfs track '*.bin' && echo large > a.bin")
-        job = head.wait(add("--node", "n2"), "failed")
-        assert job["cause"] == "launch" and "cannot keep the snapshot on n2: git-lfs is not installed" in job["cause_line"]
-
-
-def test_a_conda_environment_that_only_one_node_has():
-    with make_net(nodes=[{}, {}], gpus=1) as net:
-        head, node = net.head, net.nodes[1]
-        shutil.copy(SUPPORT / "fake_conda", net.folder)
-        conda = Conda(f"{node.home}/miniconda3")
-        make_program(conda.exe, f'exec {node.python} -IS {net.folder}/fake_conda "$0" "$@"')
-        node.own(node.home)
-        jobs = [head.add("hostname; echo $CONDA_DEFAULT_ENV $ML", conda="ml") for _ in range(3)]       # whichever is tried first
-        assert [head.logs(head.wait(job, "completed")["id"], "stdout") for job in jobs] == ["n2\nml from_ml\n"] * 3
-        job = head.wait(head.add("true", conda="ml", node="n1"), "failed")
-        assert job["cause"] == "launch" and job["cause_line"].startswith("n1: no conda was found for the environment 'ml'")
-        assert len(job["attempts"]) == 1, "it is not tried again"
-
-
-def test_a_full_disk_there():
-    with network.Net(nodes=[{"disk_mib": 4}, {}], gpus=1) as net:
-        head, node = net.head, net.nodes[0]
-        for each in net.nodes:
-            add_node(net, each)
-        job = head.add(f"{COUNTED} echo begun; until [ -e ~/end ]; do sleep 0.05; done; echo done", node="n1")
-        live.until(lambda: "begun" in head.logs(job), "it to begin")
-        node.run("cat /dev/zero > ~/filler")
-        (node.home / "end").touch()
-        waiting = head.add(f"{COUNTED} true", node="n1")
-        live.until(lambda: "No space left" in str(info(net, node)["trouble"]), lambda: info(net, node))
-        assert head.wait(head.add("true"), "completed")["node"] == "n2"
-        (node.home / "filler").unlink()
-        assert head.wait(job, "completed", "failed") and runs(net, job) == ["n1"]
-        told = head.wait(waiting)                       # as on this machine, a full disk may be a job's end
-        assert runs(net, waiting) == ["n1"] if told["status"] == "completed" else (
-            told["cause"] == "launch" and "No space left" in told["cause_line"] and not runs(net, waiting))
-
-
-def test_one_home_on_two_machines():
-    """The second has a nexus of its own there, beside the first one's."""
-    with network.Net(nodes=2, gpus=1, shared_home=True) as net:
-        for node in net.nodes:
-            add_node(net, node)
-        jobs = [net.head.add("hostname", node=name) for name in ("n1", "n2")]
-        assert [net.head.logs(net.head.wait(job, "completed")["id"]) for job in jobs] == ["n1\n", "n2\n"]
-
-
 def test_two_names_for_one_machine(net):
     head = net.head
     job = head.add(f"{COUNTED} until [ -e ~/twin ]; do sleep 0.05; done", node="n1")
@@ -1007,28 +851,215 @@ def test_two_names_for_one_machine(net):
     assert "twin" not in head.nexus("node", "list").stdout
 
 
-def test_clocks_that_differ():
-    """The node's clock is ahead by an hour."""
-    with network.Net(nodes=1, gpus=1) as net:
-        node, head = net.nodes[0], net.head
-        (node.packages() / "sitecustomize.py").write_text(
-            "import time\nreal, real_ns = time.time, time.time_ns\n"
-            "time.time, time.time_ns = lambda: real() + 3600, lambda: real_ns() + 3600 * 10**9\n")
-        (node.folder / "bin" / "date").write_text('#!/bin/sh\n[ "$1" = +%s ] && exec expr $(/usr/bin/date +%s) + 3600\n'
-                                                  'exec /usr/bin/date "$@"\n')
-        (node.folder / "bin" / "date").chmod(0o755)
+# Other settings of the head
+
+@pytest.mark.parametrize("here", ["requeue", pytest.param("fail", marks=pytest.mark.config(guard_failures=2, on_reboot="fail"))])
+def test_a_node_reboots(net, here):
+    head, node = net.head, net.nodes[0]
+    second = node.home / f"second-{here}"               # the job looks before it says that it has begun: then it is put there
+    job = head.add(f"{COUNTED} [ -e {second} ] && again=1; echo begun; [ $again ] || sleep 606.5; echo done", node="n1")
+    live.until(lambda: "begun" in head.logs(job), "it to begin")
+    second.touch()
+    node.power_off()
+    for path in folder_there(node, job).iterdir():
+        if path.name != "job.json":
+            os.truncate(path, 0)                        # as a power cut leaves what was not synced
+    node.power_on()
+    node.mend()
+    await_nodes(net)
+    if here == "fail":
+        told = head.wait(job, "failed")
+        assert told["cause"] == "reboot" and runs(net, job) == ["n1"] and log_of(net, told) == b"begun\n"
+        again = head.add("true", node="n1")
+        assert head.wait(again, "completed") and runs(net, job) == ["n1"]
+    else:
+        told = head.wait(job, "completed")
+        assert runs(net, job) == ["n1", "n1"] and log_of(net, told) == b"begun\nbegun\ndone\n"
+
+
+@pytest.mark.config(guard_failures=2, on_reboot="fail")
+def test_a_gpu_on_which_jobs_fail_is_paused_here(net):
+    """It runs elsewhere, they do not: the head sees that, and whoever may resume there may resume it."""
+    head = net.head
+    (net.nodes[0].home / "train.sh").write_text("[ $NEXUS_GPU_ID = 1 ]\n")
+    for number, gpu in enumerate((0, 1, 0)):
+        assert head.wait(head.add(f"sh train.sh {number}", node="n1", gpu_ids=[gpu]))["status"] == ("completed" if gpu else "failed")
+    head.await_reason(head.add("true", node="n1", gpu_ids=[0]), "GPU n1:0 is paused (2 jobs in a row failed there", "nexus resume n1:0)")
+    assert head.nexus("resume", "n1:0").returncode == 0
+
+
+@pytest.mark.config(node_lost_after_seconds=1)
+def test_a_lost_node_and_another_attempt(net):
+    """What still runs of the attempt that was given up ends when the node is back."""
+    head = net.head
+    script = f"{COUNTED} echo on $(hostname); [ $(hostname) = {{}} ] && exit 0; sleep 607.5"
+    head.ask("POST", "/gpus/n2:0/pause"), head.ask("POST", "/gpus/n2:1/pause")
+    retried, given_up = head.add(script.format("n2"), retries=1), head.add("sleep 607.75", node="n1")
+    live.until(lambda: runs(net, retried) and net.nodes[0].find("sleep 607.75"), "both to begin on n1")
+    live.until(lambda: "on n1" in head.logs(retried), "its output")
+    head.ask("POST", "/gpus/n2:0/resume"), head.ask("POST", "/gpus/n2:1/resume")
+    reach_not(net.nodes[0])
+    told = head.wait(given_up, "failed")
+    assert told["cause"] == "node-lost" and "n1 could not be reached for" in told["cause_line"]
+    told = head.wait(retried, "completed")
+    assert runs(net, retried) == ["n1", "n2"] and log_of(net, told) == b"on n1\non n2\n" and told["node"] == "n2"
+    assert net.nodes[0].find("sleep 607.5") and net.nodes[0].find("sleep 607.75")
+    reach(net, net.nodes[0])
+    live.until(lambda: not net.nodes[0].find("sleep 607.5") and not net.nodes[0].find("sleep 607.75"), "the end of what was given up")
+    assert head.job(retried)["status"] == "completed" and log_of(net, told) == b"on n1\non n2\n"
+
+
+# Machines that lack something
+
+def refused(net, *words):
+    """What `node add` says when it fails."""
+    done = net.head.nexus("node", "add", *words)
+    assert done.returncode == 6 and not done.stdout, done
+    assert len(net.head.ask("GET", "/nodes")) == 1, "it is not added"
+    return done.stderr
+
+
+def test_ssh_says_what_is_wrong(odd):
+    net = odd
+    node, head = net.nodes[0], net.head
+    said = refused(net, node.target, "--port", "2222")
+    assert "cannot reach" in said and "Connection refused" in said and f"try it by hand: ssh -p 2222 {node.target}" in said
+    said = refused(net, "nobody@n1", "--name", "x")
+    assert "Permission denied (publickey)" in said and "log in by key, without a password: ssh-copy-id nobody@n1" in said
+    said = refused(net, "10.77.9.9")
+    assert "unreachable" in said
+    said = refused(net, "no-such-host.invalid")
+    assert "Could not resolve hostname no-such-host.invalid" in said
+    node.stop_sshd()
+    assert "Connection refused" in refused(net, "n1")
+    node.start_sshd()
+    known = head.folder / ".ssh" / "known_hosts"
+    kept = known.read_text()
+    known.write_text("")
+    said = refused(net, "n1")
+    assert "Host key verification failed" in said and "accept its host key once, after you have checked it: ssh n1 true" in said
+    keys = {line.split()[0]: line.split(" ", 1)[1] for line in kept.splitlines()}
+    ours, other = (next(names for names in keys if names.startswith(f"{name},")) for name in ("n1", "n2"))
+    known.write_text(f"{ours} {keys[other]}\n")                 # its key has changed
+    said = refused(net, "n1")
+    assert "ssh-keygen -R" in said and "find out why" in said, said
+    known.write_text(kept)
+    with open(node.folder / "sshd_config", "a") as file:
+        file.write("AllowStreamLocalForwarding no\nAllowTcpForwarding no\n")
+    node.stop_sshd(), node.start_sshd()
+    add_node(net, node)
+
+
+def test_nodes_that_lack_something(odd):
+    net, small = odd, odd.nodes[6]
+    head = net.head
+    said = refused(net, "n5")
+    assert "cannot use n5: it has no Python that nexus can use: it needs 3.9 or newer there" in said
+    assert "install one and put it on PATH" in said
+    assert "cannot use n6: it has no Python that nexus can use" in refused(net, "n6")
+    small.run("head -c 3800000 /dev/zero > ~/filler")
+    said = refused(net, "n7")
+    assert "No space left on device" in said and not list(small.home.glob(".nexus/agent/*.py")), said
+    (small.home / "filler").unlink()
+    add_node(net, net.nodes[2])
+    job = head.wait(head.add("echo without; hostname"), "completed")
+    assert head.logs(job["id"]) == "without\nn3\n" and job["session"] is None
+    done = add_node(net, net.nodes[7])
+    assert "n8: 0 GPUs" in done.stdout and "nvidia-smi" in done.stderr
+    assert head.wait(head.add("hostname", gpus=0, node="n8"), "completed")
+    assert "never: wants 1 GPU, n8 has 0" in head.await_reason(head.add("true", node="n8"), "GPU")
+
+
+def test_a_node_without_git(odd):
+    """And one with git alone, which has what git alone keeps."""
+    net = odd
+    for node in net.nodes[2:4]:
         add_node(net, node)
-        before = time.time()
-        job = head.wait(head.add("sleep 1"), "completed")
-        began, ended = (nexus.parse_time(job[name]) for name in ("started_at", "finished_at"))
-        assert before - 2 < began < time.time() and began < ended < time.time() + 2 and 0.9 < job["runtime_seconds"] < 600
+    head = net.head
+    tree = head.folder / "tree"
+    head.machine.run(f"mkdir -p {tree} && cd {tree} && git init -q && echo first > file && git add -A && "
+                     "git -c user.name=a -c user.email=a@b commit -qm one")
+
+    def add(*options):
+        done = head.nexus("add", "--snapshot", "--cwd", str(tree), *options, "cat file; hostname")
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    jobs = [add() for _ in range(2)]                            # whichever is tried first
+    assert [head.logs(head.wait(job, "completed")["id"]) for job in jobs] == ["first\nn4\n"] * 2
+    job = head.wait(add("--node", "n3"), "failed")
+    assert job["cause"] == "launch" and "cannot keep the snapshot on n3: sh: 1: git: not found" in job["cause_line"]
+    assert head.logs(head.wait(head.add("hostname", node="n3"), "completed")["id"]) == "n3\n", "else it is as good as the other"
+    head.machine.run(f"cd {tree} && git lfs install --local && git lfs track '*.bin' && echo large > a.bin")
+    job = head.wait(add("--node", "n4"), "failed")
+    assert job["cause"] == "launch" and "cannot keep the snapshot on n4: git-lfs is not installed" in job["cause_line"]
 
 
-# The whole picture: a head, a jump host, eight machines with eight GPUs
+def test_a_conda_environment_that_only_one_node_has(odd):
+    net = odd
+    for node in net.nodes[:2]:
+        add_node(net, node)
+    head, node = net.head, net.nodes[1]
+    shutil.copy(SUPPORT / "fake_conda", net.folder)
+    conda = Conda(f"{node.home}/miniconda3")
+    make_program(conda.exe, f'exec {node.python} -IS {net.folder}/fake_conda "$0" "$@"')
+    node.own(node.home)
+    jobs = [head.add("hostname; echo $CONDA_DEFAULT_ENV $ML", conda="ml") for _ in range(3)]       # whichever is tried first
+    assert [head.logs(head.wait(job, "completed")["id"], "stdout") for job in jobs] == ["n2\nml from_ml\n"] * 3
+    job = head.wait(head.add("true", conda="ml", node="n1"), "failed")
+    assert job["cause"] == "launch" and job["cause_line"].startswith("n1: no conda was found for the environment 'ml'")
+    assert len(job["attempts"]) == 1, "it is not tried again"
 
-def test_eight_nodes_behind_a_jump_host():
-    """What the README of such systems promises, with curl; and a thousand jobs."""
-    with network.Net(nodes=8, gpus=8, jump=True, history_limit=5000) as net:
+
+def test_a_full_disk_there(odd):
+    net, head, node = odd, odd.head, odd.nodes[6]
+    for each in (node, odd.nodes[1]):
+        add_node(net, each)
+    job = head.add(f"{COUNTED} echo begun; until [ -e ~/end ]; do sleep 0.05; done; echo done", node="n7")
+    live.until(lambda: "begun" in head.logs(job), "it to begin")
+    node.run("cat /dev/zero > ~/filler")
+    (node.home / "end").touch()
+    waiting = head.add(f"{COUNTED} true", node="n7")
+    live.until(lambda: "No space left" in str(info(net, node)["trouble"]), lambda: info(net, node))
+    assert head.wait(head.add("true"), "completed")["node"] == "n2"
+    (node.home / "filler").unlink()
+    assert head.wait(job, "completed", "failed") and runs(net, job) == ["n7"]
+    told = head.wait(waiting)                       # as on this machine, a full disk may be a job's end
+    assert runs(net, waiting) == ["n7"] if told["status"] == "completed" else (
+        told["cause"] == "launch" and "No space left" in told["cause_line"] and not runs(net, waiting))
+
+
+def test_one_home_on_two_machines(odd):
+    """The second has a nexus of its own there, beside the first one's."""
+    net = odd
+    for node in (net.nodes[1], net.nodes[9]):
+        add_node(net, node)
+    jobs = [net.head.add("hostname", node=name) for name in ("n2", "n10")]
+    assert [net.head.logs(net.head.wait(job, "completed")["id"]) for job in jobs] == ["n2\n", "n10\n"]
+
+
+def test_clocks_that_differ(odd):
+    """The node's clock is ahead by an hour."""
+    net, node, head = odd, odd.nodes[3], odd.head
+    (node.packages() / "sitecustomize.py").write_text(
+        "import time\nreal, real_ns = time.time, time.time_ns\n"
+        "time.time, time.time_ns = lambda: real() + 3600, lambda: real_ns() + 3600 * 10**9\n")
+    (node.folder / "bin" / "date").write_text('#!/bin/sh\n[ "$1" = +%s ] && exec expr $(/usr/bin/date +%s) + 3600\n'
+                                              'exec /usr/bin/date "$@"\n')
+    (node.folder / "bin" / "date").chmod(0o755)
+    add_node(net, node)
+    before = time.time()
+    job = head.wait(head.add("sleep 1.1"), "completed")
+    began, ended = (nexus.parse_time(job[name]) for name in ("started_at", "finished_at"))
+    assert before - 2 < began < time.time() and began < ended < time.time() + 2 and 1 < job["runtime_seconds"] < 600
+
+
+# The whole picture: a head, a jump host, machines with eight GPUs each
+
+def test_nodes_behind_a_jump_host():
+    """What the README of such systems promises, with curl; and many jobs.  With --all it is eight machines and a thousand."""
+    nodes, jobs = samples.count(2, 8), samples.count(100, 1000)
+    with network.Net(nodes=nodes, gpus=8, jump=True, history_limit=5000) as net:
         head = net.head
         for node in net.nodes:
             add_node(net, node)
@@ -1043,26 +1074,26 @@ def test_eight_nodes_behind_a_jump_host():
             return json.loads(done.stdout)
 
         head.ask("POST", "/service/pause")              # so that all of them start together, however slow curl is
-        ids = [curl("-X POST -F code=@my_script.py -F config_file=@config.yaml", "/api/submit")["job_id"] for _ in range(16)]
+        ids = [curl("-X POST -F code=@my_script.py -F config_file=@config.yaml", "/api/submit")["job_id"] for _ in range(2 * nodes)]
         head.ask("POST", "/service/resume")
         for job_id in ids:
             head.wait(job_id, "completed")
-            told = curl("", f"/api/results/{job_id}")
+            told = head.ask("GET", f"/api/results/{job_id}")
             assert (told["stdout"], told["exit_code"]) == ("Hello from GPU!\nJob complete!\n", 0)
-        assert {curl("", f"/api/status/{job_id}")["node_id"] for job_id in ids} == set(range(1, 9)), "each machine had some"
+        assert curl("", f"/api/results/{ids[0]}")["exit_code"] == 0 and curl("", f"/api/status/{ids[0]}")["node_id"]
+        assert {head.ask("GET", f"/api/status/{job_id}")["node_id"] for job_id in ids} == set(range(1, nodes + 1)), "each machine had some"
         seen = curl("", "/api/nodes")
-        assert [(node["node_id"], node["name"], node["free_gpus"]) for node in seen[1:]] == [(k, f"n{k}", 8) for k in range(1, 9)]
+        assert [(node["node_id"], node["name"], node["free_gpus"]) for node in seen[1:]] == [(k, f"n{k}", 8) for k in range(1, nodes + 1)]
         long_one = head.add("sleep 612.5")
         head.wait_started(long_one)
         curl(f"-X POST -H 'Authorization: Bearer {live.read(head.home / 'token').strip()}'", f"/api/cancel/{long_one}")
         assert head.wait(long_one, "cancelled")
-        assert len(curl("", "/api/jobs?user_id=myuser")) == 16
+        assert len(curl("", "/api/jobs?user_id=myuser")) == 2 * nodes
 
         began = time.monotonic()
-        many = head.ask("POST", "/queue", [{"command": f"{COUNTED} echo {number}"} for number in range(1000)])["ids"]
-        live.until(lambda: is_idle(net), "a thousand jobs", timeout_s=240, interval_s=0.5)
-        took_s = time.monotonic() - began
-        print(f"1,000 jobs on 8 machines: {took_s:.1f} s")
+        many = head.ask("POST", "/queue", [{"command": f"{COUNTED} echo {number}"} for number in range(jobs)])["ids"]
+        live.until(lambda: is_idle(net), "many jobs", timeout_s=240, interval_s=0.1)
+        print(f"{jobs} jobs on {nodes} machines: {time.monotonic() - began:.1f} s")
         ran = sorted(line for node in net.nodes for line in live.read(node.home / "ran").splitlines())
         assert ran == sorted(many), "each once"
         jobs = {job["id"]: job for job in head.ask("GET", "/jobs") if job["id"] in set(many)}
@@ -1072,34 +1103,25 @@ def test_eight_nodes_behind_a_jump_host():
         assert not wrong
 
 
-def test_a_node_of_the_configuration():
-    with network.Net(nodes=1, gpus=1) as net:
-        head = net.head
-        add_node(net, net.nodes[0])                     # puts nexus there
-        assert head.nexus("node", "remove", "n1").returncode == 0
-        with open(head.home / "config.toml", "a") as file:
-            file.write(f'\n[[nodes]]\nname = "box"\nhost = "{net.nodes[0].address}"\nuser = "{net.nodes[0].user}"\n')
-        assert head.nexus("restart").returncode == 0
-        head.await_service()
-        assert head.wait(head.add("true"), "completed")["node"] == "box"
-        refused = head.nexus("node", "remove", "box")
-        assert refused.returncode == 4 and "config.toml" in refused.stderr, refused
-
-
-def test_only_allowed_scripts_run_there_too():
+def test_a_node_of_the_configuration_and_scripts_that_are_allowed():
     """The head says what may run, by its real path: the node's own nexus allows all."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder, network.Net(nodes=1, gpus=1) as net:
-        head, scripts = net.head, pathlib.Path(folder, "scripts")
+        head, scripts, node = net.head, pathlib.Path(folder, "scripts"), net.nodes[0]
         scripts.mkdir()
         pathlib.Path(folder).chmod(0o755)
         (scripts / "show.sh").write_text('echo "$0 $1"\n')
         pathlib.Path(folder, "link").symlink_to(scripts)
-        add_node(net, net.nodes[0])
+        add_node(net, node)                             # puts nexus there
+        assert head.nexus("node", "remove", "n1").returncode == 0
         head.write_config(allowed_script_paths=[str(scripts)])
+        with open(head.home / "config.toml", "a") as file:
+            file.write(f'\n[[nodes]]\nname = "box"\nhost = "{node.address}"\nuser = "{node.user}"\n')
         assert head.nexus("restart").returncode == 0
         head.await_service()
         job = head.wait(head.add("sh show.sh a", cwd=f"{folder}/link"), "completed")
-        assert (job["node"], head.logs(job["id"])) == ("n1", f"{scripts}/show.sh a\n")
+        assert (job["node"], head.logs(job["id"])) == ("box", f"{scripts}/show.sh a\n")
+        refused = head.nexus("node", "remove", "box")
+        assert refused.returncode == 4 and "config.toml" in refused.stderr, refused
         assert head.call("POST", "/queue", {"command": "echo", "cwd": "/"})[0] == 403
         (scripts / "notes").write_text("`id`\n")
         (scripts / "notes").chmod(0o755)                # a shell there would run it

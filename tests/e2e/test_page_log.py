@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import threading
 import time
 
@@ -86,20 +87,17 @@ def test_lines_are_counted_and_found_by_their_number(box):
     assert box.ask("GET", f"/jobs/{bars}/logs?line=2&lines=1&numbers=true") == "     2 100% 2\n"
 
 
-def count_requests(page, milliseconds):
-    asked = []
-    page.on("request", lambda request: asked.append(request.url))
-    page.wait_for_timeout(milliseconds)
-    return asked
-
-
 def test_an_open_log_that_prints_nothing_costs_ten_requests_a_minute(browser, box):
     job_id = box.wait_started(box.add("echo begins; sleep 1000", gpus=0))["id"]
-    with visit(browser, box, f"#/jobs/{job_id}") as page:
-        live.until(lambda: page.get_by_role("log").inner_text() == "begins" or page.wait_for_timeout(20))
-        page.wait_for_timeout(3000)
-        asked = count_requests(page, 30000)
-        assert len(asked) <= 5, asked
+    with visit(browser, box) as page:
+        asked = []
+        page.on("request", lambda request: asked.append(request.url))
+        with page.expect_request("**/logs?*wait=30"):           # held for half a minute, and that for news for a quarter
+            page.evaluate(f"location.hash = '#/jobs/{job_id}'")
+        expect(page.get_by_role("log")).to_have_text("begins")
+        live.until(lambda: not asked.clear() and (page.wait_for_timeout(1000) or not asked), "a second without a request")
+        page.wait_for_timeout(5000)
+        assert len(asked) <= 1, asked
         # Another tab that is seen holds no second connection; the first one gives its own back when it is left.
         other = page.context.new_page()
         other.goto(page.url)
@@ -303,7 +301,7 @@ def test_a_log_is_saved_as_it_comes_also_with_a_token(browser, box):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_log_on_a_phone_and_for_everybody(box, page_of, scheme):
     job_id = box.wait(box.add("seq 300; echo 'KeyError: 7' >&2; exit 1", gpus=0), "failed")["id"]
-    page = page_of(job_id, width=390, height=844, color_scheme=scheme, bypass_csp=True)
+    page = page_of(job_id, width=390, height=844, color_scheme=scheme)
     expect(page.get_by_role("log").locator(".marked")).to_have_text("KeyError: 7")
     head = page.locator("#log .head").first
     assert head.bounding_box()["height"] < 100
@@ -328,3 +326,10 @@ def test_the_lines_of_a_log_of_many_gigabytes_are_not_counted(box):
         assert status == 413 and "9GB are not counted: at most 8GB" in answer["message"], answer
     os.truncate(f"{box.job(job_id)['log_dir']}/stdout.log", 6)
     assert box.call("GET", f"/jobs/{job_id}/logs?line=1")[1] == "hello\n"
+
+
+def test_the_page_tells_that_a_log_folder_was_removed(box, browser):
+    job_id = box.wait(box.add("echo hello", gpus=0), "completed")["id"]
+    shutil.rmtree(box.job(job_id)["log_dir"])
+    with visit(browser, box, f"#/jobs/{job_id}", is_expecting_errors=True) as page:
+        expect(page.locator("#log-state")).to_contain_text(f"the logs of job {job_id} are gone: there is no /")

@@ -1,4 +1,4 @@
-"""Section 23: a group's page is the table of its results; a sweep in the form of a job."""
+"""A group's page is the table of its results; a sweep in the form of a job."""
 
 import csv
 import json
@@ -53,6 +53,9 @@ def test_which_setting_won(browser, swept):
         group = page.locator(f"[data-group='{GROUP}']")
         expect(group.get_by_role("button", name=f"Cancel group {GROUP}")).to_be_visible()
         assert page.locator("#waiting, #ended").count() == 0
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            assert axe(page) == [], scheme
 
 
 def test_a_header_sorts_by_the_keyboard(browser, swept):
@@ -78,15 +81,14 @@ def test_what_waits_is_behind_a_button(browser, swept):
         assert page.get_by_role("button", name=" more").count() == 0
 
 
-def test_more_than_a_page_has_ended(browser):
-    with live.Box(gpus=2) as box:
-        box.ask("POST", "/service/pause")
-        ids = box.ask("POST", "/queue", [{"command": "true", "group": GROUP}] * 250)["ids"]
-        box.ask("POST", "/jobs/cancel", {"ids": ids[:230]})
-        with visit(browser, box, PATH) as page:
-            expect(rows(page)).to_have_count(200)
-            page.get_by_role("button", name="50 more").click()
-            expect(rows(page)).to_have_count(250)
+def test_more_than_a_page_has_ended(browser, box):
+    box.ask("POST", "/service/pause")
+    ids = box.ask("POST", "/queue", [{"command": "true", "group": GROUP}] * 250)["ids"]
+    box.ask("POST", "/jobs/cancel", {"ids": ids[:230]})
+    with visit(browser, box, PATH) as page:
+        expect(rows(page)).to_have_count(200)
+        page.get_by_role("button", name="50 more").click()
+        expect(rows(page)).to_have_count(250)
 
 
 def test_the_table_as_a_file(browser, swept):
@@ -113,46 +115,36 @@ def test_on_a_phone_the_values_and_the_first_number_are_seen(browser, swept):
         assert 0 <= left < 30, "which job it is stays"
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing(browser, swept, scheme):
-    box, _ = swept
-    with visit(browser, box, PATH, color_scheme=scheme) as page:
-        expect(rows(page)).to_have_count(4)
-        assert axe(page) == []
+def test_an_idle_group_asks_for_nothing_and_a_change_is_seen(browser, box):
+    finish(box, "loss=0.5", lr="1")
+    asked = []
+    with visit(browser, box, PATH) as page:
+        expect(rows(page)).to_have_count(1)
+        page.on("request", lambda request: "/results" in request.url and asked.append(request.url))
+        page.reload()
+        expect(rows(page)).to_have_count(1)
+        for number in range(3):             # the page draws, as something else changes
+            box.wait(box.add("true", gpus=0, name=f"other {number}"))
+            expect(page.locator("#counts")).to_contain_text("0 running")
+        assert (len(asked), page.evaluate("results.timer ?? null")) == (1, None), "none is asked, and none is planned"
+        best = finish(box, "loss=0.25", lr="2")
+        expect(rows(page)).to_have_count(2)
+        assert ids_of(page)[0] == best
 
 
-def test_an_idle_group_asks_for_nothing_and_a_change_is_seen(browser):
-    with live.Box(gpus=2) as box:
-        finish(box, "loss=0.5", lr="1")
-        asked = []
-        with visit(browser, box, PATH) as page:
-            expect(rows(page)).to_have_count(1)
-            page.on("request", lambda request: "/results" in request.url and asked.append(request.url))
-            page.reload()
-            expect(rows(page)).to_have_count(1)
-            for number in range(3):             # the page draws, as something else changes
-                box.wait(box.add("true", gpus=0, name=f"other {number}"))
-                expect(page.locator("#counts")).to_contain_text("0 running")
-            assert (len(asked), page.evaluate("results.timer ?? null")) == (1, None), "none is asked, and none is planned"
-            best = finish(box, "loss=0.25", lr="2")
-            expect(rows(page)).to_have_count(2)
-            assert ids_of(page)[0] == best
+def test_a_column_that_it_is_sorted_by_goes(browser, box):
+    kept, cleared = finish(box, "loss=0.5", lr="1"), finish(box, "loss=0.75 acc=0.5", lr="2")
+    with visit(browser, box, PATH, is_expecting_errors=True) as page:
+        page.get_by_role("button", name="acc").click()
+        expect(rows(page).first).to_have_attribute("data-job", cleared)
+        box.ask("POST", "/jobs/clear", {"ids": [cleared]})
+        expect(rows(page)).to_have_count(1)
+        assert ids_of(page) == [kept]
+        expect(page.locator("#results th[aria-sort]")).to_have_text("loss")
 
 
-def test_a_column_that_it_is_sorted_by_goes(browser):
-    with live.Box(gpus=2) as box:
-        kept, cleared = finish(box, "loss=0.5", lr="1"), finish(box, "loss=0.75 acc=0.5", lr="2")
-        with visit(browser, box, PATH, is_expecting_errors=True) as page:
-            page.get_by_role("button", name="acc").click()
-            expect(rows(page).first).to_have_attribute("data-job", cleared)
-            box.ask("POST", "/jobs/clear", {"ids": [cleared]})
-            expect(rows(page)).to_have_count(1)
-            assert ids_of(page) == [kept]
-            expect(page.locator("#results th[aria-sort]")).to_have_text("loss")
-
-
-def test_a_sweep_is_added_in_the_form(browser):
-    with live.Box(gpus=2) as box, visit(browser, box, is_expecting_errors=True) as page:
+def test_a_sweep_is_added_in_the_form(browser, box):
+    with visit(browser, box, is_expecting_errors=True) as page:
         box.ask("POST", "/service/pause")
         page.get_by_role("button", name="Add job").click()
         dialog = page.get_by_role("dialog")

@@ -1,4 +1,4 @@
-"""Section 23: what the rows of the overview say, and where the focus goes; the failures that one has dismissed."""
+"""What the rows of the overview say, and where the focus goes; the failures that one has dismissed."""
 
 import contextlib
 import hashlib
@@ -284,6 +284,17 @@ def test_a_failures_log_is_seen_at_its_error(browser, box):
         page.wait_for_function("() => scrollY > 0")
         assert marked.evaluate(seen)
     assert box.job(job_id)["cause_line"] == "ValueError: lost"
+
+
+def test_a_failures_page_says_what_may_help(browser, box):
+    """As `nexus show` does, by its cause; of other failures it says nothing."""
+    line = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB."
+    for command, says in ((f"echo '{line}' >&2; exit 1", True), ("echo 'ValueError: lost' >&2; exit 1", False)):
+        job_id = box.wait(box.add(command, gpus=1), "failed")["id"]
+        with visit(browser, box, f"#/jobs/{job_id}") as page:
+            expect(page.get_by_text(line if says else "ValueError: lost").first).to_be_visible()
+            help = page.get_by_text(f"What may help, on the machine: nexus retry {job_id} --env PYTORCH_CUDA_ALLOC_CONF=")
+            expect(help).to_have_count(int(says))
 
 
 @pytest.mark.parametrize("group", ["constructor", "__proto__"])

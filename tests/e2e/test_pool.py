@@ -3,15 +3,12 @@
 import contextlib
 import json
 import subprocess
-import types
+import time
 
 import live
-import makers
 import network
 import pytest
 from test_metrics import check_rules, samples
-
-import nexus
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +35,17 @@ def nothing_is_left(net):
 
 @contextlib.contextmanager
 def cut_off(net, node):
+    node.close_sessions()                               # while the link is up: the head hears of it at once
     node.cut()
-    node.close_sessions()
     live.until(lambda: any(not each["is_reachable"] for each in net.head.ask("GET", "/nodes")), f"{node.name} to be missed")
     yield
     node.mend()
-    live.until(lambda: all(each["is_reachable"] for each in net.head.ask("GET", "/nodes")), f"{node.name} to be heard again")
+    live.until(lambda: is_heard(net, node) or (net.head.ask("POST", "/nodes", {"name": node.name, "host": node.name}), time.sleep(0.3))[0],
+               f"{node.name} to be heard again, at once and not at the end of a pause")
+
+
+def is_heard(net, node):
+    return next(each for each in net.head.ask("GET", "/nodes") if each["name"] == node.name)["is_reachable"]
 
 
 def show(net, *words):
@@ -152,31 +154,6 @@ def test_a_kill_on_a_node_that_has_just_gone_silent(net):
     live.until(lambda: all(each["is_reachable"] for each in head.ask("GET", "/nodes")))
 
 
-class Unfollowed(nexus.Node):
-    """A node that no thread follows: what is known of it is given."""
-
-    def __init__(self, **known):
-        vars(self).update({"error": None, "gpus": (makers.gpu(0),), "gpu_error": "", "faults": {}, **known})
-
-
-@pytest.mark.parametrize("reason, error, stop_cause, due_s, expected", [
-    ("it replies", None, "killed", float("-inf"), False), ("a reply is on its way", None, "killed", 0.5, False),
-    ("it is late, and the job is to end", None, "killed", 1.5, True), ("nothing is wanted of the job", None, None, 1.5, False),
-    ("it is lost", "cannot reach n1", None, float("-inf"), True)])
-def test_when_a_job_is_unheard(reason, error, stop_cause, due_s, expected):
-    node = Unfollowed(clock=types.SimpleNamespace(monotonic=lambda: 100.0), error=error, due_at=100.0 - due_s)
-    assert node.is_unheard(makers.running(stop_cause=stop_cause)) == expected, reason
-
-
-def test_a_node_that_is_silent_for_long_is_bad_for_health():
-    silent = Unfollowed(heard_at=1000.0, error=nexus.NexusError("unavailable", "cannot reach n1"))
-    for silence_s, is_ok in ((1, True), (29, True), (31, False)):
-        assert nexus.check_node(silent, 1000.0 + silence_s) == (is_ok, f"not heard for {silence_s}s: cannot reach n1")
-    for known, fault in (({}, ""), ({"gpu_error": "nvidia-smi does not answer"}, "nvidia-smi does not answer"),
-                         ({"faults": {"abc-1-1": ("it is wrong", 1.0)}}, "of job abc it answers what no nexus does: it is wrong")):
-        assert nexus.check_node(Unfollowed(heard_at=1000.0, **known), 1000.0) == (not fault, fault or "1 GPU")
-
-
 def test_others_do_not_hear_how_nodes_are_reached(net):
     token = show(net, "token", "create", "bob").strip().splitlines()[-1]
     answer = live.ask_service(net.head.line(live.PATIENCE_S), "GET", "/status", None, {"Authorization": f"Bearer {token}"})[1]
@@ -189,3 +166,22 @@ def test_the_list_of_nodes(net):
     rows = json.loads(show(net, "node", "list", "--json"))
     assert [(row["name"], row["gpus"], row["is_reachable"]) for row in rows] == [("head", 1, True), ("n1", 2, True), ("n2", 2, True)]
     assert show(net, "node", "list").splitlines()[1].split() == ["head", "here", "1", "Mock", "GPU", "0", "ok"]
+
+
+def test_the_cards_of_nodes_have_lanes(net):
+    head = net.head
+
+    def lanes():
+        return {lane["place"]: lane for lane in head.ask("GET", "/gpus/history?since=1h&step=10m")["gpus"]}
+
+    job_id = head.add("exit 3", node="n1")
+    head.wait(job_id, "failed")
+    live.until(lambda: lanes().keys() >= {"0", "n1:0", "n1:1", "n2:0"}, lambda: lanes().keys())
+    live.until(lambda: 0 in lanes()["n1:0"]["others"], "a reading of the node's card")
+    lane = lanes()["n1:0"]
+    assert lane["node"] == "n1" and lane["uuid"].startswith("n1/")
+    [row] = [row for row in head.ask("GET", "/gpus/history?since=1h")["rows"] if row["id"] == job_id]
+    assert (row["status"], row["gpu_uuids"]) == ("failed", [lane["uuid"]])
+    assert [gpu["place"] for gpu in head.ask("GET", f"/jobs/{job_id}/usage")["gpus"]] == ["n1:0"]
+    head.nexus("restart")
+    assert (head.home / "history" / f"{lane['uuid'].replace('/', '%2F')}.means").stat().st_size > 0

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import py_compile
 import signal
 import subprocess
 
@@ -27,13 +28,14 @@ def tools():
     made.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def ports(tools):
     """The first three of those from which a service chooses: others may have the real ones."""
     found = find_block()
     text = live.NEXUS.read_text()
     assert text.count("        6234, integer_in") == 1 and range(6234, 6300) == nexus.PORTS
     (tools.folder / "nexus.py").write_text(text.replace("        6234, integer_in", f"        {found[0]}, integer_in"))
+    py_compile.compile(str(tools.folder / "nexus.py"))
     return found
 
 
@@ -117,19 +119,21 @@ def test_the_supervisor_never_moves(make_box, ports):
 
 
 NAMED = [  # reason, settings
-    ("the usual one, named", lambda ports: {"port": ports[0]}),
+    ("the usual one, named", lambda ports: {"port": ports[0], "host": "127.0.0.1"}),
     ("one for other machines", lambda ports: {"host": "0.0.0.0"}),
 ]
 
 
-@pytest.mark.parametrize("reason, settings", NAMED, ids=[case[0] for case in NAMED])
-def test_no_other_port_is_chosen(make_box, ports, reason, settings):
-    box = make_box(**settings(ports))
+def test_no_other_port_is_chosen(make_box, ports):
+    box = make_box()
     box.nexus("token", "create", "bob")
     with live.listener(ports[0]):
-        done = box.nexus("start")
-    assert done.returncode == 4 and "in use by nobody" in done.stderr and "[service] port" in done.stderr, done
-    assert not (box.home / "port").exists()
+        for reason, settings in NAMED:
+            box.settings.pop("port", None)
+            box.write_config(**settings(ports))
+            done = box.nexus("start")
+            assert done.returncode == 4 and "in use by nobody" in done.stderr and "[service] port" in done.stderr, (reason, done)
+            assert not (box.home / "port").exists()
 
 
 def test_two_first_starts_at_once(make_box, ports):
@@ -152,19 +156,20 @@ def test_a_home_of_before_keeps_its_port(make_box, ports):
         assert box.nexus("restart").returncode == 0 and port_of(box) == ports[1] and live.read(box.home / "port") == f"{ports[1]}\n"
 
 
-@pytest.mark.parametrize("own", ["", "MASTER_PORT=7 PET_MASTER_PORT=7"], ids=["nexus's", "one that was set"])
-def test_what_a_job_starts_has_another_port(own):
-    """A job that it adds, and each job of a service that it starts."""
+def test_what_a_job_starts_has_another_port():
+    """A job that it adds, and each job of a service that it starts; but one that was set stays."""
     with live.Box(gpus=1) as box, live.Box(gpus=1, is_starting=False) as other:
-        out = [box.path("parent"), box.path("child"), box.path("grandchild")]
-        echo = "echo $MASTER_PORT $PET_MASTER_PORT $NEXUS_JOB_PORT > "
-        nexus_there = f"{box.python} {live.COMMAND}"
-        command = (f"{echo} {out[0]}; export {own}; {nexus_there} add --gpus 0 '{echo} {out[1]}'; export NEXUS_HOME={other.home}; "
-                   f"{nexus_there} start && curl -sS -d '{json.dumps({'command': f'{echo} {out[2]}', 'gpus': 0})}' "
-                   f"-H 'Content-Type: application/json' http://127.0.0.1:{other.port}/queue")
-        box.wait(box.add(command, gpus=0, environment=box.environ), "completed")
-        parent, *others = [live.until(lambda path=path: live.read(path).split(), path) for path in out]
-        assert len(set(parent)) == 1
-        assert others[0][2] != parent[2]
-        for ports in others:
-            assert ports[:2] == (["7", "7"] if own else [ports[2]] * 2)
+        for number, own in enumerate(("", "MASTER_PORT=7 PET_MASTER_PORT=7")):
+            out = [box.path(f"{name}-{number}") for name in ("parent", "child", "grandchild")]
+            echo = "echo $MASTER_PORT $PET_MASTER_PORT $NEXUS_JOB_PORT > "
+            nexus_there = f"{box.python} {live.COMMAND}"
+            command = (f"{echo} {out[0]}; export {own}; {nexus_there} add --gpus 0 '{echo} {out[1]}'; export NEXUS_HOME={other.home}; "
+                       f"{nexus_there} start && curl -sS -d '{json.dumps({'command': f'{echo} {out[2]}', 'gpus': 0})}' "
+                       f"-H 'Content-Type: application/json' http://127.0.0.1:{other.port}/queue")
+            box.wait(box.add(command, gpus=0, environment=box.environ), "completed")
+            parent, *others = [live.until(lambda path=path: live.read(path).split(), path) for path in out]
+            assert len(set(parent)) == 1
+            assert others[0][2] != parent[2]
+            for ports in others:
+                assert ports[:2] == (["7", "7"] if own else [ports[2]] * 2)
+            assert other.nexus("stop").returncode == 0          # its environment is that of the job

@@ -16,9 +16,11 @@ import sys
 
 import live
 import network
+import pages
 import pytest
 from test_conda import Conda
 
+import build
 import nexus
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
@@ -138,7 +140,8 @@ def test_config_keys_exist():
             "node_lost_after_seconds", "max_submitted"} <= alone & {key for _, key in keys}
     ours = {span.partition(" = ")[0] for path, span in SPANS if path not in ("docs/http-api.md", "docs/coming-from.md", "docs/design.md")
             and re.fullmatch(r"[a-z]+_[a-z_]+( = .*)?", span)}
-    assert ours <= {key for _, key in keys} | {"sock_diag", "paused_gpus", "last_line"}      # the kernel's, state.json's, a job's
+    # the kernel's, state.json's, a job's
+    assert ours <= {key for _, key in keys} | {"sock_diag", "no_new_privs", "paused_gpus", "last_line"}
 
 
 def test_variables_exist():
@@ -201,6 +204,14 @@ def test_calls_in_the_text():
             assert any(re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", route.pattern), address) for route in nexus.ROUTES), span
 
 
+def test_the_causes_in_the_guide():
+    wanted = []
+    for word, row in nexus.CAUSES.items():
+        follows = "pending" if row.requeues else "cancelled" if row.cancels else "failed"
+        wanted.append(f"| `{word}` | {row.meaning} | {follows} |")
+    assert re.search(r"\| cause .*\n.*\n((?:\|.*\n)+)", TEXTS["docs/guide.md"])[1].splitlines() == wanted
+
+
 # What is typed at a shell: as it stands there, but for the port, the host, the ids of jobs, and what jobs run
 
 ONLY_PARSED = [                                 # by test_nexus_takes_these_words
@@ -213,12 +224,14 @@ BY_OTHERS = {                                   # blocks with tests of their own
     "NEXUS_HOME=~/.nexus-trial ": "test_the_trial_leaves_nothing_behind",
     "tests/run\n": "test_scripts_of_the_repository",
     "tests/run --fast\ntests/run tests/": "test_scripts_of_the_repository",
+    "python3 build.py ": "tests/unit/test_build.py",
     "nexus node add gpuuser": "test_nodes_are_added_as_it_says",
     "#!/bin/bash\n#NEXUS --gpus 2 --name in-docker": "test_a_container_ends_with_its_job",
     "nexus restart\nnexus add --gpus 2 --timeout 2h": "test_slurm.py",
     "cat > nexus-status <<'END'": "test_the_three_commands_of_snakemake",
 }
 TRAINING = re.compile(r'"python \w+\.py\b')
+BOBS_TOKEN = "bobs-secret-token"
 
 
 def find_tester(text):
@@ -255,14 +268,14 @@ def make_job(box, line):
 class Shell:
     """A box in which the lines of a block are typed."""
 
-    def __init__(self, box, has_nexus):
+    def __init__(self, box, has_nexus=True):
         self.box, self.setting = box, ""
         folder = box.folder
         box.environ["PATH"] = f"{box.environ['PATH']}:{folder}/.local/bin"
         box.environ["EDITOR"] = "true"
         shutil.copy(live.NEXUS, folder / "nexus.py")
         if has_nexus:
-            make_program(box.bin / "nexus", f'exec {sys.executable} {live.NEXUS} "$@"')
+            make_program(box.bin / "nexus", f'exec {sys.executable} {live.COMMAND} "$@"')
         make_program(box.bin / "python3", f'exec {sys.executable} "$@"')
         make_program(box.bin / "nvidia-smi", "echo NVIDIA-SMI")
         box.environ["CONDA_EXE"] = Conda(str(box.path("conda"))).exe
@@ -271,14 +284,22 @@ class Shell:
         git = ["git", "-c", "user.name=ann", "-c", "user.email=ann@x"]
         for words in (["init", "-q"], ["add", "commands.txt"], ["commit", "-q", "-m", "first"]):
             subprocess.run([*git, *words], cwd=folder, check=True, env=box.environ)
-        box.nexus("token", "create", "bob", "bobs-secret-token")
-        self.bobs = box.call("POST", "/queue", {"command": "sleep 600"}, Authorization="Bearer bobs-secret-token")[1]["id"]
-        box.wait(self.bobs, "running")
+
+    def begin_block(self):
+        """As if nothing had been typed before: the service runs, bob has his token and a job, and nobody else has one."""
+        self.setting = ""
+        if not self.box.pid():
+            self.box.start()
+        pages.clear_jobs(self.box)
+        if self.box.call("GET", "/jobs?limit=1", Authorization=f"Bearer {BOBS_TOKEN}")[0] == 401:
+            assert self.box.nexus("token", "create", "bob", BOBS_TOKEN).returncode == 0
+        self.bobs = self.box.call("POST", "/queue", {"command": "sleep 600"}, Authorization=f"Bearer {BOBS_TOKEN}")[1]["id"]
+        self.box.wait(self.bobs, "running")
 
     def adapt(self, line):
         """The line for this box."""
         box, line = self.box, line.replace("6234", str(self.box.port)).replace("/data/bob", "/tmp").replace("/data/exp", "/tmp")
-        line = line.replace("?wait=60", "?wait=1")                          # for bob's job, which goes on
+        line = re.sub(r"([?&]wait)=[36]0", r"\1=1", line)                  # for bob's job, which goes on
         line = TRAINING.sub('"true', line).replace("/home/me/exp", "/tmp").replace("python train.py", "true").replace("A100", "Mock")
         line = re.sub(r"(/jobs/|/results/)abc\b", rf"\g<1>{self.bobs}", line)
         if "/queue/abc" in line:
@@ -294,20 +315,38 @@ class Shell:
         line = self.adapt(line)
         is_stream = "follow=true" in line or line.startswith("curl -N ")
         if line.startswith("curl "):
-            line = line.replace("curl ", f"curl -sS --fail-with-body --max-time {3 if is_stream else 60} ", 1)
+            line = line.replace("curl ", f"curl -sS --fail-with-body --max-time {2 if is_stream else 60} ", 1)
         done = subprocess.run(["bash", "-c", self.setting + line], env=self.box.environ, cwd=self.box.folder, capture_output=True,
                               text=True, timeout=120, stdin=subprocess.DEVNULL)
         assert done.returncode == (28 if is_stream else 0), (line, done)
 
 
+@pytest.fixture(scope="module")
+def shared_shell():
+    with live.Box(gpus=4) as box:
+        yield Shell(box)
+
+
+@pytest.fixture
+def shell(request):
+    """One that others use, too, but for what installs nexus, in a home that has none."""
+    if "nexus.py install" in request.node.callspec.params["text"]:
+        with live.Box(gpus=4) as box:
+            typed = Shell(box, has_nexus=False)
+            typed.begin_block()
+            yield typed
+    else:
+        typed = request.getfixturevalue("shared_shell")
+        typed.begin_block()
+        yield typed
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("path, text", [each for each in list_blocks("bash") if not find_tester(each.values[1])])
-def test_what_is_typed(path, text):
-    with live.Box(gpus=4) as box:
-        shell = Shell(box, has_nexus="nexus.py install" not in text)
-        for line in list_calls(text):
-            if not any(re.match(pattern, line) for pattern, _ in ONLY_PARSED):
-                shell.type(line)
+def test_what_is_typed(shell, path, text):
+    for line in list_calls(text):
+        if not any(re.match(pattern, line) for pattern, _ in ONLY_PARSED):
+            shell.type(line)
 
 
 @pytest.mark.smoke
@@ -338,8 +377,9 @@ def test_scripts_of_the_repository():
         words = line.split()
         if words[0] in ("tests/run", ".ci/run") or line.startswith("python3 tests/"):
             script, *arguments = words if words[0] != "python3" else words[1:]
+            script = f"{script}/__main__.py" if (TOP / script).is_dir() else script
             assert (TOP / script).is_file() and (words[0] == "python3" or os.access(TOP / script, os.X_OK)), (path, line)
-            files = [argument for argument in arguments if not argument.startswith("--") and not argument.isdigit()]
+            files = [argument for argument in arguments if "/" in argument]
             assert all((TOP / argument).is_file() for argument in files), (path, line)
             checker = ["bash", "-n"] if words[0] != "python3" else [sys.executable, "-m", "py_compile"]
             subprocess.run([*checker, TOP / script], check=True)
@@ -528,24 +568,29 @@ def test_the_picture_of_the_readme():
 @pytest.mark.parametrize("path, text", list_blocks("text"))
 def test_pictures(path, text):
     if path == "docs/design.md":
-        assert all(name in [section for _, section, _ in SECTIONS] for name in re.findall(r"[A-Z]{6,}", text))
+        assert {name.lower() for name in re.findall(r"[A-Z]{6,}|STORE", text)} <= build.FOLDERS.keys()
     else:
         assert (path, text) == ("docs/slurm.md", draw_slurm())
 
 
 # docs/design.md
 
-SECTIONS = re.findall(r"^# ==== (\d+)\. ([A-Z, ]+?) ==== (.*)", live.NEXUS.read_text(), re.MULTILINE)
-
-
-def test_the_contents_of_the_file():
-    rows = re.findall(r"^\| (\d+) \| ([A-Z, ]+) \| ", TEXTS["docs/design.md"], re.MULTILINE)
-    assert rows == [(number, name) for number, name, _ in SECTIONS]
+def test_the_rooms_in_the_design():
+    rows = re.findall(r"^\| `(\w+)/` \| .* \| (.*) \|$", TEXTS["docs/design.md"], re.MULTILINE)
+    assert {folder: rooms.replace("`", "").replace(",", "") for folder, rooms in rows} == {
+        folder: names for folder, names in build.FOLDERS.items() if folder}
+    for folder, rooms in rows:
+        for room in re.findall(r"\w+", rooms):
+            assert (TOP / "src" / folder / f"{room}.py").is_file(), room
 
 
 def test_names_in_the_design():
     spans = [span for path, span in SPANS if path == "docs/design.md"]
     for span in spans:
+        if re.fullmatch(r"src/[\w/]*|src/[\w/]+\.\w+", span):
+            assert (TOP / span).exists(), span
+        if re.fullmatch(r"\w+/\w+", span) and span.split("/")[0] in build.FOLDERS:
+            assert span in build.ROOMS, span
         named = re.fullmatch(r"(tests/[\w/]+\.py)(?:::(\w+))?", span)
         if named:
             assert (TOP / named[1]).is_file() and f"def {named[2] or ''}" in (TOP / named[1]).read_text(), span
@@ -554,9 +599,33 @@ def test_names_in_the_design():
         if re.fullmatch(r"[A-Za-z_.]+\(\)|[A-Z][A-Za-z]+[a-z]|[A-Z_]{5,}", span) and span != "cmd_NAME()":
             owner, _, name = span.replace("()", "").rpartition(".")
             assert not owner or hasattr(getattr(nexus, owner), name) or f"self.{name}" in source, span
-            assert owner or hasattr(nexus, name) or re.search(rf"^    (def {name}\(|{name}\b)", source, re.MULTILINE), span
-    marks = re.findall(r"`(\w+)`: ", TEXTS["docs/design.md"])
-    assert {"asked", "kept", "public", "form", "hidden", "repeats"} == {mark for mark in marks if hasattr(nexus.Field, mark)}
+            assert owner or hasattr(nexus, name) or re.search(
+                rf"^(    (def {name}\(|{name}\b)|(const|function|async function) {name}\b)", source, re.MULTILINE), span
+    marks = re.findall(r"`(\w+)`[:,] ", PROSE["docs/design.md"].partition("\n2. Choose its marks.")[2].partition("\n3. ")[0])
+    assert marks == ["asked", "kept", "public", "live", "live_in_slurm", "for_gpus", "form", "hidden", "repeats", "slurm", "unit", "label",
+                     "line", "setting", "also", "of_group"]
+    assert [mark for mark in marks if not hasattr(nexus.Field, mark)] == []
+
+
+def test_names_in_the_design_stand_where_it_says():
+    """Of `NAME` of `path/file.py`, and of `NAME` (`path/file.py`), the file has that name."""
+    text = PROSE["docs/design.md"]
+    named = re.findall(r"`([^`]+)`\s+(?:\(|of\s+|in\s+)`((?:src|tests|values)/[^`]+)`", text)
+    for name, path in named:
+        found = TOP / (path if "." in path else f"src/{path}.py")
+        assert re.search(rf"^(    )?(class |def |function )?{name.removesuffix('()')}\b", found.read_text(), re.MULTILINE), (name, path)
+    assert len(named) >= 12
+
+
+def test_each_word_of_code_in_the_design_is_one():
+    """A name that is nowhere in nexus or its tests is one that went."""
+    paths = [TOP / "build.py", *(path for folder in ("src", "tests") for path in (TOP / folder).rglob("*"))]
+    sources = "".join(path.read_text() for path in paths if path.is_file() and path.suffix in (".py", ".sh", ".js")
+                      and "node_modules" not in path.parts)
+    for path, span in SPANS:
+        name = re.fullmatch(r"([A-Za-z_][\w.]*)(\(.*\))?", span)
+        if path == "docs/design.md" and name and not (TOP / span).exists():
+            assert re.search(rf"\b{re.escape(name[1].rpartition('.')[2])}\b", sources), span
 
 
 def test_the_sample_is_the_one_that_nexus_prints():

@@ -1,4 +1,4 @@
-"""Section 11: job.sh as it really runs, with and without screen; and what keeps the service running."""
+"""job.sh as it really runs, with and without screen; and what keeps the service running."""
 
 import contextlib
 import itertools
@@ -7,15 +7,15 @@ import pathlib
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 from unittest import mock
 
 import pytest
+import samples
 from live import until
-from makers import config, gpu, mig_slice, running
+from makers import config, running
 
 import nexus
 
@@ -53,8 +53,8 @@ class Box:
         nexus.write_atomic(nexus.DISK, f"{folder}/job.sh", [script], 0o700)
         return job
 
-    def start(self, job, **options):
-        argv = ["bash", f"{self.layout.job_folder(job.id)}/job.sh", str(job.attempt)]
+    def start(self, job, before=(), **options):
+        argv = [*before, "bash", f"{self.layout.job_folder(job.id)}/job.sh", str(job.attempt)]
         if self.screen:
             argv = self.screen.argv(f"nexus_job_{job.id}", argv, is_daemon=False)
             options.setdefault("env", self.screen.environ())
@@ -72,7 +72,7 @@ class Box:
         return result
 
     def result(self, job):
-        return nexus.read_result(nexus.DISK, self.layout.job_folder(job.id), job.attempt)
+        return nexus.read_result(nexus.DISK, self.layout.job_folder(job.id), job.attempt_key)
 
     def path(self, name, job_id="abc"):
         return os.path.join(self.layout.job_folder(job_id), name)
@@ -169,7 +169,7 @@ def test_a_command_runs_to_its_end(box, reason, command, code, out, err):
     assert (start.verb, start.job_id, start.attempt) == ("start", "abc", 1)
     pid, started, began_at = map(int, start.words)
     assert pid == box.started[0].pid and began_at >= started
-    assert nexus.read_claim(nexus.DISK, box.layout.job_folder("abc"), 1) == nexus.Claim(pid, started, began_at)
+    assert nexus.read_claim(nexus.DISK, box.layout.job_folder("abc"), "abc-1-1") == nexus.Claim(pid, started, began_at)
     assert end.words[0] == str(code) and float(end.words[1]) / 100 == result.runtime_seconds
     assert sorted(os.listdir(box.layout.job_folder("abc"))) == ["attempt-1", "job.sh", "result-1.json", "stderr.log",
                                                                 "stdout.log"], "no litter"
@@ -189,10 +189,10 @@ def test_of_fifty_at_once_one_runs(box):
 
 def test_a_late_runner_finds_its_attempt_taken(box):
     job = box.prepare("echo ran")
-    assert [nexus.take_claim(nexus.DISK, box.layout.job_folder("abc"), 1) for _ in range(2)] == [nexus.OUR_CLAIM] * 2
+    assert [nexus.take_claim(nexus.DISK, box.layout.job_folder("abc"), "abc-1-1") for _ in range(2)] == [nexus.OUR_CLAIM] * 2
     assert box.start(job).wait(60) == 0
     assert sorted(os.listdir(box.layout.job_folder("abc"))) == ["attempt-1", "job.sh"] and box.heard == ""
-    assert nexus.read_claim(nexus.DISK, box.layout.job_folder("abc"), 1) == nexus.OUR_CLAIM
+    assert nexus.read_claim(nexus.DISK, box.layout.job_folder("abc"), "abc-1-1") == nexus.OUR_CLAIM
     job = box.prepare("echo ran", attempt=2)
     box.start(job)
     until(lambda: box.result(job))
@@ -206,7 +206,7 @@ def test_runner_and_service_race_for_the_claim(box):
         process = box.start(job)
         time.sleep(0.0005 * (number % 10))
         while True:
-            is_gone, writers = nexus.withdraw(nexus.DISK, processes, box.layout.job_folder("abc"), job.attempt)
+            is_gone, writers = nexus.withdraw(nexus.DISK, processes, box.layout.job_folder("abc"), job.attempt_key)
             if not writers:
                 break
         process.wait(60)
@@ -230,12 +230,12 @@ def test_a_slow_runner_is_waited_for(box, goes_on):
     process = box.start(job)
     until(lambda: os.path.exists(box.path("attempt-1")) and processes.find(process.pid).state == "T")
     for _ in range(3):
-        is_gone, writers = nexus.withdraw(nexus.DISK, processes, folder, 1)
+        is_gone, writers = nexus.withdraw(nexus.DISK, processes, folder, "abc-1-1")
         assert not is_gone and [writer.pid for writer in writers] == [process.pid]
-    assert nexus.withdraw(nexus.DISK, processes, folder, 11)[0], "another attempt is another's"
+    assert nexus.withdraw(nexus.DISK, processes, folder, "abc-1-11")[0], "another attempt is another's"
     process.send_signal(signal.SIGCONT if goes_on else signal.SIGKILL)
     process.wait(60)
-    assert nexus.withdraw(nexus.DISK, processes, folder, 1) == (not goes_on, [])
+    assert nexus.withdraw(nexus.DISK, processes, folder, "abc-1-1") == (not goes_on, [])
     assert (box.result(job) is None) == (not goes_on)
 
 
@@ -249,8 +249,8 @@ def test_killed_at_each_step(box, first):
         trap = f"steps=0; set -T; trap '((++steps != {step})) || kill -9 $$' DEBUG"
         script.write_text(f"{head}\n{trap}\n{rest}")
         is_killed = box.start(job).wait(60) == -signal.SIGKILL
-        began = nexus.read_claim(nexus.DISK, box.layout.job_folder("abc"), step) or nexus.OPEN_CLAIM
-        is_gone, writers = nexus.withdraw(nexus.DISK, nexus.Processes(), box.layout.job_folder("abc"), step)
+        began = nexus.read_claim(nexus.DISK, box.layout.job_folder("abc"), job.attempt_key) or nexus.OPEN_CLAIM
+        is_gone, writers = nexus.withdraw(nexus.DISK, nexus.Processes(), box.layout.job_folder("abc"), job.attempt_key)
         log = pathlib.Path(box.path("stdout.log"))
         ran = log.read_text() if log.exists() else ""
         assert writers == [] and is_gone == (not began.pid) and ran in ("", "ran\n"), step
@@ -270,7 +270,7 @@ def test_a_disk_that_takes_no_claim(box):
     script.write_text(script.read_text().replace('exec 8>"$dir/attempt-$attempt"', 'exec 8>"$dir/attempt-$attempt" 8>/dev/full'))
     process = box.start(job)
     assert "cannot be written" in " ".join(box.hear("fail")[-1].words) and process.wait(60) == 0
-    assert nexus.withdraw(nexus.DISK, nexus.Processes(), box.layout.job_folder("abc"), 1) == (True, []) and box.result(job) is None
+    assert nexus.withdraw(nexus.DISK, nexus.Processes(), box.layout.job_folder("abc"), "abc-1-1") == (True, []) and box.result(job) is None
 
 
 def test_a_claim_that_is_removed(box):
@@ -313,8 +313,8 @@ def test_log_files_that_cannot_be_written(box):
 def test_a_file_system_without_hard_links(box):
     disk = nexus.Disk()
     with mock.patch.object(disk, "link", side_effect=PermissionError):
-        assert nexus.take_claim(disk, box.layout.job_folder("abc"), 1) == nexus.OUR_CLAIM
-        assert nexus.take_claim(disk, box.layout.job_folder("abc"), 1) == nexus.OUR_CLAIM
+        assert nexus.take_claim(disk, box.layout.job_folder("abc"), "abc-1-1") == nexus.OUR_CLAIM
+        assert nexus.take_claim(disk, box.layout.job_folder("abc"), "abc-1-1") == nexus.OUR_CLAIM
     assert os.listdir(box.layout.job_folder("abc")) == ["attempt-1"]
 
 
@@ -391,53 +391,6 @@ def test_no_signal_is_ignored(box):
     assert int(box.text("stdout.log").split()[1], 16) & 0x7fffffff == 0, "1 to 31; the C library has 32 for itself"
 
 
-# The environment that nexus makes
-
-
-DEVICES = [  # reason, submitted, GPUs of the machine, indices of the job, what it holds
-    ("indices", {}, [0, 1], (1,), {"CUDA_VISIBLE_DEVICES": "1", "NEXUS_GPU_ID": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-                                   "NEXUS_JOB_ID": "abc"}),
-    ("ranks where the indices have a gap", {}, [0, 2], (2,), {"CUDA_VISIBLE_DEVICES": "1", "NEXUS_GPU_ID": "2"}),
-    ("no GPU sees none", {}, [0], (), {"CUDA_VISIBLE_DEVICES": "", "NEXUS_GPU_ID": ""}),
-    ("what the submitter saw does not count", {"CUDA_VISIBLE_DEVICES": "7", "CUDA_DEVICE_ORDER": "FASTEST_FIRST", "NEXUS_GPU_ID": "7"},
-     [0], (0,),
-     {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "NEXUS_GPU_ID": "0"}),
-    ("unbuffered", {}, [0], (0,), {"PYTHONUNBUFFERED": "1"}),
-    ("unless it says otherwise", {"PYTHONUNBUFFERED": ""}, [0], (0,), {"PYTHONUNBUFFERED": ""}),
-    ("submitted from inside a job", {"NEXUS_JOB_ID": "xyz", "NEXUS_JOB_NONCE": "0", "NEXUS_ROLE": "service", "STY": "1.x",
-                                     "WINDOW": "0"}, [0],
-     (0,), {"NEXUS_JOB_ID": "abc", "NEXUS_JOB_NONCE": "cafe", "NEXUS_ROLE": None, "STY": None, "WINDOW": None}),
-    ("a port for torchrun", {}, [0], (0,), {"MASTER_PORT": "20001", "PET_MASTER_PORT": "20001"}),
-    ("it has one", {"MASTER_PORT": "7"}, [0], (0,), {"MASTER_PORT": "7", "PET_MASTER_PORT": "7"}),
-    ("an empty one is none", {"MASTER_PORT": ""}, [0], (0,), {"MASTER_PORT": "20001", "PET_MASTER_PORT": "20001"}),
-    ("torchrun has one", {"PET_MASTER_PORT": "7"}, [0], (0,), {"MASTER_PORT": "7", "PET_MASTER_PORT": "7"}),
-]
-
-
-@pytest.mark.parametrize("reason, submitted, indices, given_indices, expected", DEVICES, ids=[case[0] for case in DEVICES])
-def test_build_environment(reason, submitted, indices, given_indices, expected):
-    made = nexus.build_environment(running("abc", given_indices, nonce="cafe"), submitted, [gpu(index) for index in indices], 20001)
-    assert {name: made.get(name) for name in expected} == expected
-    assert list(made)[-5:] == ["CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "NEXUS_JOB_ID", "NEXUS_JOB_NONCE", "NEXUS_GPU_ID"], "last"
-
-
-def test_jobs_that_run_at_once_have_ports_of_their_own():
-    """Two torchruns on one box met at 29500."""
-    ports = [nexus.find_free_port(number) for number in range(200)]
-    assert len(set(ports)) == len(ports) and all(20000 <= port < 30000 for port in ports)
-    with socket.socket() as line:
-        line.bind(("", ports[7]))
-        assert nexus.find_free_port(7) != ports[7], "somebody listens there"
-
-
-@pytest.mark.parametrize("fields, numbers", [
-    ({"gpu_uuids": ("MIG-1",), "gpu_slice": 1}, [0]), ({"indices": (1, 2)}, [0, 1]), ({"indices": (), "gpus": 0}, [])])
-def test_where_a_card_is_cut_programs_count_what_they_see(fields, numbers):
-    """There devices are UUIDs: a --cuda of the command is not for the driver's numbers."""
-    one = running("abc", nonce="cafe", cuda_arg=True, command="python a.py --cuda 7", **fields)
-    assert nexus.list_cuda_numbers(one, [mig_slice(0), mig_slice(1), gpu(1), gpu(2)]) == numbers
-
-
 # What job.sh survives
 
 
@@ -471,6 +424,55 @@ def test_a_stop_does_not_keep_job_sh_from_finding_what_goes_on(box):
     os.write(go, b"go\n")
     assert until(lambda: box.result(job)).goes_on
     os.close(go)
+
+
+@pytest.mark.parametrize("is_short", [True, False], ids=["above its own pid", "among all processes"])
+def test_a_process_whose_first_thread_has_ended_works_on(box, is_short):
+    """It reads as a zombie; a real one counts for nothing."""
+    alive = ("import ctypes, sys, threading, time; threading.Thread(target=time.sleep, args=(600,)).start(); "
+             "open('abc', 'w').close(); ctypes.CDLL(None).pthread_exit(None)")
+    gone = ("import os, time; os.fork() or os._exit(0); os.setsid(); os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT); "
+            "open('abd', 'w').close(); time.sleep(600)")
+    for job_id, code, goes_on in (("abc", alive, True), ("abd", gone, False)):
+        job = box.prepare(f"python3 -S -c {nexus.quote(code)} & until [ -e {job_id} ]; do sleep 0.05; done; sleep 0.1", id=job_id,
+                          cwd=box.home, environment={"PATH": os.environ["PATH"], "NEXUS_TEST_HOME": box.home})
+        if not is_short:
+            path = pathlib.Path(box.path("job.sh", job_id))
+            before, mark, after = path.read_text().partition("took < 1000")
+            assert mark
+            nexus.write_atomic(nexus.DISK, str(path), [f"{before}0{after}"], 0o700)
+        box.start(job)
+        assert until(lambda job=job: box.result(job)).goes_on == goes_on
+
+
+@needs_root
+def test_a_job_that_takes_the_rights_on_its_folder(box):
+    """Its job.sh does not stay for ever.  Of root, only one without capabilities is kept out."""
+    job = box.prepare(f"chmod 500 {box.layout.job_folder('abc')}; exit 3")
+    process = box.start(job, ["setpriv", "--bounding-set=-all"])
+    assert until(lambda: box.result(job)).exit_code == 3 and process.wait(60) == 0
+
+
+UPTIMES = [  # reason, /proc/uptime at first, and when the command ends; the runtime that is told
+    ("a container's, which has just begun", "0.08 0.01", "0.98 0.01", 0.9),
+    ("lxcfs was started again, and shows the host's", "90.00 0.01", "20.00 0.01", 0.0),
+    ("lxcfs has gone", "90.00 0.01", "", 0.0),
+    ("there was none", "", "", 0.0),
+]
+
+
+@needs_root
+@pytest.mark.parametrize("reason, first, last, runtime_s", UPTIMES, ids=[case[0] for case in UPTIMES])
+def test_the_uptime_of_a_container(box, reason, first, last, runtime_s):
+    """It is no clock for others: when the job began is told by that of the processes' starts."""
+    path = pathlib.Path(box.home, "uptime")
+    path.write_text(first and f"{first}\n")
+    job = box.prepare(f"printf '%s' '{last}{last and chr(10)}' > {path}; exit 3")
+    process = box.start(job, ["unshare", "-m", "sh", "-c", 'mount --bind "$0" /proc/uptime; exec "$@"', str(path)])
+    result = until(lambda: box.result(job))
+    assert (result.exit_code, result.runtime_seconds) == (3, runtime_s)
+    claim = nexus.read_claim(nexus.DISK, box.layout.job_folder("abc"), "abc-1-1")
+    assert claim.pid == process.pid and 0 <= claim.began - claim.started < 6000
 
 
 # A terminal for stdout
@@ -509,22 +511,14 @@ def test_by_hand_it_just_runs_the_command(box):
     assert done.returncode == 7, "it can be run as it is"
 
 
-# What is split into words is meant to be; `a && b || c` is used where b cannot fail, or c is right then too.
-SHELLCHECK = ["shellcheck", "--exclude=SC2086,SC2015,SC2046"]
-SCRIPTS = [  # name, its shell, its text, what is excluded beside
-    ("job.sh", "bash", lambda job, layout: nexus.build_script(
-        nexus.change_job(job, snapshot="a", snapshot_repo="/repo").value, {"A": "b"}, layout, [("/leases/1", "/proc/2/fd/3", "0-a")], [10]),
-     "SC2119,SC2120"),                                  # its command takes what Slurm adds
-    ("the supervisor", "dash", lambda job, layout: nexus.SUPERVISOR_SCRIPT, "SC2155"),
-    ("conda", "bash", lambda job, layout: nexus.CONDA_SCRIPT, "SC2154"),
-]
-
-
-@pytest.mark.parametrize("name, shell, build, excluded", SCRIPTS, ids=[case[0] for case in SCRIPTS])
-def test_shellcheck_finds_nothing(name, shell, build, excluded):
-    text = build(running("abc"), nexus.make_layout("/h", config()))
-    done = subprocess.run([*SHELLCHECK, f"--shell={shell}", f"--exclude={excluded}", "-"], input=text, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_shellcheck_finds_nothing_in_a_whole_job_sh():
+    """Of its parts .ci/run checks what is right in each alone.  Here: they set all that the others use."""
+    job = nexus.change_job(running("abc"), snapshot="a", snapshot_repo="/repo").value
+    text = nexus.build_script(job, {"A": "b", "a b": "c"}, nexus.make_layout("/h", config()), [("/leases/1", "/proc/2/fd/3", "0-a")], [10])
+    excluded = ("SC2086",               # what is split into words is meant to be
+                "SC2119,SC2120")        # its command takes what Slurm adds
+    done = subprocess.run(["shellcheck", f"--exclude={','.join(excluded)}", "-"], input=text, capture_output=True, text=True)
+    assert done.returncode == 0 and "unpack=(" in text, done.stdout + done.stderr
 
 
 # Leases
@@ -685,8 +679,8 @@ CANDIDATES = [  # reason, how the folder `good` with the program python3 comes t
 ]
 
 
-@pytest.mark.parametrize("reason, change, is_used", CANDIDATES, ids=[case[0] for case in CANDIDATES])
-@pytest.mark.parametrize("shell", [name for name, path in SHELLS.items() if path])
+@pytest.mark.parametrize("reason, change, is_used, shell", [
+    (*case, shell) for shell, count in zip(SHELLS, (len(CANDIDATES), 4)) if SHELLS[shell] for case in samples.choose(CANDIDATES, count)])
 def test_the_supervisor_takes_another_python(tmp_path, reason, change, is_used, shell):
     """Once the service has run, and its Python cannot any more.  What others could have put there is not even tried."""
     place = tmp_path / "place"
@@ -719,10 +713,11 @@ def test_what_bash_does_itself():
     assert [word for word in known if not re.fullmatch(nexus.BASH_WORDS, word)] == [] and len(known) > 50
 
 
-@pytest.mark.parametrize("command", PLAIN)
-@pytest.mark.parametrize("environment", [{}, {"SHLVL": "3", "words": "w", "place": "p", "OLDPWD": "/"}, {"PWD": "@link"}, {"PWD": "/"},
-                                         {"PWD": "/@WORDS@ @BASH@"},
-                                         {"BASH_ENV": "/dev/null"}, {"BASH_FUNC_env%%": "() { echo mine; }"}], ids=str)
+PLAIN_IN = [{}, {"SHLVL": "3", "words": "w", "place": "p", "OLDPWD": "/"}, {"PWD": "@link"}, {"PWD": "/"}, {"PWD": "/@WORDS@ @BASH@"},
+            {"BASH_ENV": "/dev/null"}, {"BASH_FUNC_env%%": "() { echo mine; }"}]
+
+
+@pytest.mark.parametrize("command, environment", samples.choose(itertools.product(PLAIN, PLAIN_IN), 30), ids=str)
 def test_a_plain_command_does_what_bash_does_with_it(box, command, environment):
     """As it is, and with a comment behind it, so that job.sh runs bash: output, exit code and variables are the same."""
     link = f"{box.home}-link"

@@ -191,3 +191,21 @@ def test_the_owner_brings_the_own_environment():
                               timeout=60, cwd="/", stdin=subprocess.DEVNULL, env={**box.environ, "PATH": f"{tools}:{os.environ['PATH']}"})
         assert done.stdout == f"mine\n{guarded.scripts}/show.py / 2\n", done
         assert box.nexus("add", "echo").returncode == 5
+
+
+def test_scripts_on_a_file_system_that_hangs_wait_and_nothing_else_does():
+    with live.Box(gpus=1, is_starting=False) as box:
+        box.write_config(allowed_script_paths=["/usr/bin", str(box.path("scripts"))])
+        box.start()
+        guarded = Guarded(box)
+        running = box.wait_started(box.add("/usr/bin/sleep 600", gpus=0))["id"]
+        box.ask("POST", "/service/pause")
+        waiting = guarded.submit(command="bash show.sh")[1]["id"]
+        with live.hung_folder(guarded.scripts):
+            box.ask("POST", "/service/resume")
+            live.until(lambda: "does not answer" in str(box.job(waiting)["waiting_for"]), lambda: box.job(waiting))
+            assert box.nexus("kill", running).returncode == 0
+            box.wait(running, "cancelled")
+            assert f"/usr/bin or {guarded.scripts} does not answer" in str(box.health()), "programs are still looked for in /usr/bin"
+        box.wait(waiting, "completed")
+        assert "does not answer" not in str(box.health())

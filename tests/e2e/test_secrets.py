@@ -11,6 +11,7 @@ import time
 
 import live
 import pytest
+import shared
 import slurm
 from test_conda import BIN, conda
 from test_runner import box as runner_box
@@ -32,6 +33,7 @@ ENDS = {                                        # {how: (command, exit code)}
     "core": ("ulimit -c unlimited; cd $(mktemp -d); exec python3 -c 'import os; os.abort()'", 134),
     "inner": ("bash -c 'kill -SEGV $$'; exit 9", 9),
 }
+SOME_ENDS = {name: ENDS[name] for name in ("KILL", "core", "inner")}
 
 
 def search(folder, words=SECRET):
@@ -74,7 +76,7 @@ def prepare(how, command, box, conda, repo):
 @pytest.mark.parametrize("how", ["plain", "tty", "conda", "snapshot"])
 def test_neither_logs_nor_window_nor_arguments_tell_it(runner_box, conda, repo, how):
     box = runner_box
-    for name, (command, code) in ENDS.items():
+    for name, (command, code) in ENDS.items() if how == "plain" else SOME_ENDS.items():
         job = prepare(how, command, box, conda, repo)
         window, arguments = run_watched(box, job)
         assert box.result(job).exit_code == code, (name, box.text("stderr.log"))
@@ -159,37 +161,46 @@ def check_home(box):
     assert SECRET not in box.nexus().stdout + box.nexus("history").stdout
 
 
-@pytest.mark.parametrize("launcher", ["direct", "screen"])
-def test_the_cause_is_the_programs_own_line_and_its_signal(launcher):
+@pytest.fixture(scope="module")
+def service():
+    with shared.Service(gpus=0, default_gpus=0, launcher="screen", cpu_slots=8, kill_grace_seconds=0.3) as made:
+        yield made
+
+
+@pytest.fixture
+def box(service):
+    with service.lend() as box:
+        yield box
+
+
+def test_the_cause_is_the_programs_own_line_and_its_signal(box):
     inner = f"bash -c \"$CRASH; true\" && exit 134; {BAR}; kill -ABRT $$"
-    with live.Box(gpus=0, default_gpus=0, launcher=launcher, cpu_slots=8, kill_grace_seconds=0.3) as box:
-        jobs = {name: box.add(command, env={**{key: text for key, text in VARIABLES.items() if not key.startswith("NEXUS")},
-                                            "CRASH": CRASH}, **options)
-                for name, command, options in (
-                    ("plain", "eval \"$CRASH\"", {}), ("inner", inner, {}), ("bar", f"{BAR}; kill -SEGV $$", {}),
-                    ("timeout", "trap '' TERM; while :; do sleep 0.1; done", {"timeout_seconds": 0.5}))}
-        ended = {name: box.wait(job, "failed") for name, job in jobs.items()}
-        for name in ("plain", "inner"):
-            job = ended[name]
-            assert (job["cause"], job["signal"], job["cause_line"]) == ("signal", 6, "terminate called: NCCL timeout"), job
-            for shown in (box.nexus("show", job["id"]), box.nexus("why", job["id"]), box.nexus("history"), box.nexus("jobs")):
-                assert "SIGABRT" in shown.stdout, shown.stdout
-            assert f"Job {job['id']} failed: signal SIGABRT, exit code 134 (terminate called: NCCL timeout)" in box.log()
-        assert (ended["bar"]["cause"], ended["bar"]["signal"], ended["bar"]["cause_line"]) == ("signal", 11, None)
-        assert (ended["timeout"]["cause"], ended["timeout"]["exit_code"]) == ("timeout", 137)
-        check_home(box)
+    jobs = {name: box.add(command, env={**{key: text for key, text in VARIABLES.items() if not key.startswith("NEXUS")},
+                                        "CRASH": CRASH}, **options)
+            for name, command, options in (
+                ("plain", "eval \"$CRASH\"", {}), ("inner", inner, {}), ("bar", f"{BAR}; kill -SEGV $$", {}),
+                ("timeout", "trap '' TERM; while :; do sleep 0.1; done", {"timeout_seconds": 0.5}))}
+    ended = {name: box.wait(job, "failed") for name, job in jobs.items()}
+    for name in ("plain", "inner"):
+        job = ended[name]
+        assert (job["cause"], job["signal"], job["cause_line"]) == ("signal", 6, "terminate called: NCCL timeout"), job
+        for shown in (box.nexus("show", job["id"]), box.nexus("why", job["id"]), box.nexus("history"), box.nexus("jobs")):
+            assert "SIGABRT" in shown.stdout, shown.stdout
+        assert f"Job {job['id']} failed: signal SIGABRT, exit code 134 (terminate called: NCCL timeout)" in box.log()
+    assert (ended["bar"]["cause"], ended["bar"]["signal"], ended["bar"]["cause_line"]) == ("signal", 11, None)
+    assert (ended["timeout"]["cause"], ended["timeout"]["exit_code"]) == ("timeout", 137)
+    check_home(box)
 
 
-def test_a_line_of_an_older_job_sh_is_no_reason():
+def test_a_line_of_an_older_job_sh_is_no_reason(box):
     words = ("/home/ann/.nexus/logs/job_abc/job.sh: line 15:   565 Aborted                 NEXUS_JOB_NONCE=\"${attempt:+cafe}\" "
              "MY_TOKEN='hun'ter2 MULTI='a\nhun'ter2 /usr/bin/env -u _ -- PATH=/hun'ter2 \"$@\" bash -c 'python train.py\nhun'ter2'")
-    with live.Box(gpus=0, default_gpus=0, launcher="direct") as box:
-        said = box.path("said")
-        said.write_text(f"RuntimeError: NCCL\n{words}\n")
-        job = box.wait(box.add(f"cat {said} >&2; kill -ABRT $$"), "failed")
-        assert job["cause_line"] == "RuntimeError: NCCL" and job["last_line"] in (None, "RuntimeError: NCCL")
-        shown = box.nexus("show", job["id"]).stdout + box.log()
-        assert "ter2" not in shown.replace(str(said), ""), shown
+    said = box.path("said")
+    said.write_text(f"RuntimeError: NCCL\n{words}\n")
+    job = box.wait(box.add(f"cat {said} >&2; kill -ABRT $$"), "failed")
+    assert job["cause_line"] == "RuntimeError: NCCL" and job["last_line"] in (None, "RuntimeError: NCCL")
+    shown = box.nexus("show", job["id"]).stdout + box.log()
+    assert "ter2" not in shown.replace(str(said), ""), shown
 
 
 FAULTS = [  # body of POST /queue
@@ -199,19 +210,18 @@ FAULTS = [  # body of POST /queue
     {"command": "true", "env": {"A": SECRET * 100000}}]
 
 
-def test_no_refusal_shows_a_variable():
-    with live.Box(gpus=0, default_gpus=0, launcher="direct") as box:
-        for body in FAULTS:
-            status, answer = box.call("POST", "/queue", body)
-            assert status in (400, 413) and SECRET not in json.dumps(answer), answer
-        job = box.add("sleep 600", begin="+1h")
-        for change in ({"env": {"A": [SECRET]}}, {"env": SECRET}, {"env": {"A": SECRET}}):
-            assert SECRET not in json.dumps(box.call("PATCH", f"/queue/{job}", change)[1])
-            assert SECRET not in json.dumps(box.call("POST", "/jobs/retry", {"ids": [job], **change})[1])
-        assert SECRET not in box.log()
-        told = box.nexus("add", "--env", f"={SECRET}", "true")
-        assert told.returncode == 2 and "--env" in told.stderr and SECRET not in told.stderr
-        assert SECRET not in box.log()
+def test_no_refusal_shows_a_variable(box):
+    for body in FAULTS:
+        status, answer = box.call("POST", "/queue", body)
+        assert status in (400, 413) and SECRET not in json.dumps(answer), answer
+    job = box.add("sleep 600", begin="+1h")
+    for change in ({"env": {"A": [SECRET]}}, {"env": SECRET}, {"env": {"A": SECRET}}):
+        assert SECRET not in json.dumps(box.call("PATCH", f"/queue/{job}", change)[1])
+        assert SECRET not in json.dumps(box.call("POST", "/jobs/retry", {"ids": [job], **change})[1])
+    assert SECRET not in box.log()
+    told = box.nexus("add", "--env", f"={SECRET}", "true")
+    assert told.returncode == 2 and "--env" in told.stderr and SECRET not in told.stderr
+    assert SECRET not in box.log()
 
 
 def test_under_slurm():
@@ -254,13 +264,12 @@ def memory_group(limit_mib):
     yield None
 
 
-@pytest.mark.parametrize("launcher", ["direct", "screen"])
-def test_a_program_that_the_kernel_ends_for_lack_of_memory(launcher):
+def test_a_program_that_the_kernel_ends_for_lack_of_memory():
     live.need_root()
     with memory_group(250) as group:
         if not group:
             pytest.skip("no memory group can be made here")
-        with live.Box(gpus=0, default_gpus=0, launcher=launcher, cpu_slots=3) as box:
+        with live.Box(gpus=0, default_gpus=0, launcher="screen", cpu_slots=3) as box:
             live.until(lambda: box.status()["version"], "its first look")
             procs = pathlib.Path(group, "cgroup.procs")
             for pid in live.find_processes(f"{box.folder}/"):

@@ -1,4 +1,4 @@
-"""Sections 10 and 11: a git work tree kept as it is, and job.sh in a checkout of that; with the git there is."""
+"""A git work tree kept as it is, and job.sh in a checkout of that; with the git there is."""
 
 import contextlib
 import os
@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 
 import live
 import pytest
@@ -20,12 +21,24 @@ pytestmark = pytest.mark.skipif(not shutil.which("git"), reason="git is not inst
 BIN = {"PATH": os.environ["PATH"]}
 
 
+MADE_ONCE = []                                  # the folder of the repository that each test has a copy of
+
+
 class Repo:
     """A repository with one commit: train.py, run.sh (executable), link -> train.py, sub/part.py; *.ign is ignored."""
 
     def __init__(self, top, environ):
         self.top, self.environ = pathlib.Path(top), environ
-        self.top.mkdir(parents=True)
+        if not MADE_ONCE:
+            MADE_ONCE.append(tempfile.TemporaryDirectory())
+            self.top = pathlib.Path(MADE_ONCE[0].name, "repo")
+            self.make()
+            self.top = pathlib.Path(top)
+        shutil.copytree(pathlib.Path(MADE_ONCE[0].name, "repo"), self.top, symlinks=True)
+        self.git("update-index", "-q", "--refresh")
+
+    def make(self):
+        self.top.mkdir()
         self.git("init", "-q", "-b", "main")
         self.write("train.py", "one\n")
         self.write("run.sh", "#!/bin/sh\necho ran\n").chmod(0o755)
@@ -149,22 +162,28 @@ def use_crlf(repo):
     repo.write("train.py", "one\r\ntwo\r\n")
 
 
+def change_all(repo):
+    """Staged and not; deleted and new; executable and not any more; ignored, which is not kept, but for what is tracked."""
+    repo.write("train.py", "two\n")
+    repo.git("add", "train.py")
+    repo.write("train.py", "three\n")
+    (repo.top / "sub/part.py").unlink()
+    repo.write("new/a.py", "new\n")
+    repo.write("new/run", "x").chmod(0o755)
+    (repo.top / "run.sh").chmod(0o644)
+    (repo.top / "new/link").symlink_to("/nowhere")
+    repo.write(ODD, "x")
+    repo.write("y.ign", "x"), repo.write("ignored/x", "x"), repo.write("x.ign", "x")
+    repo.git("add", "-f", "x.ign")
+    repo.write("x.ign", "y")
+
+
 KEPT = [  # reason, what the user did, {path: (mode, content) or None = not there}, less what HEAD has
     ("nothing", lambda repo: None, {}),
-    ("a change", lambda repo: repo.write("train.py", "two\n"), {"train.py": ("100644", "two\n")}),
-    ("a change that is staged, and another that is not", lambda repo: (
-        repo.write("train.py", "two\n"), repo.git("add", "train.py"), repo.write("train.py", "three\n")),
-     {"train.py": ("100644", "three\n")}),
-    ("a file is deleted", lambda repo: (repo.top / "train.py").unlink(), {"train.py": None}),
-    ("a new file", lambda repo: repo.write("new/a.py", "new\n"), {"new/a.py": ("100644", "new\n")}),
-    ("a new executable, and one that is none any more", lambda repo: (
-        repo.write("new", "x").chmod(0o755), (repo.top / "run.sh").chmod(0o644)),
-     {"new": ("100755", "x"), "run.sh": ("100644", "#!/bin/sh\necho ran\n")}),
-    ("a link", lambda repo: (repo.top / "new").symlink_to("/nowhere"), {"new": ("120000", "/nowhere")}),
-    ("odd names", lambda repo: repo.write(ODD, "x"), {ODD: ("100644", "x")}),
-    ("ignored files are not kept", lambda repo: (repo.write("x.ign", "x"), repo.write("ignored/x", "x")), {}),
-    ("but tracked ones are", lambda repo: (repo.write("x.ign", "x"), repo.git("add", "-f", "x.ign"), repo.write("x.ign", "y")),
-     {"x.ign": ("100644", "y")}),
+    ("whatever is changed, made or removed", change_all, {
+        "train.py": ("100644", "three\n"), "sub/part.py": None, "new/a.py": ("100644", "new\n"), "new/run": ("100755", "x"),
+        "run.sh": ("100644", "#!/bin/sh\necho ran\n"), "new/link": ("120000", "/nowhere"), ODD: ("100644", "x"),
+        "x.ign": ("100644", "y")}),
     ("half merged", conflict, {"train.py": ("100644", "resolved\n"), "run.sh": None}),
     ("a sparse checkout", make_sparse, {"sub/new.py": ("100644", "new\n")}),
     ("a sparse checkout with a sparse index", lambda repo: (make_sparse_index(repo), repo.write("sub/part.py", "two\n")),
@@ -328,7 +347,7 @@ def test_cut_off_it_leaves_nothing_behind(repo, reason, trap, numbers, code):
     repo.write(".git/info/attributes", "*.py filter=slow\n")
     repo.write("train.py", "two\n")
     before = repo.bytes_of_all()
-    adding = subprocess.Popen([sys.executable, live.NEXUS, "add", "--snapshot", "true"], cwd=repo.top, stderr=subprocess.PIPE, text=True,
+    adding = subprocess.Popen([sys.executable, live.COMMAND, "add", "--snapshot", "true"], cwd=repo.top, stderr=subprocess.PIPE, text=True,
                               env={**repo.environ, "TMPDIR": str(scratch), "NEXUS_HOME": str(repo.top.parent / "nexus")})
     until(mark.exists)
     until(lambda: any("sleep" in live.read(f"/proc/{pid}/comm") for pid in live.descendants(adding.pid)))
@@ -540,16 +559,14 @@ def test_a_disk_that_the_job_fills_costs_it_nothing_of_what_it_made(box, repo):
 
 MADE = [  # reason, command, what is kept beside its logs: {path: content}
     ("nothing", "cat train.py", None),
-    ("a new file", "echo 1 > loss.txt", {"loss.txt": "1\n"}),
-    ("deep in new folders", "mkdir -p out/a out/empty; echo 1 > out/a/b", {"out/a/b": "1\n"}),
-    ("only empty folders", "mkdir -p out/a; mkdir -m 555 locked", None),
-    ("a tracked file it changed", "echo more >> train.py", {"train.py": "one\nmore\n"}),
-    ("one that was only touched", "touch -d tomorrow train.py run.sh", None),
+    ("what is new or changed, and of folders and links what is in them", "echo 1 > loss.txt; mkdir -p out/a out/empty; echo 1 > out/a/b; "
+     f"echo more >> train.py; echo 1 > model.ign; mkdir ignored; echo 2 > ignored/x; echo 1 > {nexus.quote(ODD + '2')}; ln -s /etc to",
+     {"loss.txt": "1\n", "out/a/b": "1\n", "train.py": "one\nmore\n", "model.ign": "1\n", "ignored/x": "2\n", ODD + "2": "1\n",
+      "to": "-> /etc"}),
+    ("only empty folders, what was only touched, compiled Python", "mkdir -p out/a; mkdir -m 555 locked; "
+     "touch -d tomorrow train.py run.sh; mkdir -p sub/__pycache__ p/__pycache__; "
+     "echo x > sub/__pycache__/part.pyc; echo x > p/__pycache__/y", None),
     ("tracked files that it removed", "rm train.py; rm -r sub", None),
-    ("an ignored file", "echo 1 > model.ign; mkdir ignored; echo 2 > ignored/x", {"model.ign": "1\n", "ignored/x": "2\n"}),
-    ("compiled Python", "mkdir -p sub/__pycache__ p/__pycache__; echo x > sub/__pycache__/part.pyc; echo x > p/__pycache__/y", None),
-    ("an odd name", f"echo 1 > {nexus.quote(ODD + '2')}", {ODD + "2": "1\n"}),
-    ("a link", "ln -s /etc out", {"out": "-> /etc"}),
     ("what it added to the index", "echo 1 > a; echo 2 > train.py; git add -A", {"a": "1\n", "train.py": "2\n"}),
     ("what it committed", "echo 1 > a; echo 2 > train.py; git add -A; git -c user.name=a -c user.email=a@b commit -qm x", {"a": "1\n",
      "train.py": "2\n"}),
@@ -584,6 +601,113 @@ def test_what_a_job_changed_is_kept_where_git_marks_each_file_as_unchanged(box, 
     repo.git("config", "core.ignoreStat", "true")
     box.run("echo two > train.py", **of(repo.snapshot()))
     assert kept_of(box) == {"train.py": "two\n"}
+
+
+# What a job puts in the way of the clean-up.  OTHER is a folder of the user's: a repository like the job's, and files named as its own.
+
+LED = [  # reason, command, what is kept: {path: content} or None
+    ("folders are links to the originals, to one of which only a mark is tracked, and to one in a folder",
+     "rm -rf sub data deep/data; ln -s OTHER/sub sub; ln -s OTHER/data data; ln -s OTHER/data deep/data",
+     {"sub": "-> OTHER/sub", "data": "-> OTHER/data", "deep/data": "-> OTHER/data"}),
+    ("a link to a link", "rm -rf data; ln -s OTHER/way data", {"data": "-> OTHER/way"}),
+    ("a link to another folder of the checkout", "rm -rf data; ln -s sub data", {"data": "-> sub"}),
+    ("compiled Python", "ln -s OTHER/__pycache__ sub/__pycache__; ln -s OTHER p", {
+        "sub/__pycache__": "-> OTHER/__pycache__", "p": "-> OTHER"}),
+    ("a file is a FIFO", "rm train.py; mkfifo train.py; rm -r sub; mkfifo sub", {}),
+    ("a file in place of a folder", "rm -r sub data; echo 1 > sub; touch data", {"sub": "1\n", "data": ""}),
+    ("a repository in place of a submodule's", "rmdir module; git init -q module; touch module/x; "
+     "git -C module config core.fsmonitor 'touch OTHER/led; true'", ...),
+    ("the git folder is another repository's", "rm -rf .git; ln -s OTHER/.git .git; echo 1 > a", ...),
+    ("the git folder is one of another repository", "rm -rf .git; echo gitdir: OTHER/.git > .git; echo 1 > a", ...),
+    ("its index", "ln -sf OTHER/.git/index .git/index; echo 1 > a", ...),
+    ("its index is a FIFO", "rm .git/index; mkfifo .git/index; echo 1 > a", ...),
+    ("its lock", "ln -s OTHER/.git/HEAD .git/index.lock; echo 1 > a", {"a": "1\n"}),
+    ("its common folder", "echo OTHER/.git > .git/commondir; echo 1 > a; echo 2 > train.py", {"a": "1\n", "train.py": "2\n"}),
+    ("its head", "ln -sf OTHER/.git/HEAD .git/HEAD; echo 1 > a", {"a": "1\n"}),
+    ("folders of it", "ln -s OTHER/.git/objects .git/objects; ln -s OTHER/data .git/lfs; ln -s OTHER/.git/refs .git/refs; echo 1 > a",
+     {"a": "1\n"}),
+    ("what the clean-up makes", "ln -s OTHER/.git .git.nexus; echo 1 > a", {"a": "1\n"}),
+    ("the checkout is another repository", "cd ..; rm -rf files; ln -s OTHER files", ...),
+    ("the checkout is its own, at another place", "cd ..; mv files OTHER/moved; ln -s OTHER/moved files", ...),
+    ("the checkout is a file", "cd ..; rm -rf files; echo 1 > files", ...),
+    ("the checkout is gone", "rm -rf $PWD", None),
+    ("the log folder is a link", "cd ../..; mv job_abc HOME/kept; ln -s OTHER job_abc", ...),
+]
+
+
+def list_all(top):
+    """All below a folder, with what is in it; the marks that git gives an index when it reads it do not count."""
+    return {path: (path.lstat().st_mode, os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else None)
+            for path in sorted(pathlib.Path(top).rglob("*"))}
+
+
+@pytest.fixture(scope="module")
+def rich_once(tmp_path_factory):
+    return tmp_path_factory.mktemp("rich")
+
+
+@pytest.fixture
+def rich(repo, rich_once):
+    """The repository has a submodule and folders with data; OTHER, beside it, is returned.  Both are made once."""
+    if (rich_once / "repo").exists():
+        shutil.rmtree(repo.top)
+        for name in ("repo", "other"):
+            shutil.copytree(rich_once / name, repo.top.parent / name, symlinks=True)
+        other = object.__new__(Repo)
+        other.top, other.environ = repo.top.parent / "other", repo.environ
+        repo.git("update-index", "-q", "--refresh")
+        return other
+    repo.write("data/.gitkeep", "")
+    repo.write("deep/data/x", "x")
+    repo.git("-c", "protocol.file.allow=always", "submodule", "add", "-q", str(Repo(repo.top.parent / "inner", repo.environ).top), "module")
+    repo.commit()
+    other = Repo(repo.top.parent / "other", repo.environ)
+    for name in ("data/.gitkeep", "data/train.csv", "__pycache__/x.pyc", "files/train.py", "files/.git/index.lock", "deep/data/x"):
+        other.write(name, "mine\n")
+    other.write("sub/part.py", "part\n")
+    (other.top / "empty").mkdir()
+    (other.top / "way").symlink_to("data")
+    for each in (repo, other):
+        shutil.copytree(each.top, rich_once / each.top.name, symlinks=True)
+    return other
+
+
+@pytest.mark.parametrize("reason, command, kept", LED, ids=[case[0] for case in LED])
+def test_nothing_leads_the_clean_up_elsewhere(box, repo, rich, reason, command, kept):
+    """And the next attempt finds what is there, in a checkout."""
+    other = rich
+    made, before = repo.snapshot(), repo.bytes_of_all()
+    mine = list_all(other.top)
+    command = command.replace("OTHER", str(other.top)).replace("HOME", box.home)
+    process = box.start(box.prepare(f"{command}; exit 3", **of(made)))
+    assert process.wait(60) == 0 and box.hear("end")[-1].words[0] == "3"
+    seen = list_all(other.top)
+    moved = {path: fact for path, fact in seen.items() if "moved" in path.parts}
+    assert {path: fact for path, fact in seen.items() if path not in moved} == mine and bool(moved) == ("moved" in command)
+    if kept is not ...:
+        assert kept_of(box) == (kept and {path: text.replace("OTHER", str(other.top)) for path, text in kept.items()})
+    if os.path.islink(box.layout.job_folder("abc")):
+        return                                  # the service puts it aside
+    result = box.run("cat train.py link; git rev-parse HEAD; ls run.sh > /dev/null", **of(made, attempt=2), environment={
+        "PATH": os.environ["PATH"]}) if "FIFO" not in reason else box.run("git rev-parse HEAD", **of(made, attempt=2))
+    assert result.exit_code == 0, box.text("stderr.log")
+    assert box.text("stdout.log").splitlines()[-1] == made.commit
+    seen = list_all(other.top)
+    assert {path: fact for path, fact in seen.items() if path not in moved} == mine and moved.items() <= seen.items()
+    assert repo.bytes_of_all() == before
+
+
+def test_its_directory_is_made_through_no_link(box, repo):
+    """An ignored folder in one that the first attempt has exchanged."""
+    deep, other = repo.top / "ignored/deep/er", repo.top.parent / "other"
+    deep.mkdir(parents=True)
+    other.mkdir()
+    job = of(repo.snapshot(), cwd=str(deep))
+    assert box.run(f"cd ../..; rm -r deep; ln -s {other} deep; exit 3", **job).exit_code == 3
+    result = box.run("echo ran", **{**job, "attempt": 2})
+    assert result.cause == "launch" and "has put a link above" in result.cause_line and not os.listdir(other)
+    (other / "er").mkdir()
+    assert box.run("pwd -P; exit 4", **{**job, "attempt": 3}).exit_code == 4 and box.text("stdout.log") == f"{other}/er\n"
 
 
 # git-lfs

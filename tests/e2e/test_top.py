@@ -151,7 +151,15 @@ def test_the_choice_stays_with_a_job_that_leaves_its_list(home):
     home.top.wait_for(rb"FINISHED[^>]*  " + ids[-1].encode() + rb" [^>]*> " + home.second.encode())
 
 
-def test_the_chosen_row_is_in_reverse(home):
-    with home.terminal("top") as terminal:
-        row = terminal.wait_for(re.compile(rb"\x1b\[7m> ([^\x1b]*)\x1b\[0m").pattern)[1].decode()
-        assert home.running in row and len(row) == 98
+SIZES = [  # what the terminal and the environment tell, the size then
+    (0, 0, {}, 80, 24), (0, 0, {"COLUMNS": "120", "LINES": "12"}, 120, 12), (0, 0, {"COLUMNS": "x", "LINES": "0"}, 80, 24),
+    (100, 0, {"COLUMNS": "60"}, 100, 24), (60, 10, {"COLUMNS": "120", "LINES": "50"}, 60, 10)]
+
+
+def test_a_terminal_that_does_not_tell_its_size(home):
+    for columns, rows, environ, is_wide, is_high in SIZES:
+        with home.terminal("top", columns=columns, rows=rows, **environ) as terminal:
+            shown = terminal.wait_for(rb"\x1b\[H((?:[^\x1b]|\x1b\[(?:2K|\d*m))*)\x1b\[J")[1].decode()
+            assert shown.count("\n") == is_high - 1 and "q ends" in shown, (columns, environ)
+            row = re.search(r"\x1b\[7m(> ([^\x1b]*))\x1b\[0m", shown)
+            assert len(row[1]) == is_wide and home.running in row[2], "the chosen row is in reverse"

@@ -42,11 +42,11 @@ def clear(box, *ids):
 
 @pytest.mark.parametrize("is_before", [True, False])
 def test_a_service_that_is_killed_while_it_forgets_counts_nothing_twice(is_before):
-    with live.Box(gpus=2) as box:
+    with live.Box(gpus=2, is_supervised=False) as box:
         ids = run_all(box, {"gpus": 1, "group": "g"}, {"gpus": 0.5, "group": "g", "command": "exit 3", "retries": 1}, {})
         before = ask_usage(box)
         assert before["group"]["g"][:3] == (2, 2, 1) and before["user"]["root"][:3] == (3, 3, 1)
-        box.kill_all_of_service()
+        box.kill_service()
         box.serve(f"exec({DIES.format(is_before=is_before)!r})")
         with pytest.raises(live.Lost):
             box.call("POST", "/jobs/clear", {"ids": ids})
@@ -58,12 +58,12 @@ def test_a_service_that_is_killed_while_it_forgets_counts_nothing_twice(is_befor
             clear(box, *ids)
             assert box.ask("GET", "/jobs") == [] and ask_usage(box) == before
         box.kill_service()
-        box.await_service()
+        box.start()
         assert ask_usage(box) == before
 
 
 def test_what_is_beyond_history_limit_counts():
-    with live.Box(gpus=0, history_limit=2, cpu_slots=4) as box:
+    with live.Box(gpus=0, is_supervised=False, history_limit=2, cpu_slots=4) as box:
         run_all(box, *[{"group": f"g{number % 2}"} for number in range(6)])
         live.until(lambda: len(box.ask("GET", "/jobs")) == 2, "the others to go")
         usage = ask_usage(box)
@@ -72,7 +72,7 @@ def test_what_is_beyond_history_limit_counts():
 
 
 def test_groups_beyond_twenty_are_one():
-    with live.Box(gpus=0, cpu_slots=8) as box:
+    with live.Box(gpus=0, is_supervised=False, cpu_slots=8) as box:
         ids = run_all(box, *[{"group": f"g{number:02}", "command": "true"} for number in range(23)], {"command": "true"})
         before = ask_usage(box)
         assert len(before["group"]) == 24
@@ -84,7 +84,7 @@ def test_groups_beyond_twenty_are_one():
 
 
 def test_a_user_with_a_token_sees_no_groups_of_others():
-    with live.Box(gpus=0, cpu_slots=4) as box:
+    with live.Box(gpus=0, is_supervised=False, cpu_slots=4) as box:
         tokens = {user: make_token(box, user) for user in ("ann", "bob")}
         ids = [job_id for user, token in tokens.items() for job_id in run_all(box, {"group": f"of-{user}"}, {}, **token)]
         before = [ask_usage(box, **token) for token in tokens.values()]
@@ -101,7 +101,7 @@ def test_a_user_with_a_token_sees_no_groups_of_others():
 
 
 def test_where_since_cuts_a_day_the_answer_says_that_it_is_whole():
-    with live.Box(gpus=0) as box:
+    with live.Box(gpus=0, is_supervised=False) as box:
         job_id, = run_all(box, {})
         assert json.loads(box.nexus("usage", "--since", "0", "--json").stdout) == []
         clear(box, job_id)

@@ -6,6 +6,7 @@ import time
 
 import live
 import pytest
+import shared
 
 PROTECTED_REGULAR = "/proc/sys/fs/protected_regular"
 
@@ -23,20 +24,30 @@ def protected_regular():
             setting.write(before)
 
 
-@pytest.fixture
-def two():
-    """Two users' boxes with the same two GPUs and the same leases."""
+@pytest.fixture(scope="module")
+def services():
+    """Two users' services with the same two GPUs and the same leases."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(protected_regular())
         tools = live.Tools()
         stack.callback(tools.close)
-        boxes = []
+        made = []
         for _ in range(2):
             user = live.User(tools)
             stack.callback(user.remove)
-            boxes.append(stack.enter_context(live.Box(gpus=[{}, {}], user=user, lease_dir=str(tools.folder / "shared" / "leases"))))
-            boxes[-1].status()
-        yield boxes
+            leases = str(tools.folder / "shared" / "leases")
+            made.append(stack.enter_context(shared.Service(gpus=[{}, {}], user=user, lease_dir=leases)))
+        yield made
+
+
+@pytest.fixture
+def two(services):
+    with services[0].lend() as ann, services[1].lend() as bob:
+        ann.status()
+        bob.status()
+        yield ann, bob
+    lease_folder(ann).chmod(0o1777)
+    subprocess.run(["find", lease_folder(ann), "-mindepth", "1", "-delete"], check=True)
 
 
 def lease_folder(box):
@@ -50,7 +61,7 @@ def test_no_gpu_is_given_twice(two):
     stamps.chmod(0o666)
     command = (f'echo "begin $NEXUS_JOB_ID $NEXUS_GPU_ID $(date +%s%N)" >> {stamps}; sleep 0.05; '
                f'echo "end $NEXUS_JOB_ID $NEXUS_GPU_ID $(date +%s%N)" >> {stamps}')
-    jobs = [(box, box.add(command, gpus=2 if number % 5 == 4 else 1)) for number in range(20) for box in two]
+    jobs = [(box, box.add(command, gpus=2 if number % 5 == 4 else 1)) for number in range(10) for box in two]
     for box, job_id in jobs:
         assert box.wait(job_id, "completed")["exit_code"] == 0
     begun, spans = {}, {}
