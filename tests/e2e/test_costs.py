@@ -1,6 +1,7 @@
 """What one request may cost: it grows no faster than what it names and what waits, and it is bounded."""
 
 import contextlib
+import functools
 import gc
 import json
 import os
@@ -19,7 +20,7 @@ from turns import World
 import nexus
 
 GPUS = 8
-FEW, GROWTH = samples.count(200, 400), 8            # so many more may cost twice as many times as much; squared it is 64
+FEW, GROWTH = samples.count(100, 400), 8            # so many more may cost half as much again, each; squared it is 64 times
 
 
 def add_all(bench, jobs):
@@ -138,23 +139,48 @@ REQUESTS = [  # reason, what it finds there, (method, path, body) of what that r
 ]
 
 
-def measure(prepare, make_request, count):
+@pytest.fixture(scope="module")
+def prepared():
+    """Makes what requests find once for all of them: (a bench, what `prepare` returned).  Each finds it as it was made."""
+    with contextlib.ExitStack() as held:
+        @functools.lru_cache(None)
+        def make(prepare, count):
+            bench = held.enter_context(Bench(queue_limit=10**6))
+            return bench, prepare(bench, count), bench.store.state
+
+        def find(prepare, count):
+            bench, found, bench.store.state = make(prepare, count)
+            return bench, found
+
+        yield find
+
+
+@contextlib.contextmanager
+def no_collection():
+    """What Python frees meanwhile depends on all that the tests have made."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def measure(bench, request):
     """The CPU time of a request."""
-    with Bench(queue_limit=10**6) as bench:
-        request = make_request(prepare(bench, count))
-        gc.collect()
+    with no_collection():
         began = time.thread_time()
         status, answer = bench.ask(*request)
         took_s = time.thread_time() - began
-        assert status < 300, answer
-        return took_s
+    assert status < 300, answer
+    return took_s
 
 
 @pytest.mark.parametrize("reason, prepare, make_request", REQUESTS, ids=[case[0] for case in REQUESTS])
-def test_a_request_is_linear(reason, prepare, make_request):
-    for _ in range(3):                  # a busy machine may slow down one of the two
-        few_s, many_s = (measure(prepare, make_request, count) for count in (FEW, FEW * GROWTH))
-        if many_s < 2 * GROWTH * few_s + 0.02:
+def test_a_request_is_linear(reason, prepare, make_request, prepared):
+    for _ in range(5):                  # a busy machine may slow down one of the two
+        found = (prepared(prepare, count) for count in (FEW, FEW * GROWTH))
+        few_s, many_s = (measure(bench, make_request(what)) for bench, what in found)
+        if many_s < 1.5 * GROWTH * few_s + 0.01:
             return
     raise AssertionError(f"{reason}: {many_s:.2f} s instead of {few_s:.3f} s for {GROWTH} times as many")
 
@@ -175,53 +201,43 @@ def add_of_two(bench, count, **fields):
 
 def add_groups(bench, count):
     """Waiting jobs of ten groups, behind others of none."""
-    ids = add_of_two(bench, count // 2)
-    add_all(bench, [{"gpus": 1, "group": f"g{number % 10}"} for number in range(count // 2)])
+    add_of_two(bench, count // 2)
+    ids = add_all(bench, [{"gpus": 1, "group": f"g{number % 10}"} for number in range(count // 2)])
     bench.decide()
     return ids
 
 
-VIEWS = [  # reason, what waits, path, query
-    ("the page", add_of_two, "/status", {"after": "0"}), ("the page, with groups", add_groups, "/status", {"after": "0"}),
-    ("the page of a status", add_of_two, "/status", {"after": "0", "status": "pending"}),
-    ("nexus", add_of_two, "/status", {}), ("groups", add_groups, "/groups", {}),
-    ("the first jobs", add_of_two, "/queue", {"limit": "50"}),
-    ("the first jobs of no group", add_groups, "/queue", {"limit": "50", "group": ""}),
-    ("one's first jobs, in some fields", add_of_two, "/queue", {"limit": "50", "user": "bob", "fields": "id,position"}),
-    ("the last job", add_of_two, "/jobs/{}", {}), ("why the last job waits", add_of_two, "/jobs/{}/why", {}),
+VIEWS = [  # reason, path, query
+    ("the page", "/status", {"after": "0"}), ("the page of a status", "/status", {"after": "0", "status": "pending"}),
+    ("nexus", "/status", {}), ("groups", "/groups", {}), ("the first jobs", "/queue", {"limit": "50"}),
+    ("the first jobs of no group", "/queue", {"limit": "50", "group": ""}),
+    ("one's first jobs, in some fields", "/queue", {"limit": "50", "user": "bob", "fields": "id,position"}),
+    ("the last job", "/jobs/{}", {}), ("why the last job waits", "/jobs/{}/why", {}),
 ]
 
 
 @pytest.fixture(scope="module")
 def queues():
-    """Makes each queue once: who looks changes nothing."""
-    made = {}
-    with contextlib.ExitStack() as held:
-        def find(prepare, count):
-            if (prepare, count) not in made:
-                bench = held.enter_context(Bench(queue_limit=10**6))
-                made[prepare, count] = bench, prepare(bench, count)[-1]
-            return made[prepare, count]
-
-        yield find
+    """[(a bench, its last job)] with few jobs that wait, and with many: who looks changes nothing."""
+    with Bench(queue_limit=10**6) as few, Bench(queue_limit=10**6) as many:
+        yield [(bench, add_groups(bench, count)[-1]) for bench, count in ((few, 400), (many, 400 * GROWTH))]
 
 
 def measure_view(bench, path, query):
     """The least CPU time of some: estimates of starts are made once for all of them."""
-    gc.collect()
     times = []
-    for _ in range(6):
-        began = time.thread_time()
-        assert bench.ask("GET", path, query=query)[0] == 200
-        times.append(time.thread_time() - began)
+    with no_collection():
+        for _ in range(6):
+            began = time.thread_time()
+            assert bench.ask("GET", path, query=query)[0] == 200
+            times.append(time.thread_time() - began)
     return min(times)
 
 
-@pytest.mark.parametrize("reason, prepare, path, query", VIEWS, ids=[case[0] for case in VIEWS])
-def test_a_view_costs_what_it_shows(queues, reason, prepare, path, query):
-    found = [queues(prepare, count) for count in (400, 400 * GROWTH)]
+@pytest.mark.parametrize("reason, path, query", VIEWS, ids=[case[0] for case in VIEWS])
+def test_a_view_costs_what_it_shows(queues, reason, path, query):
     for _ in range(3):
-        few_s, many_s = (measure_view(bench, path.format(last), query) for bench, last in found)
+        few_s, many_s = (measure_view(bench, path.format(last), query) for bench, last in queues)
         if many_s < 1.5 * few_s + 0.002:
             return
     raise AssertionError(f"{reason}: {many_s * 1000:.1f} ms instead of {few_s * 1000:.1f} ms for {GROWTH} times as many")
@@ -354,16 +370,16 @@ def test_starts_are_estimated_once_a_plan(monkeypatch):
         assert len(made) == 3
 
 
-def test_no_private_key_crosses_between_users(bench_of_10000):
+def test_no_private_key_crosses_between_users(bench_of_three_users):
     """In whatever order they look: what is kept of a row for one of them is not shown to another."""
-    bench, tokens = bench_of_10000
+    bench, tokens = bench_of_three_users
     private = set(nexus.JOB) - nexus.PUBLIC_JOB_KEYS
     for user in (None, "bob", "ann", "bob", None, "ann"):
         response = bench.respond("GET", "/queue", headers=tokens[user], uid=OWNER if user is None else None)
         pieces = list(response.stream)
         jobs = json.loads(b"".join(pieces))
-        assert len(jobs) == 10000 and response.headers["Total-Count"] == "10000" and len(pieces) > 10, "all, in pieces"
-        assert [job["position"] for job in jobs] == list(range(10000))
+        assert len(jobs) == 1000 and response.headers["Total-Count"] == "1000" and len(pieces) >= 5, "all, in pieces"
+        assert [job["position"] for job in jobs] == list(range(1000))
         for job in jobs:
             if user in (None, job["user"]):
                 assert f"of-{job['user']}" in job["command"] and job["waiting_for"]
@@ -377,10 +393,10 @@ def test_no_private_key_crosses_between_users(bench_of_10000):
 
 
 @pytest.fixture
-def bench_of_10000():
+def bench_of_three_users():
     with Bench(queue_limit=10**6) as bench:
         tokens = {None: None, "bob": bench.make_bearer("bob"), "ann": bench.make_bearer("ann")}
-        for user, count in ((None, 4000), ("bob", 3000), ("ann", 3000)):
+        for user, count in ((None, 400), ("bob", 300), ("ann", 300)):
             jobs = [{"command": f"true {number} of-{user or bench.service.user}", "name": f"n-of-{user}", "group": f"g-of-{user}"}
                     for number in range(count)]
             status, answer = bench.ask("POST", "/queue", jobs, tokens[user])
@@ -512,7 +528,7 @@ def test_patterns_of_names_do_not_stay_in_memory():
     """Python itself keeps 512 of the last patterns, which are short."""
     def measure(first, end):
         for number in range(first, end):
-            assert not nexus.Choice(name=f"{number}-{'*a' * 10}*").make_test(0.0)(nexus.Job("abc", "true", "/", "me", 0.0, (0, 1, 1), ""))
+            assert not nexus.Choice(name=f"{number}-*a*").make_test(0.0)(nexus.Job("abc", "true", "/", "me", 0.0, (0, 1, 1), ""))
         gc.collect()
         return tracemalloc.get_traced_memory()[0]
 
@@ -585,17 +601,17 @@ def test_a_body_that_takes_long_to_parse_is_not_parsed(reason, user, body, words
 
 
 LARGE = [  # reason, what there is, (method, path, body) of what that returned
-    ("an add", lambda bench: None, lambda _: ("POST", "/queue", {"commands": ["true"] * 500})),
+    ("an add", lambda bench: None, lambda _: ("POST", "/queue", {"commands": ["true"] * 150})),
     ("an add after one", lambda bench: bench.add(name="first"),
-     lambda _: ("POST", "/queue", {"commands": ["true"] * 500, "after": ["first"]})),
-    ("a cancel", lambda bench: add_all(bench, [{}] * 500), lambda ids: ("POST", "/jobs/cancel", {"ids": ids})),
-    ("a cancel of what many come after", lambda bench: add_all(bench, [{"name": "first"}, *[{"after": ["first"]}] * 500]),
+     lambda _: ("POST", "/queue", {"commands": ["true"] * 150, "after": ["first"]})),
+    ("a cancel", lambda bench: add_all(bench, [{}] * 150), lambda ids: ("POST", "/jobs/cancel", {"ids": ids})),
+    ("a cancel of what many come after", lambda bench: add_all(bench, [{"name": "first"}, *[{"after": ["first"]}] * 150]),
      lambda ids: ("POST", "/jobs/cancel", {"ids": ids[:1]})),
-    ("a change", lambda bench: add_all(bench, [{}] * 500), lambda ids: ("PATCH", "/queue", {"ids": ids, "change": {"name": "x"}})),
-    ("a change to a group that has a fact's name", lambda bench: add_all(bench, [{}] * 500),
+    ("a change", lambda bench: add_all(bench, [{}] * 150), lambda ids: ("PATCH", "/queue", {"ids": ids, "change": {"name": "x"}})),
+    ("a change to a group that has a fact's name", lambda bench: add_all(bench, [{}] * 150),
      lambda ids: ("PATCH", "/queue", {"ids": ids, "change": {"group": "next_number", "max_concurrent": 2}})),
-    ("a retry", lambda bench: add_ended(bench, 500), lambda ids: ("POST", "/jobs/retry", {"ids": ids})),
-    ("a clear", lambda bench: add_ended(bench, 500), lambda ids: ("POST", "/jobs/clear", {"ids": ids})),
+    ("a retry", lambda bench: add_ended(bench, 150), lambda ids: ("POST", "/jobs/retry", {"ids": ids})),
+    ("a clear", lambda bench: add_ended(bench, 150), lambda ids: ("POST", "/jobs/clear", {"ids": ids})),
 ]
 
 
@@ -609,13 +625,13 @@ def test_others_change_the_state_beside_what_is_large(reason, prepare, make_requ
         def make_changes(draft, decided):
             found = real(draft, decided)
             made.append(len(found[0]))
-            if len(found[0]) > 400 and not others:
+            if len(found[0]) > 100 and not others:
                 others.append(bench.ask("POST", "/queue", {"command": "true"}, bench.make_bearer("bob"))[1]["id"])
             return found
 
         monkeypatch.setattr(nexus, "make_changes", make_changes)
         status, answer = bench.ask(*request)
-        assert status < 300 and len(others) == 1 and sum(count > 400 for count in made) == 1, answer
+        assert status < 300 and len(others) == 1 and sum(count > 100 for count in made) == 1, answer
         jobs, numbers = bench.store.state.jobs, [job.number for job in bench.store.state.jobs.values()]
         assert others[0] in jobs and len({*numbers}) == len(numbers) and bench.store.state.next_number > max(numbers)
         again = nexus.Store(bench.layout, bench.service.clock, bench.service.disk, bench.store.log)
