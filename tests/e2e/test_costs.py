@@ -420,17 +420,6 @@ def test_a_name_that_is_like_thousands_is_compared_with_some(monkeypatch):
     assert compared and max(compared) <= 2 * nexus.MAX_COMPARED * nexus.MAX_COMPARED_LETTERS
 
 
-def test_bash_reads_only_some_of_the_commands_of_a_request(monkeypatch):
-    asked, run = [], nexus.run
-    monkeypatch.setattr(nexus, "run", lambda argv, *rest: asked.append(argv) or run(argv, *rest))
-    with Bench() as bench:
-        for number in range(2):
-            status, _ = bench.ask("POST", "/queue", {"commands": [f'echo "it\'s {number} {at}"' for at in range(500)]})
-            assert status == 200 and len(asked) == nexus.MAX_PARSED
-            asked.clear()
-        assert bench.ask("POST", "/queue", {"command": "echo 'it"})[0] == 400
-
-
 def test_what_is_not_known_of_the_gpus_is_waited_for_once():
     with Bench() as bench:
         waits = []
@@ -546,40 +535,6 @@ def test_no_pattern_of_names_takes_long():
         began = time.thread_time()
         assert not any(fits(nexus.Job("abc", "true", "/", "me", 0.0, (0, 1, 1), "", name="a" * 200)) for _ in range(100))
         assert time.thread_time() - began < 1
-
-
-def test_links_are_bounded_in_all(monkeypatch):
-    """Of what waits and what is added together, by whichever way; what has ended, or is another user's, does not count."""
-    monkeypatch.setattr(nexus, "MAX_LINKS", 100)
-    with Bench() as bench:
-        bob = bench.make_bearer("bob")
-        ids = add_all(bench, [{}] * 10)
-        children = add_all(bench, [{"after_any": ids}] * 9)
-        assert bench.ask("POST", "/queue", [{"command": "a", "after": ids}] * 2)[0] == 429
-        assert bench.ask("PATCH", f"/queue/{children[0]}", {"after": ids})[0] == 200
-        assert bench.ask("PATCH", f"/queue/{children[1]}", {"after": ids[:1]})[0] == 429
-        own = bench.ask("POST", "/queue", [{"command": "a"}] * 10, bob)[1]["ids"]
-        assert bench.ask("POST", "/queue", [{"command": "a", "after": own}] * 10, bob)[0] == 200
-        bench.ask("POST", "/jobs/cancel", {"ids": children})
-        add_all(bench, [{"after": ids}] * 9)
-        assert bench.ask("POST", "/jobs/retry", {"ids": children})[0] == 429
-
-
-def test_a_user_fills_a_queue_of_their_own():
-    """And all users but the owner cannot fill the owner's."""
-    with Bench(queue_limit=3) as bench:
-        tokens = {None: None}
-
-        def ask(user, count=1):
-            if user not in tokens:
-                tokens[user] = bench.make_bearer(user)
-            code, answer = bench.ask("POST", "/queue", [{"command": "true"}] * count, tokens[user])
-            return code if code == 200 else answer["message"]
-
-        assert ask("bob", 3) == 200 and ask("bob") == "the queue is full: 4 jobs of bob would be pending; queue_limit allows 3"
-        assert [ask(f"user{number}", 3) for number in range(4)] == [200] * 4
-        assert ask("ann") == f"the queue is full: 16 jobs of all users but {bench.service.user} would be pending; queue_limit allows 15"
-        assert ask(None, 3) == 200 and "4 jobs of" in ask(None)
 
 
 BODIES = [  # reason, who, body, words

@@ -63,6 +63,23 @@ def test_a_retry_still_comes_after_what_may_complete(world):
     assert (w.job(again).after, w.job(again).pending_dependencies) == ((lives,), (lives,))
 
 
+def test_a_failure_counts_for_its_group_as_its_last_retry(world):
+    """Of whichever group that is.  When it is retried anew, an earlier retry, and the retries of that, count no more."""
+    w = world(gpus=0, cpu_slots=1)
+
+    def retry(job_id, group):
+        return w.service.admission.retry(nexus.Choice([job_id]), ANN, {"group": group})[0]
+
+    first = w.add("a", gpus=0, group="g")
+    for pid, group in ((100, None), (101, "h"), (102, None)):
+        w.turn()
+        latest = [job.id for job in w.store.state.jobs.values()][-1]
+        fail(w, latest, pid)
+        again = retry(latest if group else first, group)
+    w.service.editor.set_paused(True, "ann")
+    assert w.api(w.add("b", gpus=0, after_group=["g"]))["waiting_for"].startswith(f"after 1 job of group g: {again};")
+
+
 def test_retry_of_too_many_for_the_queue_adds_none(world):
     w = world(gpus=0, queue_limit=2, cpu_slots=1)
     bad = w.add("bad", gpus=0)

@@ -1,5 +1,7 @@
 """When a job starts, as far as that is known."""
 
+import pytest
+
 import nexus
 
 
@@ -17,3 +19,16 @@ def test_a_start_is_never_told_to_be_over(world, monkeypatch):
     job_id = w.add(is_held=True)
     monkeypatch.setattr(w.service.estimates, "find_starts", lambda: {job_id: w.clock.now() - 30})
     assert w.api(job_id)["estimated_start"] == nexus.format_time(w.clock.now())
+
+
+@pytest.mark.parametrize("took_s, pause_s", [(0.0, nexus.ESTIMATE_INTERVAL_S), (0.5, 50), (9, 60)])
+def test_estimates_take_a_small_part_of_the_time(world, monkeypatch, took_s, pause_s):
+    """However often somebody asks, and whatever has changed since."""
+    w, made = world(gpus=0), []
+    w.store.update(lambda state: [nexus.Put("facts", "paused", False)])
+    monkeypatch.setattr(w.service.estimates, "make_starts", lambda: made.append(w.clock.monotonic()) or w.clock.pass_(took_s) or {})
+    for seconds in (0, pause_s - 1, 0.9, 0.2):
+        w.clock.pass_(seconds)
+        w.add(gpus=0)
+        w.service.estimates.find_starts()
+    assert len(made) == 2 and made[1] - made[0] == pytest.approx(took_s + pause_s + 0.1)

@@ -4,6 +4,8 @@ import makers
 import pytest
 from turns import fail
 
+import nexus
+
 # GPUs that are bad
 
 
@@ -11,7 +13,8 @@ def on_gpu(w, index, command, code, pid, seconds=1):
     job_id = w.add(f"./program --letter {command}", gpu_ids=[index])
     w.turn()
     assert w.job(job_id).current.gpu_indices == (index,), w.api(job_id)
-    fail(w, job_id, pid, code, "CUDA error\n", seconds)
+    if code is not None:
+        fail(w, job_id, pid, code, "CUDA error\n", seconds)
 
 
 def test_the_last_usable_gpu_is_never_paused(world):
@@ -24,13 +27,24 @@ def test_the_last_usable_gpu_is_never_paused(world):
     assert [gpu["is_paused"] for gpu in w.service.status.describe()["gpu_status"]] == [False, True]
 
 
-@pytest.mark.parametrize("seconds, is_paused", [(1, True), (11, False)])
-def test_a_gpu_is_paused_for_failures_within_seconds_alone(world, seconds, is_paused):
+GUARDED = [  # reason, what ends one after the other: (GPU, program, exit code, or None: it goes on, seconds); is GPU 0 paused then?
+    ("they fail at once, and one runs well elsewhere", [(0, "a", 1, 1), (1, "a", 0, 60), (0, "b", 1, 10)], True),
+    ("where one still runs", [(0, "a", 1, 1), (1, "a", 0, 60), (1, "c", None, 0), (0, "b", 1, 1)], True),
+    ("they fail later", [(0, "a", 1, 11), (1, "a", 0, 60), (0, "b", 1, 11)], False),
+    ("one fails later", [(0, "a", 1, 1), (1, "a", 0, 60), (0, "b", 1, 10.1)], False),
+    ("one ran well there meanwhile", [(0, "a", 1, 1), (1, "a", 0, 60), (0, "c", 0, 60), (0, "b", 1, 1)], False),
+    ("it ran well elsewhere before that", [(1, "a", 0, 60), (0, "a", 1, 1), (0, "b", 1, 1)], False),
+    ("it fails elsewhere, too", [(0, "a", 1, 1), (1, "a", 0, 60), (1, "b", 1, 1), (0, "b", 1, 1)], False),
+]
+
+
+@pytest.mark.parametrize("reason, ends, is_paused", GUARDED, ids=[case[0] for case in GUARDED])
+def test_a_gpu_is_paused_where_jobs_fail_at_once_that_run_well_elsewhere(world, reason, ends, is_paused):
     w = world(gpus=2, guard_failures=2, guard_seconds=10)
-    on_gpu(w, 0, "a", 1, 100, seconds)
-    on_gpu(w, 1, "a", 0, 101, 60)
-    on_gpu(w, 0, "b", 1, 102, seconds)
+    for pid, end in enumerate(ends, 100):
+        on_gpu(w, *end[:3], pid, end[3])
     assert [gpu["is_paused"] for gpu in w.service.status.describe()["gpu_status"]] == [is_paused, False]
+    assert any("GPU 0 is paused: 2 jobs in a row failed there within 10 s" in line for line in w.lines) == is_paused
 
 
 def test_a_resumed_gpu_begins_anew(world):
@@ -43,6 +57,29 @@ def test_a_resumed_gpu_begins_anew(world):
     on_gpu(w, 1, "b", 0, 103, 60)
     on_gpu(w, 0, "c", 1, 104)
     assert not w.service.status.describe()["gpu_status"][0]["is_paused"]
+    w.service.gpu_watch.set_gpu_paused("0", True, "ann")
+    assert w.service.gpu_watch.see_gpus(w.store.state)[0].pause_reason is None, "ann has another one"
+
+
+def test_the_log_says_once_what_gpus_there_are(world):
+    w = world(gpus=2)
+    lost = nexus.NexusError("unavailable", "it cannot be read")
+    for shown in ([0, 1], [0], [0], lost, lost, [0, 1], [0, 1]):
+        w.machine.shown = shown if shown is lost else [makers.gpu(index, fault="GPU is lost" if index else None) for index in shown]
+        w.probe()
+    assert [line for line in w.lines if "GPU" in line] == [
+        "Found 2 GPUs", "GPU 1: GPU is lost", "Found 1 GPU", "GPUs: it cannot be read", "Found 2 GPUs", "GPU 1: GPU is lost"]
+
+
+def test_the_mean_and_the_peak_of_a_gpu_are_of_the_last_hour(world):
+    w = world(gpus=0)
+    for seconds, load, mean, peak in ((1, 10.0, 10.0, 10.0), (1, 50.0, 30.0, 50.0), (3599, None, 50.0, 50.0), (1, None, None, None)):
+        w.clock.pass_(seconds)
+        w.machine.shown = [makers.gpu(0, utilization=load)]
+        w.probe()
+        w.service.gpu_watch.show_gpus()
+        gpu, = w.service.gpu_watch.gpus
+        assert (gpu.utilization_mean, gpu.utilization_peak) == (mean, peak)
 
 
 def test_a_job_whose_gpus_do_nothing_is_idle(world):

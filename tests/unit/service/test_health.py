@@ -62,7 +62,7 @@ CHECKS = [  # reason, what happens, the name of the check, whether it is ok, par
     ("or another file", lambda w: setattr(w.service.housekeeping, "write_error", ERROR), "files", False, "it cannot be written", True),
     ("part of the state was damaged", lambda w: setattr(w.store, "list_damaged", lambda: ["state.json.damaged-1"]), "lost", False,
      "state.json.damaged-1", False),
-    ("and so the queue is paused", has_damage, "damage", False, "nexus resume goes on", True),
+    ("and so the queue is paused", has_damage, "damage", False, "whole: a line of journal.jsonl; nexus resume goes on", True),
     ("Slurm does not answer", set_cluster, "Slurm", False, "it cannot be written", True),
     ("the jobs file cannot be read", lambda w: set_jobs_file(w, error="x", faults=["it is no file"]), "jobs file", False,
      "it is no file", True),

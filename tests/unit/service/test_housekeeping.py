@@ -146,6 +146,31 @@ def test_only_what_was_edited_is_taken_over(world):
     assert (w.store.state.paused, w.store.state.paused_gpus) == (True, ("GPU-0",))
 
 
+def test_what_a_full_disk_refuses_is_written_when_there_is_room(world, monkeypatch):
+    """A file of the service, in its order, and state.json."""
+    w, written, errors = world(gpus=0), [], [nexus.NexusError("unavailable", f"no room for {name}") for name in ("a", "state.json")]
+    keep = w.service.housekeeping.keep_state
+
+    def save():
+        if errors:
+            raise errors[1]
+        written.append("state.json")
+
+    def write(name):
+        if errors and name == "a":
+            raise errors[0]
+        written.append(name)
+
+    monkeypatch.setattr(w.store, "save_checkpoint", save)
+    for name in "ab":
+        w.service.housekeeping.write_soon(lambda name=name: write(name))
+    w.store.checkpoint_wanted.set()
+    assert (keep(), keep(), written) == (10.0, 10.0, ["b"]) and not w.service.health.check()["is_healthy"]
+    assert w.lines.count("no room for a: it is tried again") == 1
+    errors.clear()
+    assert (keep(), keep(), written) == (1.0, 1.0, ["b", "a", "state.json"]) and w.service.health.check()["is_healthy"]
+
+
 def test_an_edit_that_stays_broken_is_written_anew(world):
     w = world(gpus=2)
     job_id = w.add()

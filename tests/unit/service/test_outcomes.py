@@ -1,6 +1,7 @@
 """What becomes of a job when its attempt ends: limits, kills, preemption, held groups."""
 
 import errno
+import shutil
 
 import pytest
 from turns import ANN, fail
@@ -26,6 +27,15 @@ def test_a_time_limit_holds_while_the_disk_is_full(world, monkeypatch):
     monkeypatch.undo()
     w.turn()
     assert (w.job(job_id).status, w.job(job_id).current.cause) == ("failed", "timeout")
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_whose_logs_are_gone_says_so_where_it_failed(world, code):
+    w = world(gpus=0)
+    job_id = w.run(w.add(gpus=0), 100)
+    shutil.rmtree(w.folder_of(job_id))
+    w.end(job_id, code, has_result=False)
+    assert w.job(job_id).current.cause_line == (f"its log folder is gone: {w.folder_of(job_id)}" if code else None)
 
 
 # Groups

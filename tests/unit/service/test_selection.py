@@ -73,6 +73,18 @@ def test_what_is_gone_is_told_if_it_was_named(lab):
     assert (caught.value.kind, caught.value.message) == ("not_found", "job end was just forgotten")
 
 
+def test_a_name_means_the_latest_job_of_it_and_for_a_change_the_only_one_that_it_fits(lab):
+    for number, status in enumerate(("failed", "pending", "completed", "failed")):
+        lab.add(id=f"tw{number}", name="twin")
+        if status != "pending":
+            lab.become(f"tw{number}", status, exit_code=int(status == "failed"))
+    assert lab.ask("GET", "/jobs/twin")[1]["id"] == "tw3"
+    assert lab.ask("PATCH", "/queue/twin", {"retries": 1})[1]["id"] == "tw1"
+    status, answer = lab.ask("POST", "/jobs/dismiss", {"ids": ["twin"]})
+    assert status == 409 and answer["message"] == "2 jobs have the name 'twin': tw0, tw3"
+    assert lab.ask("PATCH", "/queue/twin", {"retries": 1}, lab.bob)[0] == 404, "it is no name of bob's"
+
+
 def test_only_what_has_ended_is_cleared(lab):
     for ids in (["abc"], ["end", "run"]):
         status, told = lab.ask("POST", "/jobs/clear", {"ids": ids})

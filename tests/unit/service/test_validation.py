@@ -1,9 +1,12 @@
 """What a submission becomes before it is a job."""
 
+import contextlib
 import json
+import types
 
+import makers
 import pytest
-from turns import submit
+from turns import ANN, submit
 
 import nexus
 
@@ -25,6 +28,8 @@ def test_llm_shares(world, tmp_path, reason, job, gpus):
     (tmp_path / "llm.json").write_text(json.dumps(LLM_CONFIG))
     w = world(llm_config=str(tmp_path / "llm.json"))
     assert w.job(submit(w, job).ids[0]).gpus == gpus
+    if "llm" in job:
+        assert w.service.editor.edit(nexus.Choice([w.add(gpus=0)]), ANN, job)[0].gpus == gpus, "a change asks for the same"
 
 
 def test_llm_shares_are_read_anew_and_faults_are_told(world, tmp_path):
@@ -54,3 +59,40 @@ PARENTS = [  # reason, what the job has that submits, --env, what the new one ge
 def test_a_job_that_a_job_submits_does_not_get_its_port(world, reason, parents, added, expected):
     base = {"NEXUS_JOB_ID": "abc", "MASTER_PORT": "7", "PET_MASTER_PORT": "7", "A": "1", **parents}
     assert world(gpus=0).service.validator.make_environment(base, added)[1] == {"A": "1", **expected}
+
+
+def test_bash_reads_only_some_of_the_commands_of_a_request(world, monkeypatch):
+    w, asked = world(gpus=0), []
+    monkeypatch.setattr(nexus, "run", lambda argv, *_: asked.append(argv[-1]) or types.SimpleNamespace(exit_code=0, output=""))
+    commands = [f'echo "it\'s {number}"' for number in range(500)]
+    w.service.validator.check_commands([makers.job(command=command) for command in [*commands, "true"] * 2])
+    assert asked == commands[:nexus.MAX_PARSED], "each once, and those whose quotes are in pairs not at all"
+    monkeypatch.undo()
+    with pytest.raises(nexus.NexusError, match="bash cannot read the command: unexpected EOF"):
+        submit(w, {"command": "echo 'it", "gpus": 0})
+
+
+RUNNABLE = [  # reason, the GPUs here (None: they cannot be read), those of n1 (None: no such node), what is asked, whether it is taken
+    ("all that are here", 2, None, {"gpus": 2}, True), ("one more", 2, None, {"gpus": 3}, False),
+    ("all that are there", 2, 3, {"gpus": 3}, True), ("more than a machine has", 2, 3, {"gpus": 4}, False),
+    ("what is there, for here", 2, 3, {"gpus": 3, "node": "here"}, False),
+    ("what is here, for there", 3, 2, {"gpus": 3, "node": "n1"}, False),
+    ("those there are not known yet", 2, 0, {"gpus": 4}, True), ("nor are they asked for", 2, 0, {"gpus": 4, "node": "here"}, False),
+    ("those here cannot be read", None, 3, {"gpus": 4}, True), ("nor are they asked for", None, 3, {"gpus": 4, "node": "n1"}, False),
+]
+
+
+@pytest.mark.parametrize("reason, here, there, asked, is_taken", RUNNABLE, ids=[f"{case[0]} {case[1]} {case[2]}" for case in RUNNABLE])
+def test_what_no_machine_can_ever_run_is_refused(world, monkeypatch, reason, here, there, asked, is_taken):
+    """A machine whose GPUs are unknown now may have them."""
+    w = world(gpus=here or 0)
+    if here is None:
+        w.machine.shown = nexus.NexusError("unavailable", "nvidia-smi does not answer")
+        w.probe()
+    if there is not None:
+        reports = types.SimpleNamespace(gpus=tuple(makers.gpu(index, node="n1") for index in range(there)))
+        monkeypatch.setattr(w.service.pool, "nodes", {"n1": types.SimpleNamespace(reports=reports, name="n1")})
+    monkeypatch.setattr(w.service, "node", "here")
+    with contextlib.nullcontext() if is_taken else pytest.raises(nexus.NexusError) as refused:
+        submit(w, asked)
+    assert is_taken or (refused.value.kind == "usage" and f"{asked['gpus']} GPUs" in refused.value.message)
