@@ -15196,6 +15196,15 @@ class GpuWatch(Component):
                 self.ended.append(Ended((uuid,), "", False, False, self.clock.now()))     # resets the guard's count
         self.store.checkpoint_wanted.set()
 
+    def find_uuids(self, state: State, listed: Sequence[Any]) -> list[str]:
+        """The uuids of GPUs that another program may have named by their places; while no GPU is known, what was named."""
+        gpus = self.all_gpus()
+        uuids = {*(gpu.uuid for gpu in gpus), *state.paused_gpus}       # a card that was paused may come back
+        named: list[str] = []
+        for item in map(str, listed):
+            named += [gpu.uuid for gpu in gpus if is_gpu_meant(item, gpu.place)] or [item]
+        return [uuid for uuid in dict.fromkeys(named) if uuid in uuids or not gpus]
+
     def take_in_observation(self) -> None:
         """Take the latest reading of the GPUs, and show it to the scheduler."""
         before = self.observer.observation
@@ -15215,7 +15224,7 @@ class GpuWatch(Component):
         self.first_probe.set()
         if [gpu.uuid for gpu in latest.gpus] != [gpu.uuid for gpu in before.gpus]:
             # GPU indices that were written while the GPUs were unknown
-            self.service.housekeeping.apply_edit({"paused_gpus": self.store.state.paused_gpus})
+            self.store.update(lambda state: pause_gpus(state, self.find_uuids(state, state.paused_gpus)))
         self.machine_use = measure_machine(self.machine.psutil)
 
     def show_gpus(self) -> None:
@@ -15693,13 +15702,7 @@ class Housekeeping(Component):
             if isinstance(is_paused, bool):
                 yield from pause_queue(is_paused)
             if isinstance(listed, tuple):
-                gpus = self.service.gpu_watch.all_gpus()
-                uuids = {*(gpu.uuid for gpu in gpus), *state.paused_gpus}   # a card that was paused may come back
-                named: list[str] = []
-                for item in map(str, listed):
-                    meant = [gpu.uuid for gpu in gpus if is_gpu_meant(item, gpu.place)]
-                    named += meant or [item]
-                yield from pause_gpus(state, [uuid for uuid in dict.fromkeys(named) if uuid in uuids or not gpus])
+                yield from pause_gpus(state, self.service.gpu_watch.find_uuids(state, listed))
             return before != (state.paused, state.paused_gpus)
 
         if self.store.update(change):

@@ -12,13 +12,15 @@ from ..opening import TYPE_CHECKING
 from ..schedule.capacity import find_gpu_reason, is_left_out
 from ..schedule.ends import Ended, find_bad_gpu
 from ..schedule.limits import find_limits, find_stop
-from ..values.gpu import Gpu, find_places
+from ..values.gpu import Gpu, find_places, is_gpu_meant
 from ..values.job import Job, Use
 from ..values.state import Put, State
 from ..values.text import format_count, format_duration, format_indices, format_line
 from ..values.value import replace
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from ..values.state import Changes
     from .service import Service
 
@@ -65,6 +67,15 @@ class GpuWatch(Component):
                 self.ended.append(Ended((uuid,), "", False, False, self.clock.now()))     # resets the guard's count
         self.store.checkpoint_wanted.set()
 
+    def find_uuids(self, state: State, listed: Sequence[Any]) -> list[str]:
+        """The uuids of GPUs that another program may have named by their places; while no GPU is known, what was named."""
+        gpus = self.all_gpus()
+        uuids = {*(gpu.uuid for gpu in gpus), *state.paused_gpus}       # a card that was paused may come back
+        named: list[str] = []
+        for item in map(str, listed):
+            named += [gpu.uuid for gpu in gpus if is_gpu_meant(item, gpu.place)] or [item]
+        return [uuid for uuid in dict.fromkeys(named) if uuid in uuids or not gpus]
+
     def take_in_observation(self) -> None:
         """Take the latest reading of the GPUs, and show it to the scheduler."""
         before = self.observer.observation
@@ -84,7 +95,7 @@ class GpuWatch(Component):
         self.first_probe.set()
         if [gpu.uuid for gpu in latest.gpus] != [gpu.uuid for gpu in before.gpus]:
             # GPU indices that were written while the GPUs were unknown
-            self.service.housekeeping.apply_edit({"paused_gpus": self.store.state.paused_gpus})
+            self.store.update(lambda state: pause_gpus(state, self.find_uuids(state, state.paused_gpus)))
         self.machine_use = measure_machine(self.machine.psutil)
 
     def show_gpus(self) -> None:

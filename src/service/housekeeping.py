@@ -15,7 +15,6 @@ from ..opening import TYPE_CHECKING
 from ..values.changes import choose_trimmed, forget_jobs
 from ..values.choice import Choice
 from ..values.errors import NexusError
-from ..values.gpu import is_gpu_meant
 from ..values.job import FINAL, Job
 from ..values.state import State, pause_queue
 from ..values.text import format_count, format_line, join_some, refuse
@@ -159,13 +158,7 @@ class Housekeeping(Component):
             if isinstance(is_paused, bool):
                 yield from pause_queue(is_paused)
             if isinstance(listed, tuple):
-                gpus = self.service.gpu_watch.all_gpus()
-                uuids = {*(gpu.uuid for gpu in gpus), *state.paused_gpus}   # a card that was paused may come back
-                named: list[str] = []
-                for item in map(str, listed):
-                    meant = [gpu.uuid for gpu in gpus if is_gpu_meant(item, gpu.place)]
-                    named += meant or [item]
-                yield from pause_gpus(state, [uuid for uuid in dict.fromkeys(named) if uuid in uuids or not gpus])
+                yield from pause_gpus(state, self.service.gpu_watch.find_uuids(state, listed))
             return before != (state.paused, state.paused_gpus)
 
         if self.store.update(change):

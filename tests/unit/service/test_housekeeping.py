@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 
+import makers
 import pytest
 from turns import ANN, edit, look_for_edit
 
@@ -180,6 +181,21 @@ def test_an_edit_that_stays_broken_is_written_anew(world):
     assert json.loads(pathlib.Path(w.layout.state_file).read_text())["jobs"].keys() == {job_id}
     w.crash()
     assert w.job(job_id)
+
+
+def test_a_gpu_that_is_paused_while_a_reading_is_taken_in_stays_paused(world):
+    w = world(gpus=2)
+    update = w.store.update
+
+    def pause_before(*arguments):
+        w.store.update = update
+        w.service.gpu_watch.set_gpu_paused("1", True, "ann")
+        return update(*arguments)
+
+    w.machine.shown = [makers.gpu(index) for index in range(3)]
+    w.store.update = pause_before
+    w.probe()
+    assert w.store.update == update and w.store.state.paused_gpus == ("GPU-1",)
 
 
 def test_an_edit_while_no_service_runs(world):
