@@ -2,6 +2,7 @@
 
 import fcntl
 import re
+import signal
 import struct
 import termios
 
@@ -89,7 +90,7 @@ def test_a_job_and_its_log_are_shown(home):
 
 def test_it_leaves_the_terminal_as_it_was(home):
     before = termios.tcgetattr(home.top.side)
-    home.top.process.terminate()
+    home.top.process.send_signal(signal.SIGTERM)
     code, shown = home.top.end()
     assert code == 143 and shown.endswith("\x1b[?7h\x1b[?25h\x1b[?1049l")
     after = termios.tcgetattr(home.top.side)

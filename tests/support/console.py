@@ -112,8 +112,8 @@ class Home(live.Box):
         return Done(done.returncode, done.stdout, done.stderr)
 
     def popen(self, *argv, cwd=None, **environ):
-        return subprocess.Popen([sys.executable, COMMAND, *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                stderr=subprocess.PIPE, cwd=cwd or self.top, env=self.with_changes(environ), start_new_session=True)
+        """A command that goes on beside the test."""
+        return forks.Process(argv, self.with_changes(environ), cwd or self.top)
 
     def terminal(self, *argv, columns=100, rows=30, **environ):
         return Terminal([sys.executable, COMMAND, *argv], self.with_changes(environ), columns, rows)
@@ -140,7 +140,7 @@ class Home(live.Box):
 
 
 class Terminal:
-    """A program at a terminal of its own."""
+    """A program at a terminal of its own; nexus is a fork there."""
 
     def __init__(self, argv, environ, columns=100, rows=30):
         import fcntl
@@ -153,7 +153,10 @@ class Terminal:
             os.setsid()
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
-        self.process = subprocess.Popen(argv, stdin=other, stdout=other, stderr=other, env=environ, preexec_fn=take_terminal)
+        if argv[:2] == [sys.executable, COMMAND] and forks.can_run(environ):
+            self.process = forks.Process(argv[2:], environ, os.getcwd(), other)
+        else:
+            self.process = subprocess.Popen(argv, stdin=other, stdout=other, stderr=other, env=environ, preexec_fn=take_terminal)
         os.close(other)
         self.shown = b""
 

@@ -2,6 +2,7 @@
 
     done = forks.run(["queue", "--json"], environ)              # a CompletedProcess with bytes, as subprocess.run() has it
     pid = forks.start(["serve"], environ, "service.log")        # goes on by itself
+    process = forks.Process(["logs", "-f"], environ)            # in part a subprocess.Popen with pipes, or at a terminal
 
 /proc shows the arguments and variables of a fork as if it had been executed.  What depends on how Python itself starts has a Python of
 its own: `can_run(environ)` is False with variables like PYTHONPATH, or with another locale.
@@ -9,6 +10,7 @@ its own: `can_run(environ)` is False with variables like PYTHONPATH, or with ano
 
 import contextlib
 import ctypes
+import fcntl
 import gc
 import json
 import os
@@ -18,8 +20,10 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 SUPPORT = pathlib.Path(__file__).resolve().parent
 COMMAND = SUPPORT / "nexus"
@@ -93,6 +97,48 @@ def start(argv, environ, log, change="", cwd="/"):
         return pid
 
 
+class Process:
+    """A command that goes on beside the test.  `terminal`: the descriptor of one that shall be its own; otherwise it has pipes."""
+
+    def __init__(self, argv, environ, cwd="/", terminal=None):
+        self.returncode, self.argv = None, list(map(str, argv))
+        if terminal is not None:
+            self.pid, self.reader = find_server().fork(self.argv, environ, str(cwd), [terminal] * 3)
+            return
+        (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+        with open(os.devnull, "rb") as nothing:
+            self.pid, self.reader = find_server().fork(self.argv, environ, str(cwd), [nothing.fileno(), out_end, err_end])
+        os.close(out_end)
+        os.close(err_end)
+        self.stdout, self.stderr = os.fdopen(out, "rb"), os.fdopen(err, "rb")
+
+    def poll(self, timeout_s=0.0):
+        if self.returncode is None and select.select([self.reader], [], [], timeout_s)[0]:
+            self.returncode = os.waitstatus_to_exitcode(int(os.read(self.reader, 8)))
+            os.close(self.reader)
+        return self.returncode
+
+    def wait(self, timeout=None):
+        if self.poll(timeout) is None:
+            raise subprocess.TimeoutExpired(self.argv, timeout)
+        return self.returncode
+
+    def communicate(self, timeout=None):
+        """What it still prints until it has ended."""
+        with ThreadPoolExecutor() as pool:
+            found = [pool.submit(file.read) for file in (self.stdout, self.stderr)]
+            try:
+                self.wait(timeout)
+            except subprocess.TimeoutExpired:
+                os.kill(self.pid, signal.SIGKILL)           # else the pool would wait on
+                raise
+            return tuple(each.result() for each in found)
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
 # In the process that forks
 
 def serve(line):
@@ -145,6 +191,11 @@ def become(request, streams):
     for number, each in enumerate(streams):
         os.dup2(each, number)
     os.closerange(3, 1024)
+    if os.isatty(0):
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    sys.stdin = os.fdopen(0, errors="surrogateescape", closefd=False)
+    sys.stdout = os.fdopen(1, "w", errors="surrogateescape", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environ)
