@@ -31,6 +31,26 @@ def test_unique_knows_what_runs_or_has_completed(world, status, is_known):
     assert w.job(first).status == status and submit(w, {"unique": True}).existing == ((first,) if is_known else ())
 
 
+def test_the_number_of_a_script_in_its_sweep_is_no_part_of_it(world):
+    w = world(gpus=0)
+
+    def add(*values, **shared):
+        rows = [{"command": "a", "env": {"NEXUS_TASK_ID": number, "NEXUS_SWEEP_lr": rate}} for number, rate in values]
+        return w.service.admission.admit(nexus.parse_submissions([{"each": rows, "cwd": "/", "gpus": 0, **shared}]), ANN)
+
+    there = add(("0", "1")).ids
+    assert add(("1", "1"), ("0", "2"), unique=True).existing == there and len(w.store.state.jobs) == 2
+
+
+def test_an_environment_is_written_once(world):
+    w, sizes = world(gpus=0), []
+    for _ in range(3):
+        before = w.store.journal.size
+        w.add(gpus=0, environment={"A": "x" * 10000})
+        sizes.append(w.store.journal.size - before)
+    assert sizes[0] > 10000 and max(sizes[1:]) < 2000
+
+
 # Run again
 
 

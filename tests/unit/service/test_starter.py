@@ -245,13 +245,53 @@ def test_a_launch_that_comes_to_something_later_and_costs_no_retry(world):
     assert (w.job(job_id).status, w.job(job_id).current.exit_code, w.job(job_id).attempt) == ("failed", 2, 3)
 
 
+AWAITED = [  # reason, what becomes of the process that a job comes after, whether the job starts
+    ("it goes on", lambda w: None, False), ("also while the service ends", lambda w: w.crash(), False),
+    ("it has ended", lambda w: w.machine.processes.alive.pop(4242), True),
+    ("its pid is another's", lambda w: w.machine.processes.start(4242, started=7), True),
+    ("so it is after a boot", lambda w: w.crash(is_reboot=True) or w.machine.processes.start(4242), True),
+]
+
+
+@pytest.mark.parametrize("reason, happen, is_over", AWAITED, ids=[case[0] for case in AWAITED])
+def test_a_job_starts_when_a_process_has_ended(world, reason, happen, is_over):
+    w = world(gpus=0)
+    w.machine.processes.start(4242)
+    job_id = w.add(gpus=0, after_pid=4242)
+    w.turn()
+    assert w.job(job_id).status == "pending" and "4242" in w.api(job_id)["waiting_for"]
+    happen(w)
+    w.turn(seconds=2)
+    assert w.job(job_id).status == ("running" if is_over else "pending")
+    assert is_over or (w.service.editor.edit(nexus.Choice([job_id]), ANN, {"after_pid": None}) and w.job(job_id).after_process is None)
+
+
 # What a machine is told of a job
 
 def test_a_job_whose_environment_was_lost_does_not_start(world):
     w = world()
     job = w.job(w.add())
-    with pytest.raises(nexus.NexusError, match="its environment was lost with a damaged state file"):
+    with pytest.raises(nexus.NexusError, match="its environment was lost with a damaged state file") as refused:
         w.service.starter.make_order(job, None)
+    assert refused.value.kind == "not_found"
+
+
+def test_a_node_is_told_of_a_job_as_it_is_there(world, monkeypatch):
+    """Its snapshot, which is sent once, and its directory in that; the UUIDs of its cards; of its attempts the present one."""
+    w, pushed = world(gpus=0), []
+    monkeypatch.setattr(nexus, "push_snapshot", lambda *given: pushed.append(given[:4]) or f"/far/{len(pushed)}")
+    node = types.SimpleNamespace(name="n1", trees={}, ssh="ssh")
+    ran = makers.running(cwd="/r/sub", snapshot="a" * 40, snapshot_repo="/r", cpus="0", gpu_uuids=("n1/GPU-7",),
+                         attempts=(nexus.Attempt(),))
+    for job, cwd, tree in ((ran, "/far/1/sub", "/far/1"), (nexus.replace(ran, cwd="/r"), "/far/1", "/far/1"),
+                           (nexus.replace(ran, snapshot="b" * 40, snapshot_repo="/s", cwd="/s/t"), "/far/2/t", "/far/2"),
+                           (nexus.replace(ran, snapshot=None, snapshot_repo=None), "/r/sub", None),
+                           (nexus.replace(ran, snapshot=None, snapshot_repo=None, cwd=os.path.expanduser("~")), "", None)):
+        there = w.service.starter.make_node_order(node, job, {}).job
+        assert (there.cwd, there.snapshot_repo, there.cpus, there.status_history) == (cwd, tree, None, ())
+        assert [(one.number, one.gpu_uuids) for one in there.attempts] == [(2, ("GPU-7",))]
+    assert [(ssh, repo, snapshot) for ssh, repo, snapshot, _ in pushed] == [("ssh", "/r", "a" * 40), ("ssh", "/s", "b" * 40)]
+    assert len({name for *_, name in pushed}) == 2, "each repository has its place there"
 
 
 def test_a_node_gets_no_variables_with_a_script_that_was_sent(world):
