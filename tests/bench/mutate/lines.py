@@ -108,6 +108,8 @@ class Lines:
         for file in self.files.values():
             names = list(file["times"])
             found |= {names[number] for key in keys & file["lines"].keys() for number in file["lines"][key]}
+        if not is_in_function(mutant):          # a row of a table is also used where its name does not stand
+            found |= {name for name in times if name.startswith(f"{os.path.dirname(own)}/")}
         return {name: times[name] for name in sorted(
             found or times, key=lambda name: (not name.startswith(own), times[name]))}
 
@@ -146,6 +148,12 @@ def find_lines(joined: Joined, mutant: Mutant) -> set[int]:
         pattern = re.compile("^ .*(" + ("|".join(rf"\b{name}\b" for name in names) or "$^") + ")")
         return {line for line in joined.rooms if pattern.search(joined.lines[line - 1])}
     return {joined.find_line(mutant.room, number) for number in numbers if (path, number) in joined.places}
+
+
+def is_in_function(mutant: Mutant) -> bool:
+    tree = ast.parse((TOP / f"src/{mutant.room}.py").read_text(encoding="utf-8"))
+    functions = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)]
+    return any(each.lineno <= mutant.first <= (each.end_lineno or 0) for each in functions)
 
 
 def find_statement(tree: ast.Module, line: int) -> ast.stmt:
