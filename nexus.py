@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Generator
     from io import BufferedReader
-    from typing import Any, IO, NoReturn, TextIO, TypeVar
+    from typing import Any, ClassVar, IO, NoReturn, TextIO, TypeVar
     from xml.etree import ElementTree
 
 
@@ -129,9 +129,9 @@ class Value:
     attribute of the class.
     """
     KINDS: Mapping[str, str] = {}               # {name: annotation} of the fields, in their order
-    NAMES: tuple[str, ...] = ()                 # of the fields, in their order
-    KNOWN: frozenset[str] = frozenset()         # these names
-    REQUIRED: frozenset[str] = frozenset()      # those without a default
+    NAMES: ClassVar[tuple[str, ...]]            # of the fields, in their order
+    KNOWN: ClassVar[frozenset[str]]             # these names
+    REQUIRED: ClassVar[frozenset[str]]          # those without a default
     FIELDS: Mapping[str, Field] = {}            # the rows of the table
     WRITTEN: tuple[str, ...] = ()               # the fields that JSON has even if they are at their defaults
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from ..opening import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
+    from typing import Any, ClassVar, NoReturn
 
     from ..opening import Schema, T
 
@@ -74,9 +74,9 @@ class Value:
     attribute of the class.
     """
     KINDS: Mapping[str, str] = {}               # {name: annotation} of the fields, in their order
-    NAMES: tuple[str, ...] = ()                 # of the fields, in their order
-    KNOWN: frozenset[str] = frozenset()         # these names
-    REQUIRED: frozenset[str] = frozenset()      # those without a default
+    NAMES: ClassVar[tuple[str, ...]]            # of the fields, in their order
+    KNOWN: ClassVar[frozenset[str]]             # these names
+    REQUIRED: ClassVar[frozenset[str]]          # those without a default
     FIELDS: Mapping[str, Field] = {}            # the rows of the table
     WRITTEN: tuple[str, ...] = ()               # the fields that JSON has even if they are at their defaults
 
