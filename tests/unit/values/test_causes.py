@@ -29,6 +29,9 @@ def test_what_people_read_of_it(word):
     assert (word in nexus.CAUSES) == (f"{word}: {row.meaning}" in nexus.JOB["cause"].help) and "\n" not in row.meaning + row.remedy
     assert told["outcome"] == ("exit 1" if word == nexus.EXIT else word)
     assert ("hint: " in shown) == bool(row.remedy) and "{" not in shown and (not row.remedy or "abc" in shown.partition("hint: ")[2])
+    waiting = running("abc", status="pending", cause=word, cause_line="why")
+    why = ": why" if word in ("launch", "requeued") else ""
+    assert nexus.describe_failure(waiting) == f"attempt 1 failed ({word}{why})", "else it is a line of its log"
     assert row.is_stop == (word in nexus.JOB["stopping"].help.split(": ")[1].split(", "))
 
 
@@ -38,4 +41,8 @@ def test_they_are_what_others_may_tell():
             *(cause for _, cause in nexus.SLURM_KILLS)]
     assert set(told) - {nexus.BOUNCE} <= nexus.CAUSES.keys()
     assert all(nexus.CAUSES[word].is_stop for word in nexus.LIMITS.values())
+    assert nexus.GpuRun.FIELDS["status"].schema["enum"] == ["running", *nexus.FINAL, "preempted", "requeued"]
+    blaming = {word for word, row in nexus.CAUSES.items() if row.blames_gpu}
+    harmless = {word for word, row in nexus.CAUSES.items() if not row.may_be_quick}
+    assert blaming == {"exit", "signal", "cuda-oom"} and harmless == {"timeout", "reboot"}, "for GPUs and for groups"
     assert nexus.get_cause(None) == nexus.get_cause("of-a-later-nexus") == nexus.UNKNOWN_CAUSE

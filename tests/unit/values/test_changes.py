@@ -191,11 +191,12 @@ REQUEUES = [  # reason, why it was to be stopped, its status then, the cause
 
 @pytest.mark.parametrize("reason, stop_cause, status, cause", REQUEUES, ids=[row[0] for row in REQUEUES])
 def test_an_attempt_that_has_not_begun_ends_its_job_only_if_somebody_has_cancelled_it(reason, stop_cause, status, cause):
-    there = state(running("abc", stop_cause=stop_cause, status_history=(("pending", NOW - 90), ("running", NOW - 60))))
+    history = ("pending", NOW - 90), ("running", NOW - 60)
+    there = state(running("abc", stop_cause=stop_cause, processes_left=2, status_history=history))
     for change in nexus.requeue(there, there.jobs["abc"], "a GPU was taken", NOW):
         put(there, change)
     after = there.jobs["abc"]
-    assert (after.status, after.attempts[-1].cause) == (status, cause)
+    assert (after.status, after.attempts[-1].cause, after.attempts[-1].processes_left) == (status, cause, None)
     if status == "pending":
         assert after.status_history == (("pending", NOW - 90),), "it waits since it came"
         assert (after.attempts[-1].started_at, after.attempts[-1].finished_at) == (None, NOW)
@@ -207,6 +208,12 @@ def test_what_has_run_waits_anew():
     after = there.jobs["abc"]
     assert after.status_history == (("pending", NOW - 90), ("running", NOW - 60), ("pending", NOW))
     assert (after.attempts[-1].started_at, after.attempts[-1].cause_line) == (NOW - 60, "the machine went down")
+
+
+def test_the_latest_retry_of_a_job_counts():
+    retries = {"aaa": "bbb", "bbb": "ccc", "ccc": None, "ddd": "forgotten"}
+    made, latest = state(*(finished(id, retried_as=later) for id, later in retries.items())), {}
+    assert [nexus.find_retried(made, id, latest) for id in [*retries, "aaa"]] == ["ccc", "ccc", "ccc", "ddd", "ccc"]
 
 
 @pytest.mark.parametrize("status", nexus.TRANSITIONS)

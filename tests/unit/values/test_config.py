@@ -1,13 +1,15 @@
 """Every key of config.toml, its default, its check."""
 
 import contextlib
+import json
 import pathlib
+import re
 import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from makers import config, json_values
+from makers import CONFIG_KEYS, config, json_values
 
 import nexus
 
@@ -32,6 +34,20 @@ def test_the_sample_file_says_the_defaults_and_explains_every_key():
         assert row.help and row.help in line
 
 
+WORDS = {"log_format": "text json", "log_level": "DEBUG INFO WARNING ERROR", "launcher": "screen direct slurm",
+         "on_reboot": "fail requeue", "cuda_arg": "replace add"}
+
+
+def test_each_word_that_a_key_may_be_and_what_the_help_says_of_a_value():
+    """Like "0 = never"."""
+    assert WORDS.keys() == {key for _, key, row in ROWS if "enum" in row.schema}
+    for _, key, row in ROWS:
+        told = [json.loads(fact) for fact in re.findall(r'(?:^|[ (])([0-9.]+|\[]|"\w*") =', row.help)]
+        for fact in [*WORDS.get(key, "").split(), *told]:
+            made = config(**{key: fact})
+            assert getattr(getattr(made, CONFIG_KEYS[key]), key) == (tuple(fact) if fact == [] else fact)
+
+
 lines_of_text = st.text(st.characters(exclude_categories=["Cc", "Cs"]))
 
 
@@ -47,6 +63,7 @@ def test_what_is_in_force_can_be_shown_and_read_again(keys):
 BAD = [  # reason, TOML, what the message says
     ("a key that is none, with the nearest", "[jobs]\ncpu_slot = 2", ["'cpu_slot' is not a key of [jobs]", "did you mean 'cpu_slots'?"]),
     ("a section that is none, with the nearest", "[gpus]\nids = [0]", ["'gpus' is not a key of config.toml", "did you mean 'gpu'?"]),
+    *((f"a key that {name} has not", f"[{name}]\nx = 1", [f"'x' is not a key of [{name}]"]) for name in nexus.SECTIONS),
     ("a section that is a value", "gpu = 2", ["gpu must be an object, not 2"]),
     ("a number in quotes", '[service]\nport = "6234"', ["service.port", '"6234"', "whole number from 1 to 65535"]),
     ("out of range", "[service]\nport = 70000", ["service.port", "70000", "from 1 to 65535"]),
@@ -104,6 +121,7 @@ WRONG_NODES = [  # reason, table, words
     ("an option as jump", {"name": "n", "host": "h", "jump": "-oProxyCommand=x"}, "jump must be"),
     ("a relative path", {"name": "n", "host": "h", "identity_file": "id"}, "identity_file must be an absolute path"),
     ("a name with a slash", {"name": "a/b", "host": "h"}, "name must be"),
+    ("a port that is none", {"name": "n", "host": "h", "port": 65536}, "port must be"),
     ("an IPv6 address needs a name", {"host": "::1"}, "name must be"),
 ]
 

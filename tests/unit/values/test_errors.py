@@ -26,6 +26,19 @@ def test_kind_decides_exit_code_and_http_status(kind, exit_code, http_status, re
     assert (error.exit_code, error.http_status) == (exit_code, http_status), reason
     assert (error.kind, error.message, error.hint, str(error)) == (kind, "what was tried", "what to type",
                                                                    "what was tried")
+    assert error.to_json() == {"error": kind, "message": "what was tried", "hint": "what to type"}
+    assert nexus.decode_error(error.to_json()).to_json() == error.to_json()
+
+
+OF_OTHERS = [  # reason, JSON of a reply that is no nexus's, the message
+    ("a proxy's text", "Bad Gateway", "HTTP 502"), ("a list", [1], "HTTP 502"), ("nothing", None, "HTTP 502"),
+    ("no kind", {"message": "x"}, "x"), ("a kind of a later nexus", {"error": "tired", "message": "x"}, "x"),
+    ("no kind at all", {"error": ["usage"]}, "HTTP 502")]
+
+
+@pytest.mark.parametrize("reason, told, message", OF_OTHERS, ids=[case[0] for case in OF_OTHERS])
+def test_whatever_is_answered_is_an_error(reason, told, message):
+    assert nexus.decode_error(told, "HTTP 502").to_json() == {"error": "internal", "message": message, "hint": ""}
 
 
 def test_every_kind_is_in_this_table():

@@ -47,6 +47,7 @@ KEPT = [  # reason, schema, given, kept
     ("one of two schemas", {"anyOf": [integer_in(0, 9), LINE]}, "x", "x"),
     ("an object of what was given", PLACE, {"host": "a", "port": None}, {"host": "a", "port": None}),
     ("bytes that are no UTF-8", TEXT, "\udc80", "\udc80"), ("as long as it may be", LINE, "x" * 200, "x" * 200),
+    ("all of ASCII", TEXT, "".join(map(chr, range(1, 128))), "".join(map(chr, range(1, 128)))),
     ("as many bytes", LINE, "ü" * 100, "ü" * 100), ("a whole number with a point", integer_in(0, 9), 2.0, 2),
 ]
 
@@ -79,6 +80,8 @@ FAULTS = [  # reason, schema, given, message, hint
      "it must be 3 or 4 letters of the base58 alphabet (no digits, no I, O, l), not ", 'like "abc"'),
     ("an item", list_of(integer_in(0, 9)), [1, "a"], 'it[1] must be a whole number from 0 to 9, not "a"', ""),
     ("too many", list_of(TEXT, 1, 2), [], "it must be a list of at least 1 of at most 2, each a text without NUL, not []", ""),
+    ("a wrong type beside two and null", or_null({"anyOf": [FLAG, integer_in(0, 9)]}), "x",
+     'it must be true or false or a whole number from 0 to 9 or null, not "x"', ""),
     ("a wrong type beside null", or_null(FLAG), 3, "it must be true or false, not 3", ""),
     ("neither", {"anyOf": [integer_in(0, 9), TEXTS]}, "x",
      'it must be a whole number from 0 to 9 or a list, each a text without NUL, not "x"', ""),

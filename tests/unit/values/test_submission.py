@@ -1,5 +1,7 @@
 """What a submission may say."""
 
+import re
+
 import pytest
 from makers import job
 
@@ -17,6 +19,9 @@ ACCEPTED = [  # reason, keys beside the command, field, value
     ("no retries, whatever the configuration says", {"retries": 0}, "retries", 0),
     ("a time in words", {"timeout_seconds": "1h30m"}, "timeout_seconds", 5400),
     ("memory in words", {"gpu_mem_mib": "10G"}, "gpu_mem_mib", 10240),
+    ("shares that were added up", {"gpus": 0.1 + 0.2}, "gpus", 0.3),
+    ("a group twice", {"after_any_group": ["h", "g", "h"]}, "after_any_group", ("h", "g")),
+    ("what the shell of its submitter has", {"umask": 0o777, "nice": 0}, "nice", 0), ("the last nice value", {"nice": 19}, "nice", 19),
     ("of the folder itself", {"snapshot": "a" * 40, "snapshot_repo": "/home/ann/x", "cwd": "/home/ann/x"}, "snapshot_repo", "/home/ann/x"),
 ]
 
@@ -64,6 +69,11 @@ REFUSED = [  # reason, submission, what the message names
     ("a limit of years in words", {"command": "ls", "timeout_seconds": "99w"}, "timeout_seconds must be a number from 0 to"),
     ("an option for conda", {"command": "ls", "conda": "--help"}, "conda"),
     ("a snapshot that is no commit", {"command": "ls", "snapshot": "HEAD", "snapshot_repo": "/x", "cwd": "/x"}, "snapshot"),
+    ("a nice value that is none", {"command": "ls", "nice": 20}, "nice must be a whole number from 0 to 19"),
+    ("a snapshot of another folder", {"command": "ls", "snapshot": "a" * 40, "snapshot_repo": "/x", "cwd": "/xy"}, "that cwd is in"),
+    ("a snapshot of more", {"command": "ls", "snapshot": "a" * 40, "snapshot_repo": "/x", "cwd": "/x/../y"}, "neither may have .."),
+    ("more than a request may add", {"commands": ["ls {a}"] * 11, "sweep": ["a=1..10000"]}, "the sweep makes too many jobs"),
+    ("more than may be kept of it", {"command": "x" * 100000 + "{a}", "sweep": ["a=1..10000"]}, "or too long commands"),
     ("a snapshot of nothing", {"command": "ls", "snapshot": "a" * 40}, "snapshot_repo"),
 ]
 
@@ -74,6 +84,20 @@ def test_parse_submission_refuses(reason, data, part):
         asked_job(nexus.parse_submission(data)[0])
     assert caught.value.kind == "usage" and part in f"{caught.value.message}; {caught.value.hint}", reason
     assert caught.value.hint and len(caught.value.message) < 300
+
+
+SEVERAL = [  # reason, the body, the message
+    ("none", [], "the list of jobs is empty"), ("too many", [{}] * 100001, "the list has 100001 jobs; at most 100000 are taken at once"),
+    ("which one", [{"command": "ls"}, {}, {"command": "ls"}], "job 2 of 3: command is missing; none was added")]
+
+
+@pytest.mark.parametrize("reason, body, message", SEVERAL, ids=[case[0] for case in SEVERAL])
+def test_of_several_jobs_all_are_added_or_none(reason, body, message):
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.parse_submissions(body)
+    assert (caught.value.kind, caught.value.message) == ("usage", message) and caught.value.hint
+    assert [one.job for one in nexus.parse_submissions([{"command": "ls"}, {"commands": ["a", "b"]}])] == [
+        {"command": "ls"}, {"command": "a"}, {"command": "b"}]
 
 
 def test_a_sweep_names_its_jobs_without_what_is_not_seen():
@@ -126,6 +150,37 @@ def test_what_is_asked_for_has_a_limit(name):
         if schema["type"] == "string" and "enum" not in schema and name not in OF_A_LENGTH:
             assert (schema.get("maxLength") or schema["x-max-bytes"]) > 0
         assert schema.get("writeOnly", True) is True
+
+
+OPTIONS = [  # an option, its text, what it means; None: it is refused
+    ("gpus", "2", 2), ("gpus", "0.5", 0.5), ("gpus", "two", None), ("gpu_ids", "5,0.1,0-1", (0, "0.1", 1, 5)),
+    ("gpu_mem_mib", "10G", 10240), ("priority", "HIGH", 0), ("priority", "-5", -5), ("priority", "1e3", None), ("retries", "3", 3),
+    ("retries", "1.5", None), ("timeout_seconds", "1h30m", 5400), ("expected_time", "30m", 1800), ("warn", "USR1@2m", "USR1@2m"),
+    ("warn", "KILL@2m", None), ("max_concurrent", "2", 2), ("status", "failed,Cancelled", ("failed", "cancelled")),
+    ("status", "failed,lost", None), ("since", "7d", "7d")]
+OF_COMMANDS = {**nexus.ASKED, **nexus.FILTERS}
+
+
+@pytest.mark.parametrize("name, text, value", OPTIONS)
+def test_an_option_means_what_its_text_says(name, text, value):
+    if value is not None:
+        assert nexus.parse_field(OF_COMMANDS[name], text, name) == value
+        return
+    with pytest.raises(nexus.NexusError, match=f"{name} must be "):
+        nexus.parse_field(OF_COMMANDS[name], text, name)
+
+
+@pytest.mark.parametrize("name", OF_COMMANDS)
+def test_what_the_help_of_an_option_shows_is_taken(name):
+    row = OF_COMMANDS[name]
+    form = row.text or row.schema
+    has_form = row.flag and row.metavar != "NAME" and form["type"] == "string" and "examples" in form
+    assert row.like or not has_form, "who does not know the form sees it"
+    for example in re.split(", | or |\n", row.like) if row.like else ():
+        if name == "sweep":
+            assert nexus.parse_sweep(example, list)
+        else:
+            assert (nexus.parse_repeated if row.repeats else nexus.parse_field)(row, example, name)
 
 
 REPEATED = [  # an option that may be given several times, a text, what it adds

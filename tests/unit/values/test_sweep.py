@@ -72,6 +72,7 @@ FILLED = [  # reason, text, values, filled
     ("each place", "a {seed} > log.{seed}", {"seed": "0"}, "a 0 > log.0"),
     ("variables survive", "a {seed} ${HOME} ${seed}", {"seed": "0"}, "a 0 ${HOME} ${seed}"),
     ("awk's braces survive", "awk '{print $1}' x.{seed}", {"seed": "0"}, "awk '{print $1}' x.0"),
+    ("what has no value survives", "a {seed} {other}", {"seed": "0"}, "a 0 {other}"),
     ("a value is as it is", "a {x}", {"x": "\\1"}, "a \\1"),
     ("a value is not filled again", "{a} {b}", {"a": "{b}", "b": "{a}"}, "{b} {a}"),
 ]

@@ -28,6 +28,7 @@ FORMATS = [  # reason, function, arguments, text
     ("no exponent", nexus.format_known, (1234567.5, ""), "1234567.5"), ("a whole one", nexus.format_known, (100.0, "%", 0), "100%"),
     ("an int", nexus.format_known, (30, "%", 0), "30%"),
     ("one", nexus.format_count, (1, "job"), "1 job"), ("several", nexus.format_count, (2, "job"), "2 jobs"),
+    ("ranges, as they are read", nexus.format_ranges, ([8, 2, 0, 1, 5, 4],), "0-2,4-5,8"), ("none", nexus.format_ranges, ([],), ""),
     ("escape sequences reach no terminal", nexus.format_line, ("\x1b[31mred\x07", 0), " [31mred "),
     ("its beginning and its end stay", nexus.format_line, ("python train.py --seed 14", 16), "python t…seed 14"),
     ("as long as it may be", nexus.cut_words, ("x" * 12, 12), "x" * 12), ("longer", nexus.cut_words, ("x" * 13, 12), "x" * 11 + "…"),
@@ -49,7 +50,8 @@ NEAR = [  # word, known words, the suggestion
     ("nam", ["node", "name"], "name"), ("prot", ["host", "port"], "port"),
     ("sreen", ["screen"], "screen"), ("--retrys", ["--retries"], "--retries"),
     ("--cpus", ["--gpus"], None), ("--gres", ["--group"], None),
-    ("--mem", ["--name"], None), ("--tag", ["--tty"], None), ("cmd", ["cwd"], None)]
+    ("--mem", ["--name"], None), ("--tag", ["--tty"], None), ("cmd", ["cwd"], None),
+    ("trian", [*(f"job{number}" for number in range(1000)), "train"], None), ("tran", [*map(str, range(1000)), "train"], "train")]
 
 
 @pytest.mark.parametrize("word, known, near", NEAR)
@@ -67,6 +69,9 @@ def test_a_line_is_harmless_and_fits(text, width):
 NOON = time.mktime((2024, 10, 24, 12, 0, 0, 0, 0, -1))
 
 
+END_OF_TIME = "+{:.0f}d{:.0f}s".format(*divmod(253402300799 - NOON, 86400))         # the last second of the year 9999
+
+
 def parse_begin(text, now=NOON):
     return nexus.parse_begin(nexus.parse_field(nexus.ASKED["begin"], text, "begin"), now)
 
@@ -78,6 +83,7 @@ PARSED = [  # what it is, text, value
     ("length", "0", 0), ("length", "45s", 45), ("length", "0.5s", 0.5), ("length", "1:30:00", 5400), ("length", "1.5h", 5400),
     ("length", "1d", 86400), ("length", "1w", 604800), ("length", "1h30m", 5400), ("length", "2h 15m", 8100), ("length", " 2 h ", 7200),
     ("begin", "+2h", 7200), ("begin", "22:00", 36000), ("begin", "8:30", 73800), ("begin", "12:00", 86400), ("begin", "now", 0),
+    ("begin", "1970-01-01T00:00:00Z", -NOON), ("begin", END_OF_TIME, 253402300799 - NOON),
     ("begin", "12:00:30", 30), ("begin", "2024-10-25 12:00", 86400), ("begin", "2024-10-24T13:00", 3600),
     ("begin", "2024-10-24 11:00", -3600),
     ("memory", "500M", 500), ("memory", "10G", 10240), ("memory", "1.5GB", 1536), ("memory", "10GiB", 10240), ("memory", "24g", 24576),
@@ -95,7 +101,7 @@ def test_parsers(what, text, value):
 REFUSED = {  # what it is: what the hint says, texts
     "length": ("1h30m", ["", "soon", "2y", "-5", "nan", "1:30", "90", "1:61:00", "1h30", "2h\n", "٣h", "9" * 5000]),
     "begin": ("", ["", "2h", "+2", "+", "25:00", "12:60", "noon", "2024-02-30 12:00", "22", "22:00 ", "0000-01-01 00:00",
-                   "9999-12-31 23:59:61", "+1:30", "22:00+24:00", "22:00UTC", "Z", "2024-10-24-05:00"]),
+                   "9999-12-31 23:59:61", END_OF_TIME + "1s", "+1:30", "22:00+24:00", "22:00UTC", "Z", "2024-10-24-05:00"]),
     "memory": ("10G", ["", "10", "10K", "-1G", "9" * 5000 + "G"]),
     "indices": ("0-3,5", ["", "1,,2", "3-1", "abc", "-1", "1-", "0-99999", "0-1024", ",".join(map(str, range(1025))), "1-2-3", "²",
                          "0.1-0.3", "0.1.2", ".1", "1."]),
