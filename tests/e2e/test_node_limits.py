@@ -5,6 +5,7 @@ import shutil
 import sys
 import time
 
+import forks
 import live
 import network
 import pytest
@@ -42,7 +43,7 @@ def head():
                   is_starting=False) as made:
         (made.folder / "far").mkdir()
         (made.folder / "far-bin").mkdir()
-        network.write_quick_python(made.folder / "far-bin" / "python3", sys.executable, live.NEXUS)
+        network.write_quick_python(made.folder / "far-bin" / "python3", sys.executable, live.NEXUS, forks.listen(made.folder / "forks"))
         (made.folder / "far" / "config.toml").write_text(
             "[service]\nrefresh_rate_seconds = 0.5\n"
             '[jobs]\nlauncher = "direct"\nmax_memory_gb = 100\ntimeout_seconds = 0.01\nkill_grace_seconds = 500\n')

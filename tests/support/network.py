@@ -15,7 +15,6 @@ import ctypes
 import fcntl
 import fnmatch
 import http.client
-import importlib.util
 import os
 import pathlib
 import random
@@ -28,6 +27,7 @@ import threading
 import types
 import uuid
 
+import forks
 import live
 
 CLONE_NEWNET = 0x40000000
@@ -133,26 +133,20 @@ sys.version_info, sys.hexversion, sys.version = numbers(3, 8, 10, "final", 0), 0
 """
 PYTHON = """\
 #!/bin/sh
-case $1 in */agent/nexus-*.py) cmp -s "$1" {nexus} && exec {python} -c {start} "$@" ;; esac
+case $1 in
+-c) [ "$2" = 'import sys; sys.exit(sys.version_info < (3, 9))' ] && exit ;;
+*/agent/nexus-*.py) [ ! -e {packages}/sitecustomize.py ] && cmp -s "$1" {nexus} && exec {python} -I -S -c {launch} "$@" ;;
+esac
 exec {python} "$@"
 """
-START_COMPILED = """\
-import marshal, os, sys
-del sys.argv[0]
-__file__, sys.path[0] = sys.argv[0], os.path.dirname(sys.argv[0])
-with open("{compiled}", "rb") as file:
-    code = marshal.loads(file.read()[16:])
-exec(code)
-"""
 
 
-def write_quick_python(path, python, nexus):
-    """A python3 that starts an agent from what is compiled already, if that is of the same nexus.py.
+def write_quick_python(path, python, nexus, launch, packages=""):
+    """A python3 that starts an agent as a fork of a process that has loaded nexus, if that is the same nexus.py.
 
     An agent is nexus.py itself, which Python would compile anew each time: half of what a connection costs.
     """
-    start = START_COMPILED.format(compiled=importlib.util.cache_from_source(str(nexus)))
-    pathlib.Path(path).write_text(PYTHON.format(nexus=nexus, python=python, start=shlex.quote(start)))
+    pathlib.Path(path).write_text(PYTHON.format(nexus=nexus, python=python, launch=shlex.quote(launch), packages=packages))
     os.chmod(path, 0o755)
 
 
@@ -279,7 +273,11 @@ class Machine:
     def become(self):
         """And as its user."""
         return [*self.enter(), "setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups", "--inh-caps=-all",
-                "env", f"LD_LIBRARY_PATH={self.net.tools.mount}/lib"]
+                "env", f"LD_LIBRARY_PATH={self.net.tools.library}"]
+
+    def place(self):
+        tools = self.net.tools
+        return forks.Place(self.uid, self.uid, self.python, f"{self.net.folder}/{live.NEXUS.name}", tools.library, self.init)
 
     def root(self, command):
         """Run a shell command there as root; its output."""
@@ -294,7 +292,7 @@ class Machine:
 
     def login(self):
         """What sshd puts into the environment."""
-        return {"PATH": f"{self.folder}/bin:{STANDARD_PATH}", "LD_LIBRARY_PATH": f"{self.net.tools.mount}/lib", "HOME": str(self.home),
+        return {"PATH": f"{self.folder}/bin:{STANDARD_PATH}", "LD_LIBRARY_PATH": f"{self.net.tools.library}", "HOME": str(self.home),
                 "USER": self.user, "LOGNAME": self.user, "LANG": "C.UTF-8", "TZ": "UTC"}
 
     def own(self, *paths):
@@ -385,7 +383,7 @@ class HeadBox(live.Box):
     def __init__(self, machine, **options):
         self.machine = machine
         user = types.SimpleNamespace(name=machine.user, uid=machine.uid, python=machine.python, folder=machine.net.folder,
-                                     become=machine.become)
+                                     become=machine.become, place=machine.place)
         super().__init__(user=user, is_starting=False, **options)
         machine.home = self.folder
         self.environ["PATH"] = f"{self.bin}:{machine.folder}/bin:{STANDARD_PATH}"
@@ -418,7 +416,7 @@ class Node(Machine):
         self.target = f"{self.user}@{self.address}"
         if python == "new":
             os.rename(self.python, self.folder / "bin" / "python")
-            write_quick_python(self.python, self.folder / "bin" / "python", net.folder / live.NEXUS.name)
+            write_quick_python(self.python, self.folder / "bin" / "python", net.folder / live.NEXUS.name, net.launch, self.packages())
         elif python == "old":
             self.make_old_python()
         else:
@@ -473,7 +471,7 @@ class Node(Machine):
         environ = {name: text for name, text in self.login().items() if name not in ("HOME", "USER", "LOGNAME")}
         (self.folder / "sshd_config").write_text(
             f"HostKey {self.folder}/host_key\nPidFile {self.folder}/sshd.pid\nLogLevel VERBOSE\nUsePAM no\nPasswordAuthentication no\n"
-            f"KbdInteractiveAuthentication no\nSubsystem sftp internal-sftp\n"
+            f"KbdInteractiveAuthentication no\nSubsystem sftp internal-sftp\nKexAlgorithms curve25519-sha256\n"       # the quickest
             f"SetEnv {' '.join(f'{name}={text}' for name, text in environ.items())}\n")
 
     def start_sshd(self):
@@ -515,6 +513,7 @@ class Net:
         live.need_root()
         self.tools = live.Tools()
         self.folder = self.tools.folder
+        self.launch = forks.listen(self.folder / "agents")
         self.uid = random.SystemRandom().randrange(1_000_000, 1_000_000_000)
         self.machines, self.switch, self.head = [], None, None
         try:
