@@ -146,6 +146,22 @@ class FakeMachine(nexus.Machine, nexus.NvidiaSmi):
         return gone
 
 
+class BrokenLeases(nexus.Leases):
+    """Leases that nobody else has; while `error` is set, none can be taken."""
+
+    def __init__(self):
+        super().__init__(nexus.DISK, "/tmp/none", "0-a")
+        self.error = nexus.NexusError("unavailable", "/tmp/nexus-leases is not a folder", hint="who: fuser")
+
+    def take(self, job_id, uuids):
+        if self.error:
+            raise self.error
+        self.held[job_id] = []
+
+    def find_holders(self, uuids, used=()):
+        return {}
+
+
 def is_over(thread):
     try:
         thread.join(live.PATIENCE_S)

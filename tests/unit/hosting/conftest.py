@@ -3,7 +3,7 @@
 import far_end
 import makers
 import pytest
-from turns import FakeLine
+from turns import ANN, FakeLine
 
 import nexus
 
@@ -57,3 +57,28 @@ def head(world, monkeypatch):
 
     make.connect = connect
     return make
+
+
+@pytest.fixture
+def on(world):
+    """(a world, a job that runs there with the pid 100; put() adds a process of it, stop() kills it, look() lists what was sent)."""
+    w = world(gpus=0, kill_grace_seconds=10)
+    w.job_id = w.run(w.add(gpus=0), 100)
+
+    def put(pid, **fields):
+        w.machine.processes.start(pid, w.job_id, parent=fields.pop("parent", 1))
+        process, owner = w.machine.processes.alive[pid]
+        w.machine.processes.alive[pid] = nexus.replace(process, **fields), owner
+
+    def stop(signal=None):
+        w.service.cancellation.cancel(nexus.Choice([w.job_id]), ANN, signal)
+        return look(0)
+
+    def look(seconds):
+        w.turn(seconds=seconds)
+        sent = [one for one in w.machine.processes.signals if one[1] != 18]         # SIGCONT: a stopped one handles its signals then
+        w.machine.processes.signals.clear()
+        return sent
+
+    w.put, w.stop, w.look = put, stop, look
+    return w

@@ -8,7 +8,7 @@ import types
 
 import makers
 import pytest
-from turns import ANN, fail
+from turns import ANN, BrokenLeases, fail
 
 import nexus
 
@@ -128,20 +128,6 @@ def test_a_job_on_a_gpu_that_it_was_not_given(world, monkeypatch):
 
 
 # Leases that cannot be taken are no fault of the job's
-
-
-class BrokenLeases(nexus.Leases):
-    def __init__(self):
-        super().__init__(nexus.DISK, "/tmp/none", "0-a")
-        self.error = nexus.NexusError("unavailable", "/tmp/nexus-leases is not a folder", hint="who: fuser")
-
-    def take(self, job_id, uuids):
-        if self.error:
-            raise self.error
-        self.held[job_id] = []
-
-    def find_holders(self, uuids, used=()):
-        return {}
 
 
 def test_a_lease_is_given_up_when_its_runner_says_that_it_has_it(world):
