@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(items):
     xdist starts the largest groups first, then the other tests, one by one.
     """
     for item in items:
-        fixtures = [one for found in item._fixtureinfo.name2fixturedefs.values() for one in found]
+        fixtures = [found[-1] for found in item._fixtureinfo.name2fixturedefs.values()]     # and none that another one replaces
         if any(one.scope == "module" for one in fixtures) and not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(item.module.__name__))
 
@@ -94,9 +94,9 @@ def shared_box():
 @pytest.fixture
 def box(shared_box):
     """A service that the tests of a module share, one after another; a module that needs another has its own."""
-    import pages
+    import live
     yield shared_box
-    pages.clear_jobs(shared_box)
+    live.clear_jobs(shared_box)
 
 
 @pytest.fixture

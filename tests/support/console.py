@@ -85,8 +85,8 @@ class Home(live.Box):
     """
 
     def __init__(self, is_quick=False, **options):
-        super().__init__(launcher="direct" if is_quick else "screen", environ={"TERM": "xterm-256color"}, is_starting=is_quick,
-                         is_supervised=not is_quick, **options)
+        options.setdefault("launcher", "direct" if is_quick else "screen")
+        super().__init__(environ={"TERM": "xterm-256color"}, is_starting=is_quick, is_supervised=not is_quick, **options)
         self.top, self.path = str(self.folder), str(self.home)
 
     def file(self, *names):

@@ -29,6 +29,7 @@ import sys
 import termios
 import threading
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 SUPPORT = pathlib.Path(__file__).resolve().parent
@@ -99,7 +100,8 @@ def can_run(environ, place=None):
     """Whether a fork has what a new Python would have made of these variables."""
     known = {**LOCALE, "PYTHONPATH": os.path.dirname(place.program)} if place else LOCALE
     return LOCALE.items() <= environ.items() and all(
-        text == known.get(name) for name, text in environ.items() if name.startswith(("LANG", "LC_", "PYTHON", "LD_")))
+        text == known.get(name) for name, text in environ.items()
+        if name.startswith(("LANG", "LC_", "PYTHON", "LD_")) and name != "PYTHONWARNINGS")
 
 
 def run(argv, environ, cwd="/", stdin=b"", timeout_s=60.0, place=None):
@@ -289,6 +291,8 @@ def take_over(words, environ, streams, kept=3):
     os.environ.clear()
     os.environ.update(environ)
     time.tzset()
+    if "PYTHONWARNINGS" in environ:
+        warnings.simplefilter(environ["PYTHONWARNINGS"])
     sys.executable, sys.argv = words[0], words[1:]
     # Fields 48 to 51 of stat are where the kernel reads what cmdline and environ show
     with open("/proc/self/stat") as file:
@@ -349,6 +353,8 @@ if __name__ == "__main__":
     exec(change, {"nexus": nexus, "sys": sys})
     code = nexus.entry()
     threading._shutdown()
+    if "PYTHONWARNINGS" in os.environ:
+        gc.collect()                            # it warns of what is still open
     if teller:
         os.write(teller, f"{code:<8}".encode())
     os._exit(code)                              # without looking through all that it has loaded, as Python does at its end

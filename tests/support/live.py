@@ -247,6 +247,18 @@ def hung_folder(path, is_taken=False):
         system.umount2(os.fsencode(path), 2)            # MNT_DETACH
 
 
+def clear_jobs(box):
+    """Leave nothing of one test's jobs and pauses for the next one in the same box."""
+    box.ask("POST", "/jobs/cancel", {"status": ["pending", "running"]})
+    until(lambda: not box.ask("GET", "/jobs?status=pending,running"), "the end of all jobs")
+    box.ask("POST", "/service/resume")
+    box.ask("POST", "/jobs/clear", {"status": ["failed", "cancelled", "completed"]})
+    for gpu in box.status()["gpu_status"]:
+        if gpu["is_paused"]:
+            box.ask("POST", f"/gpus/{gpu['place']}/resume")
+    assert box.ask("GET", "/jobs") == box.ask("GET", "/groups") == []
+
+
 LISTEN = """
 import os, socket, sys
 host = sys.argv[1]

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 
 import live
+from live import clear_jobs  # noqa: F401
 from playwright.sync_api import expect, sync_playwright
 
 CHROMIUM = shutil.which("chromium-headless-shell")
@@ -146,15 +147,3 @@ def until(page, look):
 
 def machine(page, name):
     return page.locator(f"[data-machine={name}]")
-
-
-def clear_jobs(box):
-    """Leave nothing of one test's jobs and pauses for the next one in the same box."""
-    box.ask("POST", "/jobs/cancel", {"status": ["pending", "running"]})
-    live.until(lambda: not box.ask("GET", "/jobs?status=pending,running"), "the end of all jobs")
-    box.ask("POST", "/service/resume")
-    box.ask("POST", "/jobs/clear", {"status": ["failed", "cancelled", "completed"]})
-    for gpu in box.status()["gpu_status"]:
-        if gpu["is_paused"]:
-            box.ask("POST", f"/gpus/{gpu['place']}/resume")
-    assert box.ask("GET", "/jobs") == box.ask("GET", "/groups") == []
