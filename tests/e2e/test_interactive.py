@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from console import Home, Tmux
+from console import Home, Tmux, add
 from live import read, until
 
 BASH = 'PS1="here> " exec bash --norc --noprofile -i'
@@ -136,3 +136,38 @@ def test_it_is_refused_where_no_job_has_a_terminal(home):
                 picture = terminal.picture().replace("\n", "")
                 assert f"hint: {hint}" in picture.replace("[jobs] ", "") and "nexus run --tty bash </dev/null" in picture
         assert other.client().jobs() == [] and len(home.client().jobs()) == count
+
+
+def test_attach_and_leave(bare_home):
+    job_id = add(bare_home, "echo in the window; read answer; echo \"got $answer\"; sleep 60")
+    bare_home.wait_for_start(job_id)
+    with bare_home.terminal("attach", job_id) as terminal:
+        terminal.wait_for("in the window")
+        terminal.type("hello\r")
+        terminal.wait_for("got hello")
+        terminal.type("\x01d")
+        code, shown = terminal.end()
+        assert code == 0 and f"job {job_id} goes on; nexus attach {job_id} comes back to it" in shown
+    assert bare_home.job(job_id)["status"] == "running"
+
+    def list_screens():
+        done = bare_home.run("screens")
+        assert done.code == 0
+        return done.out
+
+    until(lambda: re.search(rf"^\d+\.nexus_job_{job_id} +Detached", list_screens(), re.MULTILINE), list_screens)
+    assert re.search(r"^\d+\.nexus  ", list_screens(), re.MULTILINE)
+    with bare_home.terminal("attach", job_id, TERM="no-such-terminal") as terminal:
+        terminal.wait_for("got hello")
+        terminal.type("\x01d")
+        assert terminal.end()[0] == 0
+    assert bare_home.run("attach", job_id).code == 2, "without a terminal"
+    other = bare_home.main("add", "echo begun; sleep 60").id
+    with bare_home.terminal("attach", str(bare_home.wait_for_start(other)["gpu_index"])) as terminal:
+        terminal.wait_for("begun")
+        terminal.type("\x03")
+        assert "failed (SIGINT)" in terminal.end()[1]
+    bare_home.main("kill", job_id)
+    for target, code in ((job_id, 4), ("zzz", 3), ("1", 3)):
+        done = bare_home.run("attach", target)
+        assert done.code == code and "hint:" in done.err

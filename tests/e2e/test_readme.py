@@ -217,8 +217,8 @@ def test_the_causes_in_the_guide():
 ONLY_PARSED = [                                 # by test_nexus_takes_these_words
     (r"nexus attach ", "it takes the terminal: tests/e2e/test_terminal.py"),
     (r"nexus run --tty ", "it takes the terminal: tests/e2e/test_interactive.py"),
-    (r"nexus top", "it goes on for ever: test_commands.py"),
-    (r"nexus logs abc --grep ", "it finds nothing in what a test's job prints: test_commands.py"),
+    (r"nexus top", "it goes on for ever: test_looking.py"),
+    (r"nexus logs abc --grep ", "it finds nothing in what a test's job prints: test_logs.py"),
 ]
 BY_OTHERS = {                                   # blocks with tests of their own, by how they begin
     "NEXUS_HOME=~/.nexus-trial ": "test_the_trial_leaves_nothing_behind",

@@ -139,6 +139,17 @@ class Home(live.Box):
         return live.find_processes(f"{self.folder}/")
 
 
+def add(home, command="true", *options):
+    """The id of a job without a GPU."""
+    return home.main("add", "--gpus", "0", *options, command).id
+
+
+def add_and_wait(home, command="true", *options):
+    job_id = add(home, command, *options)
+    home.main("wait", job_id)
+    return job_id
+
+
 class Terminal:
     """A program at a terminal of its own; nexus is a fork there."""
 
