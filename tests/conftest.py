@@ -1,5 +1,6 @@
 """What holds for every test: where nexus.py is, one time zone, nothing of the caller's own nexus."""
 
+import gc
 import os
 import signal
 import sys
@@ -67,7 +68,9 @@ def pytest_collection_finish():
     """Have xdist be told of the groups: it writes an item's into _nodeid, which pytest does not read since 9.2."""
     plain = pytest.Item.nodeid
     with mock.patch.object(pytest.Item, "nodeid", property(lambda item: vars(item).get("_nodeid") or plain.fget(item))):
-        return (yield)
+        answer = yield
+    gc.freeze()                 # the tests and what they import stay to the end: not to be looked through again and again
+    return answer
 
 
 @pytest.fixture(scope="session")

@@ -171,13 +171,13 @@ def resume_all(home: Home) -> None:
         place = next((gpu.place for gpu in home.service.gpu_watch.all_gpus() if gpu.uuid == uuid), None)
         if place:
             home.ask("POST", f"/gpus/{place}/resume")
+    reasons = {row["id"]: row["reason"] or {} for row in home.call("GET", "/queue?fields=id,reason")[1]} if state.pending else {}
     for job in list(state.pending.values()):
         if job.is_held and home.is_damaged:         # it may have begun: a person looks, and adds it again
             home.ask("POST", "/jobs/cancel", {"ids": [job.id]})
         elif job.is_held and home.ask("PATCH", f"/queue/{job.id}", {"is_held": False})[0] == 400:
             home.ask("POST", "/jobs/cancel", {"ids": [job.id]})        # it asks for more than there is
-        reason = home.call("GET", f"/jobs/{job.id}")[1].get("reason") or {}
-        if reason.get("code") == "never":           # it was added while the cards were not known
+        if reasons.get(job.id, {}).get("code") == "never":           # it was added while the cards were not known
             home.ask("POST", "/jobs/cancel", {"ids": [job.id]})
 
 

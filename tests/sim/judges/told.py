@@ -84,25 +84,22 @@ class Told(Judge):
 
     def check_queue(self, home: Home) -> None:
         """Places are those of the list, and what is counted is what is there."""
-        status, queue = home.call("GET", "/queue")
-        if status != 200:
-            return
-        jobs = {job["id"]: job for job in home.call("GET", "/jobs")[1]}
-        self.check_reasons(home, queue, jobs)
+        jobs = {job["id"]: job for job in self.read_jobs(home)}
+        queue, status = home.call("GET", "/queue")[1], home.call("GET", "/status")[1]
+        self.check_reasons(home, queue, jobs, status["is_paused"])
         self.check_times(home, jobs)
         if [job["position"] for job in queue] != [*range(len(queue))]:
             self.fail(f"the places of the queue are {[(job['id'], job['position']) for job in queue]}")
-        status = home.call("GET", "/status")[1]
         counts = {word: sum(job["status"] == word for job in jobs.values()) for word in (*ENDED, "pending", "running")}
         shown = {**{word: status[f"{word}_jobs"] for word in ENDED},
                  "pending": status["queued_jobs"], "running": len(status["running_jobs"])}
         if counts != shown or {job["id"] for job in queue} != {name for name, job in jobs.items() if job["status"] == "pending"}:
             self.fail(f"GET /status counts {shown}, GET /jobs {counts}, GET /queue {len(queue)}")
 
-    def check_reasons(self, home: Home, queue: Sequence[Mapping[str, Any]], jobs: Mapping[str, Mapping[str, Any]]) -> None:
+    def check_reasons(self, home: Home, queue: Sequence[Mapping[str, Any]], jobs: Mapping[str, Mapping[str, Any]],
+                      is_paused: bool) -> None:
         """Each waiting job has a reason, and what it names is in the way, but for a moment."""
         groups = {row["name"]: row for row in home.call("GET", "/groups")[1]}
-        is_paused = home.call("GET", "/status")[1]["is_paused"]
         doubtful = {}
         for job in queue:
             if not job["reason"]:
@@ -173,16 +170,13 @@ class Told(Judge):
         """A hook is run: of a job that has ended, or a group of which nothing has waited or run for a minute."""
         home = next(home for home in self.homes if home.path == notice.home)
         facts = notice.facts
-        status, jobs = home.call("GET", "/jobs")
-        if status != 200:
-            return
         if notice.hook == "on_finish":
-            job = next((job for job in jobs if job["id"] == facts["NEXUS_JOB_ID"]), None)
-            if job and (job["status"], job["cause"] or "") != (facts["NEXUS_JOB_STATUS"], facts["NEXUS_JOB_CAUSE"]):
-                self.fail(f"on_finish tells {facts['NEXUS_JOB_STATUS']} ({facts['NEXUS_JOB_CAUSE']}) of job {job['id']}, which is "
-                          f"{job['status']} ({job['cause']})")
+            status, job = home.call("GET", f"/jobs/{facts['NEXUS_JOB_ID']}")
+            told = facts["NEXUS_JOB_STATUS"], facts["NEXUS_JOB_CAUSE"]
+            if status == 200 and (job["status"], job["cause"] or "") != told:
+                self.fail(f"on_finish tells {told} of job {job['id']}, which is {job['status']} ({job['cause']})")
         if notice.hook == "on_group_finish" and self.setup.is_calm:
-            members = [job for job in jobs if job["group"] == facts["NEXUS_GROUP"]]
+            members = home.call("GET", f"/jobs?group={facts['NEXUS_GROUP']}")[1]
             for user in {job["user"] for job in members}:
                 ends = [job["finished_at"] and read_time(job["finished_at"]) for job in members if job["user"] == user]
                 if all(ends) and max(ends) <= home.host.wall() - QUIET_S + 1.0:
