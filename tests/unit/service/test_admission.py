@@ -22,6 +22,12 @@ def test_unique(world, reason, other, is_same):
     assert len(w.store.state.jobs) == (1 if is_same else 2)
 
 
+def test_unique_knows_variables_in_any_order(world):
+    w = world()
+    first = submit(w, {"env": {"A": "1", "B": "2"}}).ids
+    assert submit(w, {"env": {"B": "2", "A": "1"}, "unique": True}).existing == first
+
+
 @pytest.mark.parametrize("status, is_known", [("running", True), ("completed", True), ("failed", False)])
 def test_unique_knows_what_runs_or_has_completed(world, status, is_known):
     w = world()
@@ -65,6 +71,8 @@ def test_a_retry_is_a_new_job_that_asks_for_the_same(world):
     assert w.job(child).current.cause == "dependency"
     again = w.job(w.service.admission.retry(nexus.Choice([bad]), ANN)[0])
     second = w.job(w.service.admission.retry(nexus.Choice([child]), ANN)[0])
+    changed = w.job(w.service.admission.retry(nexus.Choice([good]), ANN, {"env": {"A": "2"}, "gpus": 0, "name": "c"})[0])
+    assert w.store.state.environments[changed.environment]["A"] == "2" and (changed.name, changed.retried_as) == ("c", None)
     assert (again.command, again.after, again.attempts, w.job(bad).retried_as) == ("bad", (), (), again.id)
     assert (again.name, again.group, again.env_digest, again.environment) == ("b", "g", w.job(bad).env_digest, w.job(bad).environment)
     assert (second.after, second.pending_dependencies) == ((again.id, good), (again.id,))

@@ -109,6 +109,12 @@ def test_a_job_whose_gpus_do_nothing_is_idle(world):
     assert look(10, 0.0, 0.0) == (False, 1)
     assert look(1900, 0.0, None) == (False, 1), "what is unknown is not idle"
     assert look(10, 0.0, 0.0) == (False, 1)
+    w.machine.shown = nexus.NexusError("unavailable", "it cannot be read")
+    w.turn(seconds=1900)
+    w.probe()
+    w.turn()
+    assert w.api(job_id)["idle_since"] is None, "nor is what cannot be read"
+    assert look(10, 0.0, 0.0) == (False, 1)
     assert look(1900, 0.0, 0.0) == (True, 1), "each job is told of once"
     assert look(600, 0.0, 0.0) == (True, 1) and w.api(job_id)["stopping"] == "idle"
     w.end(job_id, 143)

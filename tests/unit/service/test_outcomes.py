@@ -66,6 +66,19 @@ def test_a_group_is_held_by_failures_within_seconds_alone(world, seconds, is_hel
     assert bool(group and group.hold) == is_held and w.job(ids[3]).status == ("pending" if is_held else "running")
 
 
+def test_a_group_that_was_resumed_begins_anew(world):
+    """To resume one that nothing holds changes nothing."""
+    w = world(gpus=0, cpu_slots=1, guard_seconds=10)
+    ids, held = [w.add("a", gpus=0, group="g") for _ in range(9)], []
+    for number, job_id in enumerate(ids[:7]):
+        w.turn()
+        fail(w, job_id, 100 + number, 1, "no module\n", 1)
+        held.append(bool(w.store.state.groups["g"].hold))
+        if number != 1:
+            w.service.editor.set_paused(False, "ann", "g") if held[-1] or number == 0 else None
+    assert held == [False, False, True, False, False, True, False]
+
+
 # Limits
 
 

@@ -85,6 +85,20 @@ def test_a_name_means_the_latest_job_of_it_and_for_a_change_the_only_one_that_it
     assert lab.ask("PATCH", "/queue/twin", {"retries": 1}, lab.bob)[0] == 404, "it is no name of bob's"
 
 
+HINTS = [  # whose token, a request for something that is not there, what is proposed
+    ("", ("GET", "/jobs/ennd"), "end"), ("", ("GET", "/jobs/g"), "--group g"), ("", ("GET", "/jobs/x*"), "--name 'x*'"),
+    ("bob", ("GET", "/jobs/g"), "nexus jobs lists them"), ("bob", ("GET", "/jobs/h"), "--group h"),
+    ("", ("POST", "/jobs/cancel", {"group": "gg"}), "g"),
+    ("bob", ("POST", "/jobs/cancel", {"group": "gg"}), "nexus jobs lists all"), ("bob", ("POST", "/jobs/cancel", {"group": "hh"}), "h"),
+]
+
+
+@pytest.mark.parametrize("user, request_, part", HINTS, ids=[f"{case[0]} {case[1]}" for case in HINTS])
+def test_what_is_not_there_has_a_proposal_of_ones_own(lab, user, request_, part):
+    status, answer = lab.ask(*request_, headers=lab.bob if user else None)
+    assert status == 404 and part in answer["hint"], answer
+
+
 def test_only_what_has_ended_is_cleared(lab):
     for ids in (["abc"], ["end", "run"]):
         status, told = lab.ask("POST", "/jobs/clear", {"ids": ids})

@@ -96,3 +96,60 @@ def test_what_no_machine_can_ever_run_is_refused(world, monkeypatch, reason, her
     with contextlib.nullcontext() if is_taken else pytest.raises(nexus.NexusError) as refused:
         submit(w, asked)
     assert is_taken or (refused.value.kind == "usage" and f"{asked['gpus']} GPUs" in refused.value.message)
+
+
+@pytest.mark.parametrize("gpus, waits", [(1, 1), (0, 0)])
+def test_what_needs_gpus_waits_for_their_first_reading(world, monkeypatch, gpus, waits):
+    w, waited = world(), []
+    monkeypatch.setattr(w.service.gpu_watch, "first_probe", types.SimpleNamespace(wait=waited.append))
+    submit(w, {"gpus": gpus})
+    assert len(waited) == waits
+
+
+ELSEWHERE = [  # reason, what is asked, what is told where there is no other machine, and where there is n1
+    ("no directory", {"cwd": "/nowhere"}, "cwd /nowhere is not a directory", None),
+    ("nor here", {"cwd": "/nowhere", "node": "here"}, "cwd /nowhere is not a directory", "cwd /nowhere is not a directory"),
+]
+
+
+@pytest.mark.parametrize("reason, asked, alone, beside", ELSEWHERE, ids=[case[0] for case in ELSEWHERE])
+def test_what_this_machine_lacks_another_may_have(world, monkeypatch, reason, asked, alone, beside):
+    w = world(gpus=0)
+    monkeypatch.setattr(w.service, "node", "here")
+    for nodes, told in (({}, alone), ({"n1": None}, beside)):
+        monkeypatch.setattr(w.service.pool, "nodes", nodes)
+        try:
+            submit(w, {"gpus": 0, **asked})
+        except nexus.NexusError as error:
+            assert (error.kind, told and told in error.message) == ("usage", True), error
+        else:
+            assert told is None
+    monkeypatch.setattr(w.machine, "has_bash", lambda: False)
+    for nodes, kind in (({}, "unavailable"), ({"n1": None}, None)):
+        monkeypatch.setattr(w.service.pool, "nodes", nodes)
+        with contextlib.nullcontext() if kind is None else pytest.raises(nexus.NexusError) as refused:
+            submit(w, {"gpus": 0})
+        assert kind is None or refused.value.kind == kind
+
+
+def test_a_change_takes_what_belongs_to_the_former_value(world):
+    """The values of a sweep go with its command, the repository with its snapshot; variables stay beside those that are changed."""
+    w = world(gpus=0)
+    row = {"command": "a 1", "sweep_values": {"x": "1"}, "env": {"A": "1", "B": "2"}}
+    added = w.service.admission.admit(nexus.parse_submissions([{"each": [row], "cwd": "/", "gpus": 0, "env": {"C": "3"}}]), ANN)
+
+    def edit(**change):
+        return w.service.editor.edit(nexus.Choice(added.ids), ANN, change)[0]
+
+    before = w.job(added.ids[0])
+    changed = edit(env={"B": "4"})
+    variables = {**w.store.state.environments[changed.environment], **dict(changed.variables)}
+    assert {name: variables[name] for name in "ABC"} == {"A": "1", "B": "4", "C": "3"} and changed.env_digest != before.env_digest
+    assert edit(name="n").sweep_values and not edit(command="a 2").sweep_values
+    w.store.update(lambda state: [nexus.change_job(state.jobs[before.id], snapshot="a" * 40, snapshot_repo="/r", cwd="/nowhere")])
+    with pytest.raises(nexus.NexusError, match="cwd /nowhere is not a directory"):
+        edit(snapshot=None)
+    w.store.update(lambda state: [nexus.change_job(state.jobs[before.id], cwd="/")])
+    assert (edit(snapshot=None).snapshot_repo, w.job(before.id).snapshot) == (None, None)
+    with pytest.raises(nexus.NexusError, match="cwd /nowhere is not a directory"):
+        edit(cwd="/nowhere")
