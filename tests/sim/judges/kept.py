@@ -28,7 +28,7 @@ class Kept(Judge):
         self.attempts: dict[tuple[str, int], dict[str, Any]] = {}       # those that have ended, as they were told
         self.read: dict[str, tuple[object, ...]] = {}       # {job id: what its log was when it was compared}
         self.envs: dict[str, Any] = {}                      # {job id: its own variables; None: not known}
-        self.keyed: dict[tuple[str, str, str], list[str]] = {}          # {(home, user, key): what was answered first}
+        self.keyed: dict[tuple[str, str, str], list[str]] = {}          # {(home, user, key): what it added first, by places}
 
     def is_whole(self, home: Home) -> bool:
         """Nothing of its state was lost with what was damaged, or with the power."""
@@ -96,25 +96,27 @@ class Kept(Judge):
         elif method == "POST" and path == "/queue" and home.is_up and not self.is_dry(body):
             if status == 200:
                 ids = [reply["id"]] if "id" in reply else reply["ids"]
-                is_known = home.key and self.check_key(home, user, home.key, ids)
+                known = {*reply.get("known", ())}
+                is_known = home.key and self.check_key(home, user, home.key, ids, known)
                 if not is_known and isinstance(body, dict):
-                    self.check_unique(home, body, ids, {*reply.get("known", ())})
+                    self.check_unique(home, body, ids, known)
             self.note_envs(home, body if isinstance(body, dict) else {}, status, reply)
 
     def is_dry(self, body: Any) -> bool:
         return any(isinstance(one, dict) and one.get("dry_run") for one in (body if isinstance(body, list) else [body]))
 
-    def check_key(self, home: Home, user: str, key: str, ids: list[str]) -> bool:
-        """The same key is answered as the first time, as long as its jobs are kept; return whether it was."""
-        first = self.keyed.setdefault((home.path, user, key), ids)
-        if first is ids:
+    def check_key(self, home: Home, user: str, key: str, ids: list[str], known: set[str]) -> bool:
+        """The same key is answered with the jobs that it added, as long as they are kept; return whether it was.
+
+        Which jobs were there before, and were not added because of `unique`, may be another matter by now.
+        """
+        first = self.keyed.get((home.path, user, key))
+        if not first or not self.is_whole(home) or any(one and one not in home.service.store.state.jobs for one in first):
+            self.keyed[home.path, user, key] = [new if old and new not in known else "" for old, new in zip(first or ids, ids)]
             return False
-        kept = [job_id for job_id in first if job_id in home.service.store.state.jobs]
-        if not self.is_whole(home) or len(kept) < len(first):
-            self.keyed[home.path, user, key] = ids
-        elif ids != first:
+        if len(ids) != len(first) or any(old not in ("", new) for old, new in zip(first, ids)):
             self.fail(f"key {key} was answered with {first}, and now with {ids}")
-        return ids == first
+        return any(first)
 
     def check_unique(self, home: Home, body: dict[str, Any], ids: list[str], known: set[str]) -> None:
         """--unique adds nothing if the same job waits, runs, or has completed; without it each is a new one."""
