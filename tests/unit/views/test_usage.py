@@ -37,6 +37,13 @@ def test_a_row_has_a_name_to_be_recognized_by():
     assert [ran.name for ran in nexus.list_gpu_runs(finished())] == ["python train.py"]
 
 
+def test_a_row_tells_what_the_document_says_and_others_no_name():
+    [ran] = nexus.list_gpu_runs(finished(name="lr-1"))
+    own, others = nexus.run_json(ran, None, True), nexus.run_json(ran, None, False)
+    assert own.keys() == nexus.RUN_ROW.keys() and (own["name"], own["outcome"]) == ("lr-1", "exit 0")
+    assert others == {**own, "name": None, "outcome": None}
+
+
 LINES = [  # reason, lines of runs.jsonl, how many rows are read, whether the file is whole
     ("all is well", [nexus.seal(ran) + "\n" for ran in nexus.list_gpu_runs(finished())], 1, True),
     ("a torn end", [nexus.seal(ran)[:-1] for ran in nexus.list_gpu_runs(finished())], 0, False),
