@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from makers import NOW, config, finished, gpu, job, jobs, running, state
+from makers import NOW, config, finished, foreign, gpu, job, jobs, ours, running, state
 from shown import FAILED
 
 import nexus
@@ -116,6 +116,13 @@ def test_what_of_a_gpu_is_given_out(reason, jobs, allocated, ids):
 def test_a_gpu_is_told_by_its_uuid():
     made = nexus.gpu_json(gpu(0, uuid="GPU-1"), state(running("abc", (1,))), config().gpu, None)
     assert made["job_ids"] == ["abc"], "it had index 1 before the reboot"
+
+
+def test_what_computes_on_a_gpu_is_told():
+    made = nexus.gpu_json(gpu(0, processes=(foreign(), ours("abc", 2))), state(), config().gpu, None)
+    assert made["processes"] == [
+        {"pid": 4242, "memory_mib": 16384.0, "job_id": None, "user": "bob", "name": "python"},
+        {"pid": 77, "memory_mib": 2048.0, "job_id": "abc", "user": None, "name": None}]
 
 
 OUTCOMES = [  # reason, facts, words
