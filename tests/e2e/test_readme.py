@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 
+import forks
 import live
 import network
 import pages
@@ -251,6 +252,11 @@ def make_program(path, text):
     path.chmod(0o755)
 
 
+def make_nexus(path, launch, python=sys.executable, program=live.NEXUS):
+    """The command, which is a fork of a process that has loaded nexus.py: see forks.listen()."""
+    make_program(path, f'exec {python} -I -S -c {shlex.quote(launch)} {program} "$@"')
+
+
 def add_waiting(box):
     return box.add("true", gpus=0, after=[box.add("sleep 600", gpus=0)])
 
@@ -275,7 +281,7 @@ class Shell:
         box.environ["EDITOR"] = "true"
         shutil.copy(live.NEXUS, folder / "nexus.py")
         if has_nexus:
-            make_program(box.bin / "nexus", f'exec {sys.executable} {live.COMMAND} "$@"')
+            make_nexus(box.bin / "nexus", forks.listen(folder / "forks"))
         make_program(box.bin / "python3", f'exec {sys.executable} "$@"')
         make_program(box.bin / "nvidia-smi", "echo NVIDIA-SMI")
         box.environ["CONDA_EXE"] = Conda(str(box.path("conda"))).exe
@@ -461,8 +467,7 @@ def test_nodes_are_added_as_it_says():
     with network.Net(nodes=[front, front, {}], jump=True) as net:
         head, names = net.head, {"gpuuser@10.0.0.5": net.nodes[0].target, "gpuuser@10.1.0.7": net.nodes[2].target,
                                  "me@gateway": net.jump.target, '"python train.py"': '"hostname; cat model"'}
-        (head.bin / "nexus").write_text(f'#!/bin/sh\nexec {head.python} {net.folder}/nexus.py "$@"\n')
-        (head.bin / "nexus").chmod(0o755)
+        make_nexus(head.bin / "nexus", net.launch, head.python, f"{net.folder}/nexus.py")
 
         def run(line):
             done = subprocess.run([*head.machine.become(), "bash", "-ec", f"mkdir -p ~/exp; cd ~/exp; {line}"], env=head.environ,
@@ -534,7 +539,7 @@ def test_the_three_commands_of_snakemake(tmp_path):
     profile, = (text for _, kind, text in BLOCKS if kind == "yaml")
     submit, status, cancel = (re.search(f"cluster-generic-{name}-cmd: (.*)", profile)[1] for name in ("submit", "status", "cancel"))
     with live.Box() as box:
-        make_program(box.bin / "nexus", f'exec {sys.executable} {live.NEXUS} "$@"')
+        make_nexus(box.bin / "nexus", forks.listen(box.folder / "forks"))
         subprocess.run(["sh", "-e", "-c", block], cwd=box.bin, check=True)
         scripts = {"good": f"until [ -e {tmp_path}/go ]; do sleep 0.05; done", "bad": "exit 3", "long": "sleep 600", "waits": "true"}
 
@@ -620,12 +625,12 @@ def test_names_in_the_design_stand_where_it_says():
 def test_each_word_of_code_in_the_design_is_one():
     """A name that is nowhere in nexus or its tests is one that went."""
     paths = [TOP / "build.py", *(path for folder in ("src", "tests") for path in (TOP / folder).rglob("*"))]
-    sources = "".join(path.read_text() for path in paths if path.is_file() and path.suffix in (".py", ".sh", ".js")
-                      and "node_modules" not in path.parts)
+    words = {word for path in paths if path.is_file() and path.suffix in (".py", ".sh", ".js") and "node_modules" not in path.parts
+             for word in re.findall(r"\w+", path.read_text())}
     for path, span in SPANS:
         name = re.fullmatch(r"([A-Za-z_][\w.]*)(\(.*\))?", span)
         if path == "docs/design.md" and name and not (TOP / span).exists():
-            assert re.search(rf"\b{re.escape(name[1].rpartition('.')[2])}\b", sources), span
+            assert name[1].rpartition(".")[2] in words, span
 
 
 def test_the_sample_is_the_one_that_nexus_prints():
@@ -633,14 +638,15 @@ def test_the_sample_is_the_one_that_nexus_prints():
 
 
 def test_pip_installs_it(tmp_path):
-    """Into a virtual environment of its own, from what a wheel of these files holds."""
+    """Into a folder of its own, from what a wheel of these files holds."""
     for name in ("nexus.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(TOP / name, tmp_path)
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
-    pip = [tmp_path / "venv" / "bin" / "pip", "--disable-pip-version-check", "-q"]
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     subprocess.run([*pip, "wheel", "--no-deps", "-w", tmp_path / "made", "."], check=True, cwd=tmp_path)
     [wheel] = (tmp_path / "made").iterdir()
     assert wheel.name == f"nexus_gpu_queue-{nexus.__version__}-py3-none-any.whl"
-    subprocess.run([*pip, "install", "--no-deps", wheel], check=True)
-    told = subprocess.run([tmp_path / "venv" / "bin" / "nexus", "--version"], capture_output=True, text=True).stdout
+    subprocess.run([*pip, "install", "--no-deps", "--prefix", tmp_path / "here", wheel], check=True)
+    [packages] = (tmp_path / "here").glob("lib/python*/site-packages")
+    told = subprocess.run([tmp_path / "here" / "bin" / "nexus", "--version"], env={**os.environ, "PYTHONPATH": str(packages)},
+                          capture_output=True, text=True).stdout
     assert told.startswith(f"nexus {nexus.__version__} (")
