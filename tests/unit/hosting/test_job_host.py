@@ -1,7 +1,12 @@
 """Attempts of this machine: claims, crashes, reboots, results, other clocks."""
 
+import os
+import pathlib
+import socket
+
+import makers
 import pytest
-from turns import ANN
+from turns import ANN, BrokenLeases
 
 import nexus
 
@@ -221,3 +226,65 @@ def test_wall_clock_jumps(world, jump):
     job = w.job(job_id)
     assert job.status == "failed" and job.current.runtime_seconds == pytest.approx(111.1, abs=0.1)
     assert w.service.health.check()["is_healthy"] and w.service.status.describe_service()["uptime_seconds"] < 200
+
+
+# What a job gets at its start
+
+
+def test_jobs_that_run_at_once_have_ports_of_their_own():
+    ports = {nexus.find_free_port(number) for number in range(20)}
+    assert len(ports) == 20 and all(20000 <= port < 30000 for port in ports)
+    with socket.socket() as line:
+        line.bind(("", min(ports)))
+        assert min(ports) not in {nexus.find_free_port(number) for number in range(20)}, "somebody has it"
+
+
+UMASKS = [(None, "umask=0027\n"), (0o002, "umask=0002\n")]
+
+
+@pytest.mark.parametrize("umask, line", UMASKS)
+def test_a_job_has_its_own_umask_or_the_services(world, umask, line):
+    w = world(gpus=0)
+    w.service.job_host.umask = 0o027
+    job_id = w.add(gpus=0, umask=umask)
+    w.turn()
+    assert line in (w.folder_of(job_id) / "job.sh").read_text()
+
+
+def test_a_script_that_was_sent_is_written_anew_whatever_an_earlier_attempt_has_made_of_it(world):
+    w = world(gpus=0)
+    cwd, victim = pathlib.Path(w.folder) / "work", pathlib.Path(w.folder) / "victim"
+    victim.write_text("mine")
+    for before in (lambda path: None, lambda path: path.write_text("print(1)"), lambda path: path.unlink() or path.symlink_to(victim)):
+        before(cwd / "main.py")
+        w.service.job_host.write_script(nexus.Order(makers.running(cwd=str(cwd)), {}, "print()"))
+        assert (cwd / "main.py").read_text() == "print()" and victim.read_text() == "mine"
+
+
+@pytest.mark.parametrize("passes_handles, gpus, handles, paths", [
+    (True, 1, [7], ()), (False, 1, (), [("/l/a", "/p/7", "0-a")]), (True, 0, (), ())])
+def test_a_runner_gets_the_locks_or_where_they_are(world, monkeypatch, passes_handles, gpus, handles, paths):
+    w, given, build = world(gpus=1), [], nexus.build_script
+    leases = w.machine.leases = BrokenLeases()
+    leases.error, leases.handles, leases.paths = None, lambda job_id: [7], lambda job_id: [("/l/a", "/p/7", "0-a")]
+    monkeypatch.setattr(type(w.machine.launcher), "passes_handles", passes_handles)
+    monkeypatch.setattr(w.machine, "launch", lambda job, script, handles: given.append(handles))
+    monkeypatch.setattr(nexus, "build_script", lambda job, environ, layout, *rest: given.extend(rest) or build(job, environ, layout))
+    job_id = w.add(gpus=gpus)
+    w.turn()
+    assert given == [paths, handles, os.getpid(), handles] and list(leases.held) == [job_id] * gpus
+
+
+def test_a_lock_that_was_kept_is_dropped_with_the_last_job_of_its_gpu(world):
+    w = world(gpus=1)
+    leases = w.machine.leases = BrokenLeases()
+    leases.error, leases.drop = None, lambda uuid: leases.kept.pop(uuid)
+    ids = [w.add(gpus=0.5) for _ in range(2)]
+    w.turn()
+    for pid, job_id in enumerate(ids, 100):
+        w.claim(job_id, pid)
+    leases.kept = {"GPU-0": 5}
+    w.end(ids[0])
+    assert leases.kept == {"GPU-0": 5}
+    w.end(ids[1])
+    assert leases.kept == {} and leases.held == {}

@@ -1,5 +1,6 @@
 """A phase, or a worker's step, that fails stops no other."""
 
+import live
 import pytest
 
 import nexus
@@ -45,3 +46,35 @@ def test_a_phase_that_fails_stops_no_other(world, monkeypatch, part, method, pha
     w.clock.pass_(301)
     w.turn()
     assert w.service.failure_count == 2
+
+
+def test_a_turn_is_a_tick_with_what_was_heard(world, monkeypatch):
+    w, ticks = world(), []
+    monkeypatch.setattr(w.service.events, "wait", lambda seconds: [seconds])
+    monkeypatch.setattr(w.service, "tick", ticks.append)
+    w.service.turn()
+    assert ticks == [[w.service.find_wait_s()]]
+
+
+def test_gpus_and_memory_are_read_beside_the_loop(world, monkeypatch):
+    w, begun = world(), []
+    monkeypatch.setattr(nexus.Worker, "run", lambda worker: begun.append(worker.doing))
+    workers = [nexus.Worker(w.service, "counting", lambda: None)]
+    w.service.begin_workers(*workers)
+    live.until(lambda: len(begun) == 3)
+    assert sorted(begun) == ["asking for the GPUs", "counting", "measuring jobs' memory"]
+
+
+def test_a_failure_is_logged_once_a_minute(world):
+    """Repeated ones must not fill the disk; each is counted, and the loop rests a second after it."""
+    w, told = world(), []
+    for seconds, doing in ((0, "a"), (1, "a"), (1, "b"), (59, "b"), (61, "b"), (1, "a")):
+        w.clock.pass_(seconds)
+        before = len(w.lines)
+        w.service.run_guarded(doing, lambda: 1 / 0)
+        told.append(len(w.lines) - before)
+    assert told == [1, 0, 1, 0, 1, 1] and w.service.failure_count == 6
+    w.service.find_due_s = lambda: 0.25
+    assert w.service.find_wait_s() == nexus.WATCH_INTERVAL_S
+    w.clock.pass_(1.1)
+    assert w.service.find_wait_s() == 0.25

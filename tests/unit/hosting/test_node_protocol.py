@@ -1,6 +1,10 @@
 """What a head takes of a node's reply, whatever that says."""
 
+import base64
+import threading
+
 import far_end
+import live
 import pytest
 
 import nexus
@@ -49,3 +53,30 @@ def test_a_late_reply_counts_for_what_it_tells(reason, jobs):
     assert (report.number, report.jobs, faults) == (2, (), {})
     report, faults = read({**far_end.of_job(), "number": 2})
     assert [job.key for job in report.jobs] == [KEY] and not faults
+
+
+def test_the_logs_of_all_jobs_share_a_reply():
+    for count, most in ((0, nexus.LOG_BYTES), (1, nexus.LOG_BYTES // 2), (3, nexus.LOG_BYTES // 6)):
+        assert nexus.replace(QUESTION, jobs=QUESTION.jobs * count).most_bytes == most
+    many = [base64.b64encode(bytes(nexus.LOG_BYTES // 2 + 1)).decode()] * 2
+    with pytest.raises(ValueError, match="bytes of logs at once"):
+        read(far_end.of_job(log_sizes=[nexus.LOG_BYTES] * 2, logs=many))
+
+
+def test_a_line_that_blocks_keeps_no_process_from_its_end():
+    class Stream:
+        def write(self, content):
+            written.append(content)
+            threads.append(threading.current_thread())
+
+        def flush(self):
+            pass
+
+        def close(self):
+            closed.set()
+
+    written, threads, closed = [], [], threading.Event()
+    outbox = nexus.start_writer(Stream(), "questions")
+    for content in (b"a", b"b", b""):
+        outbox.put(content)
+    assert closed.wait(live.PATIENCE_S) and written == [b"a", b"b"] and threads[0].daemon

@@ -106,6 +106,7 @@ LOOKS = [  # seconds since the first signal, those until its processes are looke
 def test_processes_that_are_ended_are_looked_at_ever_less_often(on):
     on.put(200)
     on.machine.processes.deaf = {200}
+    assert on.service.job_host.find_next_look_s() == float("inf"), "none is ended"
     on.stop()
     at = 0
     for age_s, next_s in LOOKS:

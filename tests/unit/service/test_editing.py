@@ -82,6 +82,9 @@ def test_one_of_several_that_cannot_be_changed_keeps_all_from_it(lab):
     for change, part in (({"command": "x"}, "run: is running; only a pending one"), ({"after": ["abd"]}, "run: is running")):
         status, told = lab.ask("PATCH", "/queue", {"ids": ["abc", "run"], "change": change})
         assert status == 409 and told["message"].startswith(f"1 of 2 jobs cannot be changed so, and none was: {part}")
+    lab.ask("PATCH", "/queue/abe", {"timeout_seconds": "1h"})
+    status, told = lab.ask("PATCH", "/queue", {"ids": ["abc", "abd", "abe"], "change": {"warn": "USR1@2m"}})
+    assert status == 400 and told["message"].startswith("2 of 3 jobs cannot be changed so, and none was: abc, abd: warn USR1@2m needs")
     status, told = lab.ask("PATCH", "/queue", {"ids": ["abc", "abd"], "change": {"before": "abc"}})
     assert status == 409 and "abc cannot be before itself" in told["message"]
     assert list_own(lab) == "abc abd abe" and lab.store.state.jobs["abc"].command == "true"

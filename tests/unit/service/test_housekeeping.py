@@ -107,6 +107,22 @@ def test_a_snapshot_goes_with_the_last_job_that_has_it(world, monkeypatch):
         assert released == [] or len(w.store.state.jobs) == 1
     assert released == [("/repo", "a" * 40)]
 
+def test_a_script_that_was_sent_goes_with_the_last_job_that_has_it(world):
+    w = world(gpus=0, history_limit=1)
+    path, keep = pathlib.Path(w.layout.code_file("c0de")), w.service.housekeeping.keep_code
+    with keep("c0de", b"print()"):
+        assert path.read_bytes() == b"print()"
+    assert not path.exists(), "no job was added"
+    with keep("c0de", b"print()"):
+        ids = [w.add("true", gpus=0) for _ in range(3)]
+        w.store.update(lambda state: [nexus.change_job(state.jobs[job_id], code="c0de") for job_id in ids[:2]])
+    for job_id in ids:
+        assert path.exists()
+        w.service.cancellation.cancel(nexus.Choice([job_id], ("pending",)), ANN)
+        w.service.housekeeping.trim_history()
+    assert not path.exists() and list(w.store.state.jobs) == ids[2:]
+
+
 EDITS = [  # reason, what is written, (paused, paused GPUs) then
     ("paused, and nothing else is taken over", lambda body: {**body, "paused": True, "jobs": [], "seq": 9999, "next_number": 0,
                                                              "environments": {}, "groups": []}, (True, [])),

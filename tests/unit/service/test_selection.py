@@ -89,6 +89,7 @@ HINTS = [  # whose token, a request for something that is not there, what is pro
     ("", ("GET", "/jobs/ennd"), "end"), ("", ("GET", "/jobs/g"), "--group g"), ("", ("GET", "/jobs/x*"), "--name 'x*'"),
     ("bob", ("GET", "/jobs/g"), "nexus jobs lists them"), ("bob", ("GET", "/jobs/h"), "--group h"),
     ("", ("POST", "/jobs/cancel", {"group": "gg"}), "g"),
+    ("", ("GET", "/groups/gg/results"), "g"), ("bob", ("GET", "/groups/g/results"), "nexus jobs lists all"),
     ("bob", ("POST", "/jobs/cancel", {"group": "gg"}), "nexus jobs lists all"), ("bob", ("POST", "/jobs/cancel", {"group": "hh"}), "h"),
 ]
 

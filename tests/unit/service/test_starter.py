@@ -140,8 +140,9 @@ def test_a_lease_is_given_up_when_its_runner_says_that_it_has_it(world):
     w.claim(job_id, 100, is_said=False)
     w.turn(seconds=10)
     assert w.job(job_id).current.pid == 100 and list(w.machine.leases.held) == [job_id]
+    w.service.observer.lease_backoff.fail(w.clock.monotonic(), nexus.NexusError("unavailable", "it is held"))
     w.turn(f"start {job_id} 1 100 1000 1000")
-    assert not w.machine.leases.held
+    assert not w.machine.leases.held and w.service.observer.find_lease_error() is None
 
 
 def test_leases_that_cannot_be_looked_at(world):
