@@ -89,6 +89,7 @@ PLANS = [  # reason, jobs, GPUs, keys of the configuration, {job id: GPU indices
     # shares
     ("two halves", [job("aaa", gpus=0.5), job("bbb", 2, gpus=0.5)], [gpu(0), gpu(1)], {}, {"aaa": (0,), "bbb": (0,)}),
     ("a half beside a running one", [running("rrr", gpus=0.5), job("aaa", 2, gpus=0.5)], [gpu(0)], {}, {"aaa": (0,)}),
+    ("not while the GPU is paused", [running("rrr", gpus=0.5), job("aaa", 2, gpus=0.5)], [gpu(0, is_paused=True)], {}, {}),
     ("ten tenths are one", [job(id, number, gpus=0.1) for number, id in enumerate([c * 3 for c in "abcdefghijk"], 1)],
      [gpu(0)], {}, dict.fromkeys([c * 3 for c in "abcdefghij"], (0,))),
     ("where it fits tightest", [running("rrr", (2,), gpus=0.3), running("sss", (1,), gpus=0.6), job("aaa", 3, gpus=0.4)],
