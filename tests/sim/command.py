@@ -31,6 +31,7 @@ class Command:
         self.ways = frozenset(words[2:])
         self.memory_mib = max([100.0, *(float(way.partition("=")[2]) for way in self.ways if way.startswith("eats="))])
         self.heard: list[tuple[float, int]] = []        # (when, which signal)
+        self.senders: list[SimProcess | None] = []      # of those
         self.children: list[SimProcess] = []            # also what it has left at its end
         self.run: Run | None = None                     # of a job's command
         self.is_child = False
@@ -102,6 +103,7 @@ class Command:
 
     def hear(self, process: SimProcess, number: int) -> None:
         self.heard.append((process.world.now, number))
+        self.senders.append(process.world.current)
         if number == SIGKILL:
             process.end(128 + SIGKILL)
         elif "stubborn" not in self.ways and not self.handles(number):

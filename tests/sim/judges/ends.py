@@ -13,7 +13,7 @@ from judges.judge import Judge
 if TYPE_CHECKING:
     from command import Command
     from homes import Home
-    from world import Run
+    from world import Run, SimProcess
 
     import nexus
 
@@ -57,7 +57,7 @@ class Watch:
         self.first_stop_at: float | None = None
         self.warned: list[float] = []
         self.reasons: set[str] = set()                      # why it might be ended, at its signals and its end
-        self.machine_count = run.machine_count
+        self.stopped_by: list[SimProcess | None] = []       # who has sent it a first signal
 
     @property
     def family(self) -> list[Command]:
@@ -173,8 +173,9 @@ class Ends(Judge):
         if count == watch.heard_count:
             return
         if self.can_be_judged(watch.run):
-            for at, number in family[0].heard[watch.main_count:]:
-                self.check_signal(watch, at, number)
+            main = family[0]
+            for (at, number), sender in zip(main.heard[watch.main_count:], main.senders[watch.main_count:]):
+                self.check_signal(watch, at, number, sender)
             for child in family[1:]:
                 self.check_child(watch, child)
         watch.heard_count, watch.main_count = count, len(family[0].heard)
@@ -191,7 +192,7 @@ class Ends(Judge):
         """A damaged state may have lost the job, whose node ends it then; a node has several heads."""
         return run.job.id in self.wishes and not any(home.is_damaged or home.lost_power for home in self.homes)
 
-    def check_signal(self, watch: Watch, at: float, number: int) -> None:
+    def check_signal(self, watch: Watch, at: float, number: int, sender: SimProcess | None) -> None:
         run, wish = watch.run, self.wishes[watch.run.job.id]
         reasons = set(self.find_reasons(watch, at))
         watch.reasons |= reasons
@@ -203,13 +204,13 @@ class Ends(Judge):
             return
         elif number != SIGNALS[wish.signal] and not reasons - {"killed"}:
             self.fail(f"job {run.job.id} gets signal {number}, and {wish.signal} was asked for")
-        elif watch.first_stop_at is not None and watch.machine_count == self.world.machine_count:
+        elif sender in watch.stopped_by:        # a service or agent that has begun since does not know of that signal
             self.fail(f"job {run.job.id} gets its first signal twice")
         if not reasons:
             self.fail(f"job {run.job.id} gets signal {number} after {at - run.launched_at:.1f} s, and there is no reason")
         if watch.first_stop_at is None:
             watch.first_stop_at = at
-        watch.machine_count = self.world.machine_count
+        watch.stopped_by.append(sender)
 
     def find_reasons(self, watch: Watch, at: float) -> Iterator[str]:
         """Why this run may be ended at that time."""
