@@ -68,7 +68,7 @@ class GpuWatch(Component):
         self.store.checkpoint_wanted.set()
 
     def find_uuids(self, state: State, listed: Sequence[Any]) -> list[str]:
-        """The uuids of GPUs that another program may have named by their places; while no GPU is known, what was named."""
+        """The uuids of GPUs that another program may have named by places; while no GPU is known, what was named."""
         gpus = self.all_gpus()
         uuids = {*(gpu.uuid for gpu in gpus), *state.paused_gpus}       # a card that was paused may come back
         named: list[str] = []
