@@ -16,25 +16,6 @@ from live import PATIENCE_S, free_port, listener, until
 import nexus
 
 
-@pytest.fixture(scope="module")
-def home():
-    with Home(is_quick=True, cpu_slots=20, kill_grace_seconds=1) as made:
-        yield made
-
-
-@pytest.fixture
-def own_home():
-    with Home(is_quick=True, cpu_slots=20) as made:
-        yield made
-
-
-@pytest.fixture
-def bare_home():
-    """Nothing runs yet; a supervisor starts the service again."""
-    with Home(cpu_slots=20) as made:
-        yield made
-
-
 def wait_out(client, command="true", **options):
     job_id = client.add(command, gpus=0, **options)
     return client.wait([job_id])[0]
@@ -56,8 +37,8 @@ def test_the_python_api(home):
     assert b"Service started" in b"".join(client.logs("service"))
 
 
-def test_the_queue_by_python(own_home):
-    client = own_home.client()
+def test_the_queue_by_python(home):
+    client = home.client()
     client.pause()
     ids = client.add_all(["echo a", "echo b", "echo c"], gpus=0, group="a b")
     client.edit(ids[2], position=0)
@@ -78,9 +59,9 @@ def test_the_queue_by_python(own_home):
     assert sorted(job["id"] for job in seen) == sorted([ids[0], ids[2]])
 
 
-def test_paths_are_taken_and_a_text_is_one_id(own_home):
-    client = own_home.client()
-    folder = pathlib.Path(own_home.top)
+def test_paths_are_taken_and_a_text_is_one_id(home):
+    client = home.client()
+    folder = pathlib.Path(home.top)
     job_id = client.add("pwd; echo $PLACE", gpus=0, cwd=folder, env={"PLACE": folder / "x"})
     [job] = client.wait(job_id)
     assert (job["id"], job["cwd"], b"".join(client.logs(job_id))) == (job_id, str(folder), f"{folder}\n{folder}/x\n".encode())
@@ -162,10 +143,10 @@ def test_following_over_a_sigkill_of_the_service_loses_and_repeats_nothing(bare_
     assert bare_home.service["pid"] != pid
 
 
-def test_following_the_end_over_a_restart_loses_nothing(bare_home):
+def test_following_the_end_over_a_restart_loses_nothing(fresh_home):
     """What is printed while there is no service comes too."""
-    client = bare_home.client()
-    gates = [os.path.join(bare_home.top, name) for name in ("first", "second")]
+    client = fresh_home.client()
+    gates = [os.path.join(fresh_home.top, name) for name in ("first", "second")]
     wait = "until [ -e {} ]; do sleep 0.02; done"
     job_id = client.add(f"seq 1 5; {wait.format(gates[0])}; seq 6 8; touch {gates[0]}.done; {wait.format(gates[1])}; seq 9 10", gpus=0)
     until(lambda: b"".join(client.logs(job_id)) == b"1\n2\n3\n4\n5\n", "the first lines")
@@ -180,28 +161,28 @@ def test_following_the_end_over_a_restart_loses_nothing(bare_home):
         entry["text"].encode() for entry in client.follow(job_id, "stdout", 2)))
     follower.start()
     until(lambda: streams, "its first answer")
-    assert bare_home.main("stop").code == 0
+    assert fresh_home.main("stop").code == 0
     open(gates[0], "w").close()
     until(lambda: os.path.exists(f"{gates[0]}.done"), "the lines of the time without a service")
-    bare_home.client().status()
+    fresh_home.client().status()
     open(gates[1], "w").close()
     follower.join(60)
     assert b"".join(pieces) == b"".join(b"%d\n" % number for number in range(4, 11))
 
 
 def test_waiting_over_a_restart_for_what_is_no_longer_kept():
-    with Home(cpu_slots=20, history_limit=2) as own_home:
-        client = own_home.client()
+    with Home(is_quick=True, cpu_slots=20, history_limit=2) as home:
+        client = home.client()
         ended, going = client.add("true", gpus=0), client.add("sleep 60", gpus=0)
         seen, answer = [], []
         waiting = threading.Thread(target=lambda: answer.extend(client.wait([ended, going], lambda job: seen.append(job["id"]))))
         waiting.start()
         until(lambda: seen == [ended], "the first to end")
-        others = own_home.client()
+        others = home.client()
         for _ in range(3):
             wait_out(others)
-        assert own_home.main("restart").code == 0
-        others = own_home.client()
+        assert home.main("restart").code == 0
+        others = home.client()
         others.cancel(ids=[going])
         waiting.join(60)
         assert [job["id"] for job in answer] == [ended, going] and seen == [ended, going], "each is told once"
@@ -231,9 +212,9 @@ def test_adding_while_the_service_is_killed_adds_exactly_once(bare_home):
     assert sorted(job["id"] for job in client.queue()) == sorted(added) and len(set(added)) == len(added)
 
 
-def test_what_is_silent_is_followed_for_as_long_as_it_takes(own_home, monkeypatch):
-    client = own_home.client()
-    gate = os.path.join(own_home.top, "gate")
+def test_what_is_silent_is_followed_for_as_long_as_it_takes(home, monkeypatch):
+    client = home.client()
+    gate = os.path.join(home.top, "gate")
     job_id = client.add(f"echo a; until [ -e {gate} ]; do sleep 0.05; done; echo b", gpus=0)
     until(lambda: b"".join(client.logs(job_id)) == b"a\n", "its first line")
     monkeypatch.setattr(nexus, "ANSWER_TIMEOUT_S", 0.3)
@@ -247,7 +228,7 @@ def test_what_is_silent_is_followed_for_as_long_as_it_takes(own_home, monkeypatc
     open(gate, "w").close()
     follower.join(PATIENCE_S)
     assert b"".join(pieces) == b"a\nb\n"
-    with nexus.Client(f"http://127.0.0.1:{own_home.port}").connect() as connection:
+    with nexus.Client(f"http://127.0.0.1:{home.port}").connect() as connection:
         assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE), "or the end of another machine would never be noticed"
 
 
@@ -281,16 +262,16 @@ class Wire:
 
 
 @pytest.mark.parametrize("is_answer", [False, True], ids=["the request is lost", "the answer is lost"])
-def test_what_may_be_repeated_is_repeated_over_nexus_url(bare_home, is_answer):
-    bare_home.main("pause")
-    token = bare_home.file("token").read_text().strip()
-    wire = Wire(bare_home.port, is_answer, 0)
+def test_what_may_be_repeated_is_repeated_over_nexus_url(fresh_home, is_answer):
+    fresh_home.main("pause")
+    token = fresh_home.file("token").read_text().strip()
+    wire = Wire(fresh_home.port, is_answer, 0)
     try:
         client = nexus.Client.find({"NEXUS_URL": f"http://127.0.0.1:{wire.port}", "NEXUS_TOKEN": token})
         client.status()                                         # what has replied once is waited for
         wire.breaks = 2
         job_id = client.add("true", gpus=0)
-        assert [job["id"] for job in bare_home.client().queue()] == [job_id], "once"
+        assert [job["id"] for job in fresh_home.client().queue()] == [job_id], "once"
         for look in (lambda: client.job(job_id), lambda: list(client.logs(job_id)), client.status):
             wire.breaks = 2
             look()
@@ -301,9 +282,9 @@ def test_what_may_be_repeated_is_repeated_over_nexus_url(bare_home, is_answer):
         waited = []
         waiter = threading.Thread(target=lambda: waited.extend(client.wait([client.add("true", gpus=0)])))
         waiter.start()
-        until(lambda: bare_home.client().queue(), "what is waited for")
-        bare_home.main("restart")
-        bare_home.main("resume")
+        until(lambda: fresh_home.client().queue(), "what is waited for")
+        fresh_home.main("restart")
+        fresh_home.main("resume")
         waiter.join(60)
         assert [job["status"] for job in waited] == ["completed"]
     finally:
@@ -312,29 +293,29 @@ def test_what_may_be_repeated_is_repeated_over_nexus_url(bare_home, is_answer):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_another_users_listener_on_the_port_is_sent_nothing(bare_home):
-    client = bare_home.client()
+def test_another_users_listener_on_the_port_is_sent_nothing(fresh_home):
+    client = fresh_home.client()
     other = free_port()
-    text = bare_home.file("service.json").read_text()                # as of a service that had that port
-    bare_home.file("service.json").write_text(text.replace(f":{bare_home.port}", f":{other}").replace(f" {bare_home.port}", f" {other}"))
+    text = fresh_home.file("service.json").read_text()                # as of a service that had that port
+    fresh_home.file("service.json").write_text(text.replace(f":{fresh_home.port}", f":{other}").replace(f" {fresh_home.port}", f" {other}"))
     with listener(other) as heard:
-        client = nexus.Client.find(bare_home.environ, is_starting=False)
+        client = nexus.Client.find(fresh_home.environ, is_starting=False)
         assert client.url.endswith(f":{other}")
         job_id = client.add("echo $SECRET", env={"SECRET": "x"}, gpus=0)
         assert client.wait([job_id])[0]["status"] == "completed" and client.status() and b"".join(client.logs(job_id)) == b"x\n"
-        done = bare_home.run("add", "--gpus", "0", "echo")
+        done = fresh_home.run("add", "--gpus", "0", "echo")
         assert done.code == 0, "the service is asked by its socket, whoever has its port"
         assert heard() == "listens\n"
 
 
-def test_the_socket_is_its_owners(own_home):
-    own_home.client()
-    path = own_home.file("api.sock")
+def test_the_socket_is_its_owners(fresh_home):
+    fresh_home.client()
+    path = fresh_home.file("api.sock")
     assert path.stat().st_mode & 0o777 == 0o600
     ask = ["curl", "-sS", "--unix-socket", str(path), "http://localhost/status"]
     assert json.loads(subprocess.run(ask, capture_output=True, text=True, timeout=60).stdout)["queued_jobs"] == 0
     if os.geteuid() == 0:                                           # even if he is let through to it
-        for folder in (own_home.top, *list(path.parents)[:2]):
+        for folder in (fresh_home.top, *list(path.parents)[:2]):
             os.chmod(folder, 0o755)
         os.chmod(path, 0o666)
         done = subprocess.run(ask, capture_output=True, text=True, timeout=60, preexec_fn=lambda: os.setuid(65534))
@@ -345,7 +326,7 @@ def test_the_socket_is_its_owners(own_home):
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "0.0.0.0", "::"])
 def test_a_port_that_another_user_has_is_named_at_the_start(bare_home, host):
     with listener(bare_home.port, host=host) as heard:
-        done = bare_home.run("add", "true")
+        done = bare_home.run(*(["add", "true"] if host == "127.0.0.1" else ["serve"]))
         assert done.code == 4 and not done.out
         address = "::1" if ":" in host else "127.0.0.1"
         assert f"port {bare_home.port} on {address} is in use by {nexus.find_user(65534)}\n" in done.err and "nexus config edit" in done.err
@@ -421,10 +402,10 @@ def test_an_url_that_is_none(home, url):
     assert done.code == 2 and url in done.err and "http://gpu1:6234" in done.err
 
 
-def test_a_service_that_is_gone_for_good_is_told_soon(bare_home, monkeypatch):
+def test_a_service_that_is_gone_for_good_is_told_soon(fresh_home, monkeypatch):
     monkeypatch.setattr(nexus, "RETRY_TIMEOUT_S", 0.5)
-    client = bare_home.client()
-    bare_home.main("stop")
+    client = fresh_home.client()
+    fresh_home.main("stop")
     for ask in (client.status, lambda: client.add("true"), lambda: client.cancel(ids=["abc"]), lambda: client.wait(["abc"])):
         began = time.monotonic()
         with pytest.raises(nexus.NexusError) as raised:
@@ -433,12 +414,12 @@ def test_a_service_that_is_gone_for_good_is_told_soon(bare_home, monkeypatch):
         assert time.monotonic() - began < PATIENCE_S
 
 
-def test_stop_through_a_tunnel_sees_the_end(bare_home):
+def test_stop_through_a_tunnel_sees_the_end(fresh_home):
     """ssh -L accepts each connection, and only then finds that nothing listens."""
-    bare_home.client()
-    wire = Wire(bare_home.port, False, 0)
+    fresh_home.client()
+    wire = Wire(fresh_home.port, False, 0)
     try:
-        done = bare_home.run("stop", NEXUS_URL=f"http://127.0.0.1:{wire.port}")
+        done = fresh_home.run("stop", NEXUS_URL=f"http://127.0.0.1:{wire.port}")
         assert done.code == 0 and "has ended" in done.err, done
     finally:
         wire.server.shutdown(socket.SHUT_RDWR)          # ends accept(), which would go on with another listener of that number

@@ -6,12 +6,28 @@ import pathlib
 import re
 
 import live
+import pytest
 import shared
-from test_survival import box, hold, service
+from test_survival import hold
 
 import nexus
 
-__all__ = ["box", "service"]        # fixtures, found by their names
+
+@pytest.fixture(scope="module")
+def service():
+    with shared.Service(gpus=4, launcher="direct", cpu_slots=8, kill_grace_seconds=1, is_supervised=False) as made:
+        yield made
+
+
+@pytest.fixture
+def box(service):
+    with service.lend() as box:
+        yield box
+
+
+def restart(box):
+    assert box.nexus("stop").returncode == 0
+    box.start()
 
 
 def newest(box):
@@ -39,16 +55,16 @@ def test_damaged_files(box):
     box.wait(ended, "failed")
     box.ask("POST", "/service/pause")
     kept = [box.add(f"echo {number}") for number in range(3)]
-    assert box.nexus("restart").returncode == 0     # a checkpoint, and a state.json.prev
+    restart(box)                                    # a checkpoint, and a state.json.prev
     kept += [box.add(f"echo {number}") for number in range(3, 6)]
-    box.kill_all_of_service()
+    box.kill_service()
     assert (box.home / "state.json.prev").exists() and newest(box)
     damage_all_but_the_last(box)
     box.start()
     jobs = {job["id"]: job for job in box.ask("GET", "/jobs")}
     assert set(jobs) == {ended, *kept} and jobs[ended]["exit_code"] == 3
     assert [job["id"] for job in box.ask("GET", "/queue")] == kept
-    box.kill_all_of_service()
+    box.kill_service()
     damage_all(box)
     box.start()
     box.ask("POST", "/service/pause")               # that too may have been lost
@@ -56,7 +72,7 @@ def test_damaged_files(box):
     cancelled = later.pop()
     box.ask("DELETE", f"/queue/{cancelled}")
     jobs = {job["id"]: job["status"] for job in box.ask("GET", "/jobs")}
-    box.kill_all_of_service()
+    box.kill_service()
     box.start()
     assert {job["id"]: job["status"] for job in box.ask("GET", "/jobs")} == jobs
     box.ask("POST", "/service/resume")
@@ -84,7 +100,8 @@ def test_state_of_a_newer_nexus(box):
 def test_a_job_that_cannot_be_understood_is_kept_and_told(box):
     box.ask("POST", "/service/pause")
     bad, good = box.add("echo bad"), box.add("echo good")
-    assert box.nexus("restart").returncode == 0 and box.nexus("stop").returncode == 0
+    restart(box)
+    assert box.nexus("stop").returncode == 0
     for path in [*box.home.glob("*.broken-*"), *box.home.glob("*.damaged-*")]:         # of the test before
         path.unlink()
     for path in [*box.home.glob("state.json*"), *box.home.glob("journal.jsonl*")]:
@@ -106,7 +123,7 @@ def test_a_job_that_cannot_be_understood_is_kept_and_told(box):
 
 def begin_journal(box):
     """Have what comes now be in the journal: there is no checkpoint before the service ends."""
-    box.kill_all_of_service()
+    box.kill_service()
     box.start()
 
 
@@ -127,7 +144,7 @@ def test_a_flipped_bit_runs_nothing_again_and_is_told_until_it_is_resumed(box):
     running = box.add(f"echo running >> {box.path('runs')}; {hold(box)}")
     live.until(lambda: "running" in live.read(box.path("runs")), "it to begin")
     live.until(lambda: box.job(running)["pid"], "its pid to be known")
-    box.kill_all_of_service()
+    box.kill_service()
     for job_id in (ended, running):
         flip_last(box.home / "journal.jsonl", f'"id":"{job_id}"', f'"ie":"{job_id}"')
     box.write_config(on_unhealthy=f'echo "$NEXUS_HEALTH $NEXUS_HEALTH_REASON" >> {health}')
@@ -143,7 +160,8 @@ def test_a_flipped_bit_runs_nothing_again_and_is_told_until_it_is_resumed(box):
         assert box.ask("GET", "/status?after=0")["hints"]
         if is_first:
             live.until(lambda: live.read(health).startswith("UNHEALTHY"), "on_unhealthy")
-            shared.crash(box)                                  # it lasts
+            box.kill_service()                                 # it lasts
+            box.start()
     box.path("go").touch()
     box.wait(running, "completed")
     assert box.job(ended)["status"] == "completed" and box.job(later)["status"] == "pending"
@@ -151,7 +169,8 @@ def test_a_flipped_bit_runs_nothing_again_and_is_told_until_it_is_resumed(box):
     box.wait(later, "completed")
     assert sorted(live.read(box.path("runs")).split()) == ["ended", "later", "running"]
     assert "damage" not in box.status()["bad_checks"] and not box.status()["is_paused"]
-    shared.crash(box)
+    box.kill_service()
+    box.start()
     assert not box.status()["is_paused"]
 
 
@@ -160,7 +179,7 @@ def test_a_job_whose_start_is_lost_does_not_start_again(box):
     begin_journal(box)
     job_id = box.add(f"echo $NEXUS_JOB_ID >> {box.path('runs')}; until [ -e {box.path('go')} ]; do sleep 0.1; done")
     live.until(lambda: live.read(box.path("runs")), "it to begin")
-    box.kill_all_of_service()
+    box.kill_service()
     journal = box.home / "journal.jsonl"
     lines = journal.read_text().splitlines(keepends=True)
     added = next(number for number, line in enumerate(lines) if job_id in line)
@@ -178,13 +197,13 @@ def test_a_job_whose_start_is_lost_does_not_start_again(box):
 def test_the_pause_ends_by_an_edit_while_the_service_is_down(box):
     box.ask("POST", "/service/pause")
     kept = box.add("true")
-    assert box.nexus("restart").returncode == 0
-    box.kill_all_of_service()
+    restart(box)
+    box.kill_service()
     path = box.home / "state.json"
     path.write_text(path.read_text().replace('"status":"pending"', '"status":"qending"'))
     box.start()
     assert box.status()["is_paused"] and "damage" in box.status()["bad_checks"]
-    box.kill_all_of_service()
+    box.kill_service()
     body = json.loads(path.read_text())
     path.write_text(json.dumps({**body, "paused": False}, indent=2))
     box.start()
@@ -198,12 +217,12 @@ def test_two_damages_in_turn_lose_nothing(box):
     assert not state.samefile(former)
     box.ask("POST", "/service/pause")
     ids = [box.add("true") for _ in range(6)]
-    box.kill_all_of_service()
+    box.kill_service()
     os.truncate(state, 50)
     box.start()
     assert not state.samefile(former)
     ids.append(box.add("true"))
-    box.kill_all_of_service()
+    box.kill_service()
     with open(state, "r+b") as file:
         file.write(os.urandom(500))
     box.start()
@@ -217,7 +236,7 @@ def test_two_damages_in_turn_lose_nothing(box):
 def test_a_damaged_last_line_is_told(box):
     box.ask("POST", "/service/pause")
     ids = [box.add(f"echo {number}") for number in range(3)]
-    box.kill_all_of_service()
+    box.kill_service()
     with open(box.home / "journal.jsonl", "r+b") as file:
         file.seek(-20, os.SEEK_END)
         file.write(b"\0\0")
@@ -230,7 +249,7 @@ def test_a_damaged_last_line_is_told(box):
 def test_the_home_of_the_version_before_goes_on(tmp_path):
     """Its jobs run, with their commands and environments as they were."""
     sample = pathlib.Path(__file__).parents[1] / "samples/homes/waiting"
-    with live.Box(gpus=0, cpu_slots=4, is_starting=False) as box:
+    with live.Box(gpus=0, cpu_slots=4, is_starting=False, is_supervised=False) as box:
         for path in sample.iterdir():
             text = path.read_text().replace('"host": "gpu1"', f'"host": "{nexus.read_machine()}"').replace('"/home/ann', f'"{box.folder}')
             (box.home / path.name).write_text(text)

@@ -31,7 +31,7 @@ def fill(path):
 
 def test_full_disk_for_the_state():
     with contextlib.ExitStack() as stack:
-        box = live.Box(gpus=2, is_starting=False)
+        box = live.Box(gpus=2, is_starting=False, is_supervised=False)
         stack.callback(box.close)
         disk = stack.enter_context(small_disk(box.folder / "disk"))
         stack.enter_context(box)
@@ -52,8 +52,8 @@ def test_full_disk_for_the_state():
                 box.ask("GET", f"/jobs/{answer['id']}")
             if number == 1:                             # killed while it is full
                 box.kill_service()
-                box.nexus("start")
-                pid = box.await_service()
+                box.start()
+                pid = box.pid()
             (disk / "filler").unlink()
             known = len(load.ids)
             live.until(lambda known=known: len(load.ids) > known + 3, "it to go on by itself")
@@ -69,7 +69,7 @@ def test_full_disk_for_the_state():
 
 def test_full_disk_for_the_logs():
     with contextlib.ExitStack() as stack:
-        box = live.Box(gpus=0, cpu_slots=20, launcher="screen", is_starting=False)
+        box = live.Box(gpus=0, cpu_slots=20, launcher="screen", is_starting=False, is_supervised=False)
         stack.callback(box.close)
         disk = stack.enter_context(small_disk(box.folder / "disk"))
         stack.enter_context(box)
@@ -190,7 +190,7 @@ def test_home_on_a_full_disk():
 
 def test_a_job_that_ends_on_a_full_disk_while_no_service_runs():
     """And none does before there is room: its runner has seen it."""
-    with small_home(launcher="direct") as box:
+    with small_home(launcher="direct", is_supervised=False) as box:
         box.start()
         job = box.wait_started(box.add(f"while [ ! -e {box.path('go')} ]; do sleep 0.05; done"))
         box.kill_all_of_service()
@@ -207,7 +207,7 @@ def test_a_job_that_ends_on_a_full_disk_while_no_service_runs():
 
 def test_a_home_in_which_no_file_can_be_made():
     """No inode is left: the files that are there are enough for a start, and the journal takes jobs."""
-    with small_home("size=9m,nr_inodes=120", launcher="direct") as box:
+    with small_home("size=9m,nr_inodes=120", launcher="direct", is_supervised=False) as box:
         box.start()
         before = box.add("exit 3")
         box.wait(before, "failed")
@@ -253,7 +253,7 @@ READ_ONLY = [  # words, exit code, part of stdout, part of stderr
 
 def test_what_reads_works_in_a_home_that_takes_no_writes():
     """No service can run there."""
-    with Home(gpus=2) as box, small_disk(box.home, "size=50m"):
+    with Home(gpus=2, launcher="direct") as box, small_disk(box.home, "size=50m"):
         box.write_config()
         box.start()
         box.wait(box.add("echo hello; exit 3", name="first"), "failed")

@@ -158,7 +158,7 @@ def test_a_home_of_before_keeps_its_port(make_box, ports):
 
 def test_what_a_job_starts_has_another_port():
     """A job that it adds, and each job of a service that it starts; but one that was set stays."""
-    with live.Box(gpus=1) as box, live.Box(gpus=1, is_starting=False) as other:
+    with live.Box(gpus=1, is_supervised=False) as box, live.Box(gpus=1, is_starting=False) as other:
         for number, own in enumerate(("", "MASTER_PORT=7 PET_MASTER_PORT=7")):
             out = [box.path(f"{name}-{number}") for name in ("parent", "child", "grandchild")]
             echo = "echo $MASTER_PORT $PET_MASTER_PORT $NEXUS_JOB_PORT > "

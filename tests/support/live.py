@@ -518,6 +518,7 @@ class Box:
 
     def start(self):
         if not self.is_supervised and not self.user and forks.can_run(self.environ):
+            (self.home / "stopped").unlink(missing_ok=True)         # of nexus stop
             forks.start(["serve"], {**self.environ, "NEXUS_ROLE": "service"}, self.home / "service.log")
             self.await_service()
             return
