@@ -18,7 +18,7 @@ from .layout import Layout
 from .leases import Leases, find_lease_folder
 from .processes import Processes, count_oom_kills, import_psutil, read_boot_id
 from .programs import Spawned, run, spawn
-from .search_path import find_program, keep_needed
+from .search_path import find_programs, keep_needed
 
 if TYPE_CHECKING:
     import subprocess
@@ -77,9 +77,8 @@ class Machine:
 
     def look_for_programs(self) -> None:
         """Find what starts jobs: off the loop and the requests, as a folder may hang."""
-        found = {name: find_program(name, self.launcher.path) for name in ("bash", "nice", self.launcher.program)
-                 if name}
-        self.places = {name: place for name, place in found.items() if place}
+        names = [name for name in ("bash", "nice", self.launcher.program) if name]
+        self.places = find_programs(names, self.launcher.path)
 
     def has_bash(self) -> bool:
         """Whether job.sh can be run, as was seen last."""

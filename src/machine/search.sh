@@ -1,7 +1,13 @@
 # shellcheck shell=sh
-name=$1 test=$2; shift 2
+test=$1 left=$2; shift 2
+set -f
+IFS=/
 for folder do
-  printf '%s\0' "$folder"
-  test "$test" "${folder:-.}/$name" && [ ! -d "${folder:-.}/$name" ] && printf '%s\0' "${folder:-.}/$name" && exit
+  printf '>%s\0' "$folder"
+  names=$left left=
+  for name in $names; do
+    place=${folder:-.}/$name
+    if test "$test" "$place" && [ ! -d "$place" ]; then printf '=%s\0' "$place"; else left=$left${left:+/}$name; fi
+  done
+  [ "$left" ] || exit
 done
-exit 1

@@ -35,23 +35,35 @@ def list_hung_folders() -> list[str]:
 
 def find_program(name: str, path: str | None = None, mode: int = os.F_OK | os.X_OK) -> str | None:
     """Where a program is on PATH.  A folder that does not answer is passed over."""
+    base = os.path.basename(name)
+    return look_in([base], [os.path.dirname(name)] if "/" in name else split_path(path), mode).get(base)
+
+
+def find_programs(names: Sequence[str], path: str | None = None) -> dict[str, str]:
+    """{name: where it is} of the programs that are on PATH: one search for all of them."""
+    return look_in(names, split_path(path), os.F_OK | os.X_OK)
+
+
+def split_path(path: str | None) -> list[str]:
+    path = os.environ.get("PATH", os.defpath) if path is None else path
+    return path.split(":") if path else []
+
+
+def look_in(names: Sequence[str], folders: list[str], mode: int) -> dict[str, str]:
     import itertools
     import shutil
-    path = os.environ.get("PATH", os.defpath) if path is None else path
-    folders = path.split(":") if path else []
-    if "/" in name:
-        folders = [os.path.dirname(name)]
     first = list(itertools.takewhile(ROOT_FOLDERS.__contains__, folders))
-    found = shutil.which(os.path.basename(name), mode, ":".join(first)) if first else None
-    return found or search_folders(os.path.basename(name), folders[len(first):], mode)
+    found = {name: place for name in names if (place := shutil.which(name, mode, ":".join(first)))} if first else {}
+    left = [name for name in names if name not in found]
+    return {**found, **search_folders(left, folders[len(first):], mode)} if left else found
 
 
-# Writes each folder before it looks there, and at last what it has found.
+# Writes `>` and each folder before it looks there, and `=` and each program that it finds.
 SEARCH_SCRIPT = text_of("search.sh")
 
 
-def search_folders(name: str, folders: Sequence[str], mode: int) -> str | None:
-    """Where a program is, in folders of which some may hang.
+def search_folders(names: Sequence[str], folders: Sequence[str], mode: int) -> dict[str, str]:
+    """{name: where it is} of programs in folders of which some may hang.
 
     A child looks: it may be left behind for as long as a folder hangs, and no signal ends a process that has a thread
     that waits so.
@@ -62,18 +74,25 @@ def search_folders(name: str, folders: Sequence[str], mode: int) -> str | None:
         with open_scratch() as output:
             try:
                 child = subprocess.Popen(
-                    ["/bin/sh", "-c", SEARCH_SCRIPT, "sh", name, "-x" if mode & os.X_OK else "-e", *folders], env={},
-                    stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL, start_new_session=True)
+                    ["/bin/sh", "-c", SEARCH_SCRIPT, "sh", "-x" if mode & os.X_OK else "-e", "/".join(names), *folders],
+                    env={}, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL,
+                    start_new_session=True)
             except OSError:                             # this user may have no more processes
-                return shutil.which(name, mode, ":".join(folder or "." for folder in folders))
+                path = ":".join(folder or "." for folder in folders)
+                return {name: place for name in names if (place := shutil.which(name, mode, path))}
             try:
-                exit_code = child.wait(FOLDER_TIMEOUT_S)
+                child.wait(FOLDER_TIMEOUT_S)
             except subprocess.TimeoutExpired:
-                entered = read_scratch(output, "surrogateescape").split("\0")[-2:-1]
+                entered = [text[1:] for text in list_words(output) if text.startswith(">")][-1:]
                 HUNG_FOLDERS.update(dict.fromkeys(entered or folders, functools.partial(has_ended, child)))
                 continue
-            return read_scratch(output, "surrogateescape").split("\0")[-2] if exit_code == 0 else None
-    return None
+            return {os.path.basename(text): text[1:] for text in list_words(output) if text.startswith("=")}
+    return {}
+
+
+def list_words(output: Any) -> list[str]:
+    """What a search has written so far."""
+    return read_scratch(output, "surrogateescape").split("\0")[:-1]
 
 
 def ask_folder(folder: str, look: Callable[[], T]) -> T:
@@ -110,7 +129,7 @@ def leave_out_hung(path: str) -> str:
 
 def keep_needed(path: str, names: Iterable[str]) -> str:
     """PATH with only the folders in which these programs are: others, which may hang later, are never entered."""
-    needed = {os.path.dirname(place) for name in names if (place := find_program(name, path))}
+    needed = set(map(os.path.dirname, find_programs(list(names), path).values()))
     return ":".join(folder for folder in path.split(":") if folder.rstrip("/") in needed) or path
 
 
@@ -126,18 +145,21 @@ def complete_path(disk: Disk, layout: Layout, path: str | None) -> str:
     That is where the last service found them, or where drivers put them.
     """
     path, programs = path or os.defpath, read_json(disk, layout.programs_file) or {}
+    found = find_programs(PROGRAMS, path)
+    added: list[str] = []
     for name in PROGRAMS:
-        if not find_program(name, path):
+        if name not in found and not (added and find_program(name, ":".join(added))):
             kept, usual = programs.get(name), DRIVER_FOLDERS.get(name, ())
-            folders = [folder for folder in (kept, *usual) if isinstance(folder, str) and find_program(name, folder)
-                       and (folder in usual or is_own_folder(folder))]
-            path = ":".join([path, *folders[:1]])
-    return path
+            if isinstance(kept, str) and find_program(name, kept) and (kept in usual or is_own_folder(kept)):
+                added.append(kept)
+            elif usual and (place := find_program(name, ":".join(usual))):
+                added.append(os.path.dirname(place))
+    return ":".join([path, *added])
 
 
 def keep_programs(disk: Disk, layout: Layout, path: str) -> None:
     """Remember in which folders the programs are now.  Raises: unavailable."""
-    found = {name: os.path.dirname(place) for name in PROGRAMS if (place := find_program(name, path))}
+    found = {name: os.path.dirname(place) for name, place in find_programs(PROGRAMS, path).items()}
     programs = read_json(disk, layout.programs_file) or {}
     write_if_changed(disk, layout.programs_file, encode_json({**programs, **found}) + "\n")
 

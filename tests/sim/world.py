@@ -881,7 +881,8 @@ class Patches:
             "make_log": lambda layout, config: current().log,
             "read_boot_id": lambda: current().running.host.boot_id, "find_pid_namespace": lambda: nexus.HOST_PIDS,
             "read_machine": lambda: current().running.host.name, "find_free_port": lambda number: 20000 + number % 10000,
-            "find_program": lambda name, path=None, mode=0: f"/usr/bin/{name}", "import_psutil": lambda: PSUTIL,
+            "find_program": lambda name, path=None, mode=0: f"/usr/bin/{name}",
+            "find_programs": lambda names, path=None: {name: f"/usr/bin/{name}" for name in names}, "import_psutil": lambda: PSUTIL,
             "measure_memory": measure_memory,
             "MIN_JOURNAL_BYTES": 4000,          # so that state.json is written often
             "find_process_user": lambda pid: "bob", "count_oom_kills": lambda: 0}

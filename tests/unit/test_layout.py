@@ -124,7 +124,7 @@ FILE_MODULES = {"fcntl", "glob", "pathlib", "shutil", "tempfile"}
 OTHER_FILES = {  # who reaches files that are not on that disk: which
     "Disk": "it is the disk",
     **dict.fromkeys(("run", "open_scratch", "read_scratch"), "files without a name, for what a program prints"),
-    **dict.fromkeys(("find_program", "search_folders", "is_own_folder"), "the programs on PATH"),
+    **dict.fromkeys(("look_in", "search_folders", "is_own_folder"), "the programs on PATH"),
     **dict.fromkeys(("withhold_descriptors", "read_proc", "list_threads", "read_proc_words", "Processes", "find_process_user",
                      "find_pid_namespace"), "the kernel's"),
     **dict.fromkeys(("take_snapshot", "check_sizes", "push_large_files"), "a user's work tree, and git's"),
