@@ -115,6 +115,48 @@ def test_end_job(reason, jobs, status, facts, changed, free):
     assert list_startable(made) == free
 
 
+@pytest.mark.parametrize("attempts", [(), (nexus.Attempt(1, started_at=NOW - 90, cause="exit"), nexus.Attempt(2, cause="exit"))])
+def test_what_is_taken_out_of_the_queue_has_a_last_attempt_that_never_ran(attempts):
+    made = state(job("aaa", attempts=attempts))
+    end(made, "aaa", "cancelled", cause="killed")
+    assert made.jobs["aaa"].attempts == (*attempts, nexus.Attempt(len(attempts), finished_at=NOW, cause="killed"))
+
+
+def test_jobs_are_listed_by_their_ends_their_starts_and_their_turns():
+    made = state(job("aaa", 1, priority=2), job("bbb", 2), running("ccc", (1,)), running("fff", (2,)),
+                 finished("ddd", status_history=(("completed", NOW),)),
+                 finished("eee", status="failed", status_history=(("failed", NOW - 9),)))
+    listed = {"completed": ["ddd"], "failed": ["eee"], "running": ["ccc", "fff"], "pending": ["bbb", "aaa"]}
+    for status, ids in listed.items():
+        assert [one.id for one in nexus.list_jobs(made, (status,))] == ids
+    assert [one.id for one in nexus.list_jobs(made, nexus.STATUSES)] == ["eee", "ddd", "ccc", "fff", "bbb", "aaa"]
+
+
+LOST = [  # reason, a job that is forgotten, the others, group g before, and then
+    ("it failed", finished(status="failed", cause="exit", exit_code=3, group="g"), [job("abd", group="g")], None,
+     nexus.Group("g", lost="job abc failed (exit 3), and is forgotten")),
+    ("it has a limit, too", finished(status="cancelled", cause="killed", group="g"), [job("abd", group="g")], nexus.Group("g", 2),
+     nexus.Group("g", 2, lost="job abc was cancelled (killed), and is forgotten")),
+    ("it completed", finished(group="g"), [job("abd", group="g")], None, None),
+    ("it was retried", finished(status="failed", retried_as="abd", group="g"), [job("abd", group="g")], None, None),
+    ("none is left in it", finished(status="failed", cause="exit", group="g"), [], None, None),
+    ("it failed in its place", finished(status="failed", cause="timeout", retried_groups=("g",)), [job("abd", group="g")], None,
+     nexus.Group("g", lost="job abc failed (timeout), and is forgotten")),
+]
+
+
+@pytest.mark.parametrize("reason, gone, others, group, left", LOST, ids=[case[0] for case in LOST])
+def test_what_a_group_has_lost_counts_until_nobody_is_in_it(reason, gone, others, group, left):
+    made = state(gone, *others, groups=[group] if group else [])
+    for change in nexus.forget_jobs(made, [gone], NOW):
+        put(made, change)
+    assert made.groups.get("g") == left
+    assert list(nexus.renew_group(made, "g")) == [], "who joins those that wait comes after what was lost"
+    put(made, *(nexus.Put("jobs", id, None) for id in [*made.jobs]))
+    renewed = [nexus.Put("groups", "g", nexus.replace(left, lost=None))] if left else []
+    assert list(nexus.renew_group(made, "g")) == renewed and list(nexus.renew_group(made, None)) == []
+
+
 PARENTS = [  # reason, what became of the parent, what its child's cause_line says
     ("its exit code", {"status": "failed", "cause": "exit", "exit_code": 3}, "job aaa, which failed (exit 3)"),
     ("its cause", {"status": "failed", "cause": "timeout", "exit_code": 143}, "job aaa, which failed (timeout)"),
@@ -214,6 +256,17 @@ def test_the_latest_retry_of_a_job_counts():
     retries = {"aaa": "bbb", "bbb": "ccc", "ccc": None, "ddd": "forgotten"}
     made, latest = state(*(finished(id, retried_as=later) for id, later in retries.items())), {}
     assert [nexus.find_retried(made, id, latest) for id in [*retries, "aaa"]] == ["ccc", "ccc", "ccc", "ddd", "ccc"]
+    assert latest == {"aaa": "ccc", "bbb": "ccc"}, "so that a chain is gone along once"
+
+
+LEFT = [  # status, cause, its retry, whether `retry` of all takes it
+    ("failed", "exit", None, True), ("failed", "exit", "abd", False), ("cancelled", "dependency", None, True),
+    ("cancelled", "dependency", "abd", False), ("cancelled", "killed", None, False), ("completed", None, None, False)]
+
+
+@pytest.mark.parametrize("status, cause, retried_as, is_left", LEFT)
+def test_what_is_left_to_retry(status, cause, retried_as, is_left):
+    assert nexus.is_left_to_retry(status, cause, retried_as) is is_left
 
 
 @pytest.mark.parametrize("status", nexus.TRANSITIONS)

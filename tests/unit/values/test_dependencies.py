@@ -1,7 +1,7 @@
 """Jobs that come after others, or never can."""
 
 import pytest
-from makers import finished, job, put, state
+from makers import finished, job, put, running, state
 
 import nexus
 
@@ -53,8 +53,35 @@ def test_of_several_jobs_one_in_a_ring_is_told():
     assert refused.value.message == "job abd would wait for itself: it comes after job abc, which comes after job abe, which comes after it"
 
 
+def test_the_ring_is_told_from_the_job_that_was_asked_for():
+    after = {"aaa": "abc", "abc": "abe", "abd": "abf", "abe": "abd", "abf": "abe"}
+    with pytest.raises(nexus.NexusError, match="job abd would wait for itself: it comes after job abf, which comes after job abe"):
+        nexus.check_rings(state(*(waits(id, (other,)) for id, other in after.items())), ["abc", "abd"])
+
+
+NEVER = [  # reason, a job that is to wait, those there, the groups, why it can never start
+    ("all go on", waits("abc", ("abd",), ("g",)), [running("abd"), job("abe", group="g")], [], ""),
+    ("one has completed", waits("abc", ("abd",)), [finished("abd")], [], ""),
+    ("one has failed", waits("abc", ("abe", "abd")), [job("abe"), finished("abd", status="failed", cause="exit", exit_code=3)], [],
+     "it was to come after job abd, which failed (exit 3)"),
+    ("one was cancelled", waits("abc", ("abd",)), [finished("abd", status="cancelled")], [],
+     "it was to come after job abd, which was cancelled"),
+    ("its retry goes on", waits("abc", groups=("g",)), [finished("abd", status="failed", group="g", retried_as="abe")], [], ""),
+    ("one of a group has failed", waits("abc", groups=("g",)), [finished("abd", status="failed", group="g", cause="timeout")], [],
+     "it was to come after group g, whose job abd failed (timeout)"),
+    ("it is forgotten", waits("abc", groups=("h", "g")), [], [nexus.Group("g", lost="job abd failed, and is forgotten")],
+     "it was to come after group g, whose job abd failed, and is forgotten"),
+]
+
+
+@pytest.mark.parametrize("reason, one, others, groups, why", NEVER, ids=[case[0] for case in NEVER])
+def test_why_a_job_can_never_start(reason, one, others, groups, why):
+    assert nexus.find_lost(state(one, *others, groups=groups), one, one.after_group) == why
+
+
 GROUPS = [  # reason, jobs, who waits for a job of group g that has failed, and so can never start
     ("its followers", [waits("abd", groups=("g",)), waits("abe", ("abd",))], {"abd": "abc", "abe": "abd"}),
+    ("and its own", [waits("abd", ("abc",)), waits("abe", groups=("g",))], {"abd": "abc", "abe": "abc"}),
     ("not those to which each end is as good", [job("abd", after_any_group=("g",), pending_groups=("g",))], {}),
     ("not those of another group", [waits("abd", groups=("h",))], {}),
 ]

@@ -16,7 +16,7 @@ def test_lower_priority_numbers_run_first_and_equal_ones_in_the_order_of_their_c
     made = nexus.State()
     for id, priority in (("aaa", 1), ("bbb", 2), ("ccc", 0), ("ddd", 1), ("eee", -5)):
         put(made, *nexus.add_job(job(id, **nexus.next_place(made, priority))))
-    assert listed(made) == ["eee", "ccc", "aaa", "ddd", "bbb"]
+    assert listed(made) == ["eee", "ccc", "aaa", "ddd", "bbb"] and [one.number for one in made.jobs.values()] == [1, 2, 3, 4, 5]
 
 
 MOVES = [  # reason, jobs as user, number and priority, (which is moved, to the front?) one after the other, the queue then, its priority
@@ -28,6 +28,7 @@ MOVES = [  # reason, jobs as user, number and priority, (which is moved, to the 
     ("the end is of the last priority", "a1.0 a2.1 a3.2", [("a1", False)], "a2 a3 a1", 2),
     ("before everybody's", "a1.1 a2.1 b3.1 b4.1", [("a2", True)], "a2 b3 a1 b4", 1),
     ("the last of many users' is the last of its own", "a1.1 a2.1 b3.1 b4.1", [("b3", False)], "a1 b4 a2 b3", 1),
+    ("the end is of the others' last priority", "a1.1 a2.2", [("a2", False)], "a1 a2", 1),
     ("alone", "a1.2", [("a1", True), ("a1", False)], "a1", 2),
     ("several keep their order", "a1.1 a2.0 a3.2 a4.1", [("a4 a3", True)], "a4 a3 a2 a1", 0),
     ("as they are named, to the end", "a1.1 a2.1 a3.1", [("a2 a1", False)], "a3 a2 a1", 1),
@@ -48,8 +49,8 @@ def test_move_jobs(reason, jobs, moves, expected, priority):
         put(made, *list(changes))
     assert " ".join(listed(made)) == expected, reason
     assert made.jobs[moves[-1][0].split()[0]].priority == priority
-    put(made, *nexus.add_job(job("new", user="a", **nexus.next_place(made, 2))))
-    assert listed(made)[-1] == "new", "a new job comes last, whatever was moved"
+    put(made, *nexus.add_job(job("New", user="a", **nexus.next_place(made, 2))))
+    assert listed(made)[-1] == "New", "a new job comes last, whatever was moved"
     check_indexes(made)
 
 
@@ -93,6 +94,12 @@ def test_users_share_the_gpus(reason, busy, waiting, expected):
                  *[job(f"w{n}", n, user=user, gpus=gpus, priority=priority) for n, (user, gpus, priority) in enumerate(waiting)])
     assert " ".join(one.user for one in nexus.list_pending(made)) == expected, reason
     check_indexes(made)
+
+
+def test_who_was_started_longer_ago_is_next_and_what_never_ran_is_no_start():
+    ended = [job(f"e{user}", 0, user=user, status="cancelled", started_at=at) for user, at in (("a", None), ("b", 5.0), ("c", 4.0))]
+    made = state(*ended, *(job(f"w{user}", user=user) for user in "cbad"))
+    assert [one.user for one in nexus.list_pending(made)] == ["a", "d", "c", "b"]
 
 
 queued_jobs = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([0, 0, 0.5, 1, 2]), st.sampled_from([0, 1, 1]),

@@ -127,7 +127,7 @@ def test_groups_beyond_twenty_of_a_user_and_day_are_one(zone):
             for number, second in enumerate("ABCDEFGHJKLMNPQRSTUVWXYZ")]
     plain = ran((60, 0), id="xyz")
     made = state(*jobs, plain)
-    forget(made, *jobs, plain)
+    forget(made, plain, *jobs)
     forget(made, ran((60, 0), id="xyy", group="g3"), ran((DAY_S, DAY_S - 60), id="xyx", group="g23"))
     today = {key: sorted((sums.completed, group) for group, sums in row.groups.items()) for key, row in made.usage.items()}
     kept = [f"g{number}" for number in range(20)]
@@ -155,6 +155,17 @@ def test_days_become_months_and_months_go(zone):
         assert after == before or later > 90, "what is younger than a year is all there"
         sizes.append(len(made.usage))
     assert sizes == sorted(sizes, reverse=True) and sizes[-1] == 0
+
+
+PERIODS = [  # a day or a month, today, as what its usage is kept; "": it is not
+    ("2024-10-24", "2024-10-24", "2024-10-24"), ("2024-08-25", "2024-10-24", "2024-08-25"), ("2024-08-24", "2024-10-24", "2024-08"),
+    ("2024-08", "2024-10-24", "2024-08"), ("2024-03-01", "2025-03-01", "2024-03"),
+    ("2024-02", "2025-03-01", ""), ("2024-02-29", "2025-03-01", "")]
+
+
+@pytest.mark.parametrize("period, today, kept", PERIODS)
+def test_sixty_days_are_kept_as_days_and_a_year_as_months(period, today, kept):
+    assert nexus.find_period(period, today) == kept
 
 
 CUTS = [  # reason, days before NOW (15:30 UTC) when the job ended, those of since, whether it counts, from when on
