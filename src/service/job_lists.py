@@ -9,11 +9,11 @@ from ..values.changes import list_finished
 from ..values.choice import Choice
 from ..values.job import FAILED, PENDING, RUNNING, STATUSES, Job
 from ..values.queue_order import PendingQueue
-from ..values.state import EndedItem, State
+from ..values.state import State
 from .access import Identity
 
 if TYPE_CHECKING:
-    from ..values.state import QueuePlace
+    from ..values.state import EndedItem, QueuePlace
 
 
 def choose_pending(queue: PendingQueue, caller: Identity, choice: Choice, now: float) -> tuple[Iterable[Job], int]:

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..opening import TYPE_CHECKING
 from .job import Job, count_use
-from .state import Group, Put, QueueItem, State, change_job, find_queue_place
+from .state import Group, Put, State, change_job, find_queue_place
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from .state import Changes, QueuePlace
+    from .state import Changes, QueueItem, QueuePlace
 
 
 def has_pending(state: State, group: str) -> bool:

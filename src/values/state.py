@@ -82,11 +82,9 @@ class Put(Value):
 if TYPE_CHECKING:
     Changes = Generator[Put, None, Any]         # Store.update() makes each change as it is yielded
     QueuePlace = tuple[Any, ...]                # (preemptible, *queue_key, id, GPUs it will use) of a pending job
-
-
-QueueItem = tuple[tuple[float, ...], str]           # (queue_key, id) of a pending job
-EndedItem = tuple[float, int, str]                  # (when it ended, number, id) of a finished job
-JobClass = tuple[object, ...]                       # of find_class()
+    QueueItem = tuple[tuple[float, ...], str]   # (queue_key, id) of a pending job
+    EndedItem = tuple[float, int, str]          # (when it ended, number, id) of a finished job
+    JobClass = tuple[object, ...]               # of find_class()
 
 
 class State:

@@ -122,6 +122,15 @@ def test_what_is_taken_out_of_the_queue_has_a_last_attempt_that_never_ran(attemp
     assert made.jobs["aaa"].attempts == (*attempts, nexus.Attempt(len(attempts), finished_at=NOW, cause="killed"))
 
 
+@pytest.mark.parametrize("has_hook, has_group_hook, group, due", [
+    (False, False, "g", (False, False)), (True, False, "g", (True, False)), (False, True, "g", (False, True)),
+    (True, True, None, (True, False))])
+def test_which_hooks_are_due_of_a_job_that_ends(has_hook, has_group_hook, group, due):
+    made = state(running("aaa", group=group), child("bbb", 2, "aaa", group=group), has_hook=has_hook, has_group_hook=has_group_hook)
+    end(made, "aaa", "failed", cause="exit", exit_code=1)
+    assert [(one.is_hook_due, one.is_group_due) for one in made.jobs.values()] == [due, due], "of what goes with it, too"
+
+
 def test_jobs_are_listed_by_their_ends_their_starts_and_their_turns():
     made = state(job("aaa", 1, priority=2), job("bbb", 2), running("ccc", (1,)), running("fff", (2,)),
                  finished("ddd", status_history=(("completed", NOW),)),

@@ -29,6 +29,9 @@ RINGS = [  # reason, jobs of which the first is new, what is told; "": none wait
     ("for a group that waits for its own", [waits("abc", groups=("h",), group="g"), waits("abd", groups=("g",), group="h")],
      "it comes after group h, which has job abd, which comes after group g, which has it"),
     ("two ways to one", [waits("abc", ("abd", "abe")), waits("abd", ("abf",)), waits("abe", ("abf",)), waits("abf")], ""),
+    ("a billion ways, and each is gone once", [
+        waits("abd", ("abc",)), waits("abc", ("A0", "B0")), waits("A30"), waits("B30"),
+        *(waits(f"{side}{number}", (f"A{number + 1}", f"B{number + 1}")) for side in "AB" for number in range(30))], ""),
     ("those before it are no matter of a ring", [waits("abc", ("abd",)), waits("abd"), waits("abe", ("abc",))], ""),
     ("for a group whose jobs have ended", [waits("abc", group="g"), finished("abd", group="h"), waits("abe", ("abc",), ("h",))], ""),
     ("the ring is of others", [waits("abc", ("abd",)), waits("abd", ("abe",)), waits("abe", ("abd",))], ""),

@@ -32,6 +32,21 @@ def test_the_indexes_say_what_the_jobs_say():
     assert not any(getattr(made, name) for name in nexus.INDEXES)
 
 
+KEPT = (nexus.Job, nexus.Attempt, nexus.Group, nexus.KnownNode, nexus.NodeConfig, nexus.Token, nexus.PastUsage, nexus.UsageSums,
+        nexus.GpuRun, nexus.GpuMeans)
+FULL = {"gpus": 1, "priority": 1, "status": "pending", "next_number": 1, "log_base": (0, 0), "log_start": (0, 0)}
+EMPTY = {"str": "", "Words": "", "bool": False, "int": 0, "Count": 0, "float": 0.0, "Amount": 0.0, "tuple": (), "Mapping": {}}
+
+
+@pytest.mark.parametrize("name, kind, default", [
+    *((name, cls.KINDS[name], getattr(cls, name)) for cls in KEPT for name in cls.NAMES if name not in cls.REQUIRED),
+    *((name, nexus.State.__annotations__[name], default) for name, default in nexus.FACTS.items())])
+def test_what_files_leave_out_is_empty(name, kind, default):
+    """Fields at their defaults are not written: another default would change what the files of an older nexus say."""
+    wanted = FULL.get(name, None if kind.endswith(" | None") else EMPTY[kind.partition("[")[0]])
+    assert (default, type(default)) == (wanted, type(wanted))
+
+
 def test_a_list_of_an_index_is_copied_once():
     made = state(job("abc"), job("abd", 2))
     copied = made.copy()
@@ -56,6 +71,14 @@ def test_who_joins_a_group_counts_until_its_follower_starts(reason, fields, grou
 @pytest.mark.parametrize("expires_at, is_good", [(None, True), (NOW + 1, True), (NOW, False), (NOW - 1, False)])
 def test_a_token_is_good_until_it_expires(expires_at, is_good):
     assert nexus.Token("bob", "0" * 64, NOW - 5, expires_at).is_good(NOW) is is_good
+
+
+def test_who_resumes_the_queue_knows_what_was_damaged():
+    made = state(damage="state.json was torn")
+    put(made, *nexus.pause_queue(True))
+    assert (made.paused, made.damage) == (True, "state.json was torn")
+    put(made, *nexus.pause_queue(False))
+    assert (made.paused, made.damage) == (False, "")
 
 
 def test_a_change_of_an_attempt_is_one_of_the_last():
