@@ -19,6 +19,18 @@ def test_end_is_heard_at_once(world):
     assert w.lines[-2:] == [f"Job {first} completed successfully on GPU 0", f"Started job {then} on GPU 0: python train.py"]
 
 
+def test_a_start_and_an_end_that_are_heard_together_are_two_lines(world):
+    """What is learned with an end is recorded with it."""
+    w = world(gpus=0)
+    job_id = w.add(gpus=0)
+    w.turn()
+    w.claim(job_id, 100, is_said=False)
+    del w.machine.processes.alive[100]
+    seq = w.store.state.seq
+    w.turn(f"start {job_id} 1 100 1000 1000", f"end {job_id} 1 0 250")
+    assert (w.job(job_id).status, w.job(job_id).current.pid, w.store.state.seq - seq) == ("completed", 100, 1)
+
+
 def test_sayings_of_nobody_change_nothing(world):
     w = world()
     job_id = w.run(w.add(), 100)

@@ -196,6 +196,10 @@ def test_a_job_whose_machine_goes_down_again_and_again_begins_ever_more_seldom(w
         assert not waits[-1] or "went down while it ran); it is tried again in" in w.api(job_id)["waiting_for"]
         w.clock.pass_(waits[-1])
     assert waits == [0, 60, 120, 240, 480]
+    w.turn()
+    w.crash(is_reboot=True)
+    w.turn()
+    assert w.job(job_id).status == "running" and w.machine.launched[-2:] == [(job_id, 6), (job_id, 7)], "it had not begun: no wait"
 
 
 # The clock jumps

@@ -37,6 +37,21 @@ def test_unique_knows_what_runs_or_has_completed(world, status, is_known):
     assert w.job(first).status == status and submit(w, {"unique": True}).existing == ((first,) if is_known else ())
 
 
+def test_unique_knows_what_was_changed(world):
+    w = world()
+    first, second = w.add(env={"A": "1"}), w.add()
+    for job_id, env in ((first, {"B": "2"}), (second, {"A": "2"})):
+        w.service.editor.edit(nexus.Choice([job_id]), ANN, {"env": env})
+    for env, known in (({"A": "2"}, (second,)), ({"A": "1"}, ()), ({"B": "2"}, ())):
+        assert submit(w, {"unique": True, "env": env}).existing == known
+
+
+def test_a_new_job_that_would_wait_for_itself_is_told_so_without_an_id(world):
+    w = world()
+    with pytest.raises(nexus.NexusError, match=r"^the job would wait for itself"):
+        w.add(group="g", after_group=[w.job(w.add(group="g")).group])
+
+
 def test_the_number_of_a_script_in_its_sweep_is_no_part_of_it(world):
     w = world(gpus=0)
 
@@ -106,6 +121,18 @@ def test_a_failure_counts_for_its_group_as_its_last_retry(world):
         again = retry(latest if group else first, group)
     w.service.editor.set_paused(True, "ann")
     assert w.api(w.add("b", gpus=0, after_group=["g"]))["waiting_for"].startswith(f"after 1 job of group g: {again};")
+
+
+def test_a_retry_comes_after_the_groups_that_are_left(world):
+    w = world(gpus=0, cpu_slots=1)
+    for group in ("g", "h"):
+        lost = w.add("a", gpus=0, group=group)
+    child = w.add("b", gpus=0, after_group=["h"], after_any_group=["g", "h"])
+    for job_id in (lost, child):
+        w.service.cancellation.cancel(nexus.Choice([job_id], ("pending",)), ANN) if w.job(job_id).status == "pending" else None
+    w.service.housekeeping.clear(nexus.Choice([lost]), ANN)
+    again = w.job(w.service.admission.retry(nexus.Choice([child]), ANN)[0])
+    assert (again.after_group, again.after_any_group, again.pending_groups) == ((), ("g",), ("g",))
 
 
 def test_retry_of_too_many_for_the_queue_adds_none(world):

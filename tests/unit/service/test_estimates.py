@@ -32,3 +32,23 @@ def test_estimates_take_a_small_part_of_the_time(world, monkeypatch, took_s, pau
         w.add(gpus=0)
         w.service.estimates.find_starts()
     assert len(made) == 2 and made[1] - made[0] == pytest.approx(took_s + pause_s + 0.1)
+
+
+def test_no_start_is_expected_while_nothing_can_start(world):
+    w = world(gpus=1)
+    w.run(w.add(expected_time=10000), 100)
+    job_id = w.add()
+
+    def is_known():
+        w.clock.pass_(61)
+        w.probe()
+        w.turn()
+        return job_id in w.service.estimates.find_starts()
+
+    assert is_known()
+    w.service.editor.set_paused(True, "ann")
+    assert not is_known()
+    w.service.editor.set_paused(False, "ann")
+    assert is_known()
+    w.service.job_host.start_backoff.fail(w.clock.monotonic() + 60, "the disk is full; it is tried again")
+    assert not is_known()

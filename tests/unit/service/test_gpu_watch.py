@@ -38,6 +38,17 @@ GUARDED = [  # reason, what ends one after the other: (GPU, program, exit code, 
 ]
 
 
+def test_a_gpu_that_somebody_uses_is_usable(world):
+    """The other one is not the last."""
+    w = world(gpus=2, guard_failures=2)
+    on_gpu(w, 0, "a", 1, 100)
+    on_gpu(w, 1, "a", 0, 101, 60)
+    w.machine.shown = [makers.gpu(0), makers.gpu(1, processes=(makers.foreign(),), memory_used_mib=16384.0)]
+    w.probe()
+    on_gpu(w, 0, "b", 1, 102)
+    assert [gpu["is_paused"] for gpu in w.service.status.describe()["gpu_status"]] == [True, False]
+
+
 @pytest.mark.parametrize("reason, ends, is_paused", GUARDED, ids=[case[0] for case in GUARDED])
 def test_a_gpu_is_paused_where_jobs_fail_at_once_that_run_well_elsewhere(world, reason, ends, is_paused):
     w = world(gpus=2, guard_failures=2, guard_seconds=10)

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import shutil
 import types
 
 import makers
@@ -39,6 +40,12 @@ def refuse_disk(w):
     w.service.health.look_at_disks()
 
 
+def remove_logs(w):
+    """It is made again at the next start."""
+    shutil.rmtree(w.layout.log_dir)
+    w.service.health.look_at_disks()
+
+
 def fill_disk(w, blocks=100):
     w.disk.statvfs = lambda path: types.SimpleNamespace(f_bavail=blocks, f_frsize=4096)
     w.service.health.look_at_disks()
@@ -70,6 +77,7 @@ CHECKS = [  # reason, what happens, the name of the check, whether it is ok, par
     ("it hangs", lambda w: set_jobs_file(w, began_at=w.clock.monotonic() - 31), "jobs file", False, "it has not answered for 31s", True),
     ("a disk hangs", lambda w: w.clock.pass_(31), "disks", False, "they have not answered for 31s", False),
     ("a disk is full", fill_disk, "state disk", False, "0MB free", False),
+    ("a folder was removed", remove_logs, "log disk", True, "free", False),
     ("a disk has some room", lambda w: fill_disk(w, 3 * 256), "log disk", True, "3MB free", False),
     ("a disk cannot be used", refuse_disk, "log disk", False, "Input/output error", True),
 ]

@@ -144,6 +144,7 @@ def test_paused_may_be_edited(world, reason, act, wanted):
     status = w.service.status.describe()
     assert (status["is_paused"], [gpu["index"] for gpu in status["gpu_status"] if gpu["is_paused"]]) == (wanted[0], sorted(wanted[1]))
     assert (dict(w.store.state.environments), w.store.state.next_number) == before
+    assert any("Taken over from state.json" in line for line in w.lines) == (wanted != (False, [])), "what changes something is told"
     assert w.job(job_id).current.pid == 100 and w.job(waits).status == "pending"
     body = json.loads(pathlib.Path(w.layout.state_file).read_text())
     assert len(body["jobs"]) == 2 and body["paused"] is wanted[0] and body["paused_gpus"] == [f"GPU-{index}" for index in wanted[1]]
@@ -159,7 +160,7 @@ def test_only_what_was_edited_is_taken_over(world):
     w.service.editor.set_paused(True, "ann")
     path = pathlib.Path(w.layout.state_file)
     path.write_text(json.dumps({**json.loads(path.read_text()), "paused_gpus": [0]}))
-    assert look_for_edit(w)
+    w.service.housekeeping.keep_state()
     assert (w.store.state.paused, w.store.state.paused_gpus) == (True, ("GPU-0",))
 
 

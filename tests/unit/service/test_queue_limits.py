@@ -1,5 +1,6 @@
 """How many jobs of a user may wait, and after how many others."""
 
+import pytest
 from stage import Bench
 
 import nexus
@@ -43,3 +44,21 @@ def test_a_user_fills_a_queue_of_their_own():
         assert [ask(f"user{number}", 3) for number in range(4)] == [200] * 4
         assert ask("ann") == f"the queue is full: 16 jobs of all users but {bench.service.user} would be pending; queue_limit allows 15"
         assert ask(None, 3) == 200 and "4 jobs of" in ask(None)
+
+
+LIMITED = [  # reason, what is asked with a job of a group whose limit is 2, its limit then
+    ("another", {"max_concurrent": 3}, 3), ("nothing of it", {}, 2), ("none, by a change", {"max_concurrent": None}, 0)]
+
+
+@pytest.mark.parametrize("way, reason, asked, limit", [
+    (way, *case) for case in LIMITED for way in ("add", "retry", "change")[case[2] == 0:]])
+def test_a_group_has_the_limit_that_was_asked_for_last(bench, reason, asked, limit, way):
+    job_id = bench.add(group="g", max_concurrent=2)
+    if way == "change":
+        assert bench.ask("PATCH", f"/queue/{job_id}", asked or {"name": "n"})[0] == 200
+    elif way == "retry":
+        bench.become(job_id, "failed", exit_code=1)
+        assert bench.ask("POST", "/jobs/retry", {"ids": [job_id], "change": asked})[0] == 200
+    else:
+        bench.add(group="g", **asked)
+    assert bench.store.state.groups["g"].limit == limit

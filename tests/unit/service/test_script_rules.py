@@ -95,3 +95,9 @@ def test_what_runs_is_what_was_allowed(guarded, reason, command, runs, user):
     assert ran.command == fill(guarded, runs)
     assert (ran.cwd, ran.umask, ran.variables, dict(order.variables)) == (
         (str(guarded.top / "scripts"), 0o022, (), guarded.service.environ) if user == "bob" else (job.cwd, 0, job.variables, {"B": "2"}))
+
+
+@pytest.mark.parametrize("command, folder", [("sh @scripts/sub/a.sh", "@scripts/sub"), ("@scripts/elf", "@scripts")])
+def test_a_script_runs_beside_itself_where_no_directory_is_named(guarded, command, folder):
+    status, answer = guarded.ask("POST", "/queue", fill(guarded, {"command": command, "gpus": 0}), guarded.bob)
+    assert status == 200 and guarded.store.state.jobs[answer["id"]].cwd == fill(guarded, folder)
