@@ -89,6 +89,79 @@ def test_times_of_a_node_are_within_those_of_the_job(away):
     assert ran.started_at <= ran.finished_at <= w.clock.now() and ran.runtime_seconds <= w.clock.now() - ran.started_at
 
 
+def test_times_are_those_of_the_heads_clock(away):
+    w, far, job_id = away
+    w.clock.pass_(10)
+    far.follow({**far_end.ended(finished_at=w.clock.now() + 3600 - 4, runtime_seconds=5.0), "now": w.clock.now() + 3600})
+    w.turn()
+    ran = w.job(job_id).current
+    assert (ran.finished_at, ran.runtime_seconds) == (pytest.approx(w.clock.now() - 4), 5.0)
+
+
+def test_an_end_waits_for_all_that_the_job_has_printed(away):
+    w, far, job_id = away
+    ended = far_end.ended(exit_code=0)
+    for sizes, logs, status in (([8, 0], ["", ""], "running"), ([8, 0], [far_end.LOG, ""], "completed")):
+        far.follow({**ended, "jobs": [{**ended["jobs"][0], "log_sizes": sizes, "logs": logs}]})
+        w.turn()
+        assert w.job(job_id).status == status
+    assert (w.folder_of(job_id) / "stdout.log").read_text() == "x" * 8
+
+
+def test_a_log_that_its_job_cuts_is_cut_here(away):
+    w, far, job_id = away
+    path = w.folder_of(job_id) / "stdout.log"
+    for size, offset, logs, there in ((8, 0, far_end.LOG, 8), (8, 8, "", 8), (0, 8, "", 0), (8, 0, far_end.LOG, 8)):
+        far.follow(far_end.of_job(log_sizes=[size, 0], log_offsets=[offset, 0], logs=[logs, ""]))
+        assert path.stat().st_size == there
+
+
+def test_output_that_cannot_be_kept_is_asked_for_again(away, monkeypatch):
+    """Each second; why, is logged once."""
+    w, far, job_id = away
+    monkeypatch.setattr(nexus, "append_log", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    reply = far_end.of_job(log_sizes=[8, 0], logs=[far_end.LOG, ""])
+    for _ in range(3):
+        before = w.clock.monotonic()
+        far.follow(reply)
+        assert w.clock.monotonic() - before == 1.0
+    assert sum("cannot be kept" in line and "No space left" in line for line in w.lines) == 1
+    monkeypatch.undo()
+    monkeypatch.setattr(nexus.Node, "follow", lambda node: node.follower.end())
+    before = w.clock.monotonic()
+    far.follow(reply)
+    assert w.clock.monotonic() == before and (w.folder_of(job_id) / "stdout.log").read_text() == "x" * 8
+
+
+def test_output_of_one_job_waits_for_no_other(head):
+    w = head()
+    ids = [w.add(gpus=0, node="n1") for _ in range(2)]
+    w.turn()
+    first, second = map(w.job, ids)
+    news(w, report(first), report(second, log_sizes=(3, 0), logs=(b"abc", b"")))
+    assert (w.folder_of(ids[1]) / "stdout.log").read_text() == "abc"
+
+
+def test_since_when_a_report_is_wrong_is_when_the_first_was(away):
+    w, far, job_id = away
+    began = nexus.format_time(w.clock.now())
+    for _ in range(2):
+        far.follow(far_end.BAD_JOBS[0][1])
+        w.turn(seconds=60)
+    far.follow({**far_end.GOOD, "number": 0, "jobs": []})
+    assert w.api(job_id)["unknown_since"] == began, "a reply that says nothing of it mends nothing"
+
+
+def test_of_its_gpus_a_node_tells_what_it_sees_alone(far):
+    """Who pauses them, and their means, is the head's; where it says nothing, they are as before."""
+    far.follow(far_end.gpus({"is_paused": True, "pause_reason": "x", "utilization_mean": 5.0, "utilization_peak": 9.0, "utilization": 7.0}))
+    for _ in range(2):
+        gpu, = far.node.reports.gpus
+        assert (gpu.node, gpu.uuid, gpu.utilization) == ("n1", "n1/G0", 7.0)
+        assert (gpu.is_paused, gpu.pause_reason, gpu.utilization_mean, gpu.utilization_peak) == (False, None, None, None)
+        far.follow({**far_end.GOOD, "gpus": None})
+
+
 def test_a_flood_of_notes_is_cut(away):
     w, far, job_id = away
     size, clock = w.store.journal.size, w.clock.now()

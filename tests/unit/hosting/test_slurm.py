@@ -287,4 +287,51 @@ def test_slurm_refuses_what_this_one_asks_for(cluster):
     w.slurm.answer = lambda: "something that nobody has heard of"
     job_id = w.add()
     w.go(40, seconds=200)
+    assert w.api(job_id)["started_at"] is not None
     assert w.job(job_id).status == "failed" and len(w.job(job_id).attempts) == 5, "that may pass, and is tried again for a while"
+
+
+def test_sbatch_that_waits_at_a_limit_until_its_own_time_is_over_is_no_trouble(cluster):
+    w = cluster
+
+    def fail():
+        raise nexus.NexusError("unavailable", "Slurm does not answer: sbatch: error: Job violates accounting/QOS policy; it took 60 s")
+
+    w.slurm.answer = fail
+    w.add()
+    w.go()
+    assert w.service.status.describe()["slurm"]["trouble"] is None and len(w.slurm.submitted) == 0
+    assert "Slurm takes no more jobs now" in w.service.cluster.submit_backoff.error.message
+
+
+def test_slurm_queues_a_job_again_that_it_has_begun(cluster):
+    """Its node was lost: nexus has the job fail as such, or tried again if it may be, and Slurm does not run it a second time."""
+    w = cluster
+    job_id = w.add()
+    w.go()
+    w.slurm.set("1", "RUNNING")
+    w.go(1)
+    (w.folder_of(job_id) / "attempt-1").write_text("77 770\n")
+    w.slurm.set("1", "PENDING", reason="BeginTime")
+    w.go(20, seconds=70)
+    ended = w.job(job_id)
+    assert (ended.status, ended.current.cause) == ("failed", "node-fail") and "queued again: BeginTime" in ended.current.cause_line
+    w.go(1)
+    assert set(w.slurm.cancelled) == {"1"}
+
+
+def test_slurm_does_not_know_limits_of_seconds(cluster):
+    w = cluster
+    ids = [w.add(timeout_seconds=seconds) for seconds in (90, 60)]
+    w.go()
+    for number in ("1", "2"):
+        w.slurm.set(number, "RUNNING")
+    w.go(1, 1)
+    w.turn(seconds=80)
+    assert [w.job(job_id).current.stop_cause for job_id in ids] == [None, None]
+    w.turn(seconds=12)
+    assert [w.job(job_id).current.stop_cause for job_id in ids] == ["timeout", None], "that of a whole minute is Slurm's"
+    assert any(line.startswith(f"Started job {ids[0]} as Slurm's 1 on n1: ") for line in w.lines)
+    assert "its time limit is 1m 30s" in w.job(ids[0]).current.stop_line
+    w.go()
+    assert set(w.slurm.cancelled) == {"1"}
