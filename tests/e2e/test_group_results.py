@@ -217,7 +217,7 @@ LONG = "a long text that is not cut"
 
 def test_a_sweep_from_its_commands_to_its_table():
     """Real jobs: bars after their results, an error, a restart, the command line."""
-    with live.Box(gpus=2) as box:
+    with live.Box(gpus=2, is_supervised=False) as box:
         script = ("[ {lr} = 5 ] && { echo 'val_loss: 0.1'; sleep 0.3; echo 'ValueError: n: 3' >&2; exit 1; }; "
                   "echo epoch 1/1 val_loss: 0.{lr} acc=0.9; "
                   r"printf '\r 50%%|##  | 1/2 [00:01<00:01, 1.0s/it]\r100%%|####| 2/2 [00:02<00:00, 1.0s/it]\n' >&2")
@@ -243,5 +243,6 @@ def test_a_sweep_from_its_commands_to_its_table():
         box.add("true", group="plain", is_held=True)
         assert box.nexus("complete", "results", "").stdout == "plain\n", "bash would take the other apart"
         assert box.nexus("results", "exp").returncode == 3 and "exp 1/a" in box.nexus("results", "exp").stderr
-        box.nexus("restart")
+        box.kill_service()
+        box.start()
         assert json.loads(box.nexus("results", "exp 1/a", "--json").stdout)["rows"][:3] == before["rows"][:3], "kept over a restart"

@@ -7,7 +7,7 @@ from console import Home
 @pytest.fixture(scope="module")
 def home():
     """Nothing starts in it."""
-    with Home(cpu_slots=20) as made:
+    with Home(is_quick=True, cpu_slots=20) as made:
         made.main("pause")
         yield made
 

@@ -132,7 +132,7 @@ class Fleet:
 
 @pytest.fixture(scope="module")
 def fleet():
-    with live.Box(gpus=2, retry_backoff_seconds=0.05, refresh_rate_seconds=2) as box:
+    with live.Box(gpus=2, retry_backoff_seconds=0.05, refresh_rate_seconds=2, is_supervised=False) as box:
         yield Fleet(box)
 
 
