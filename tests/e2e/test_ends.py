@@ -234,7 +234,7 @@ def test_its_program_is_warned_before_its_time_limit(box):
     ("fail", ["failed"], "reboot"), ("requeue", ["pending", "running"], "requeued")])
 def test_a_reboot_lets_it_save_too(on_reboot, statuses, cause):
     """systemd ends the service first; what it then leaves is killed without a word."""
-    with live.Box(gpus=0, cpu_slots=2, kill_grace_seconds=20, on_reboot=on_reboot) as box:
+    with live.Box(gpus=0, cpu_slots=2, kill_grace_seconds=20, on_reboot=on_reboot, is_supervised=False) as box:
         make_program(box, "train", TRAIN)
         outs = [box.path("saved"), box.path("left")]
         jobs = [box.add(f"train {outs[0]}", gpus=0), box.add(f"train {outs[1]} &", gpus=0)]

@@ -61,7 +61,7 @@ CARDS = [  # reason, the GPU, whether it is used, what is said of it
 
 
 def test_where_jobs_land():
-    with live.Box(gpus=[card for _, card, _, _ in CARDS]) as box:
+    with live.Box(gpus=[card for _, card, _, _ in CARDS], is_supervised=False) as box:
         box.status()
         used, waiting = run_everywhere(box, 5)
         assert used == [index for index, card in enumerate(CARDS) if card[2]] and len(waiting) == 5 - len(used)
@@ -74,7 +74,7 @@ def test_where_jobs_land():
 def test_a_card_for_one_process_is_not_shared():
     """A share waits for another card; where there is none, the reason says how the mode is changed, and then it starts."""
     one_process = {"compute_mode": "Exclusive_Process"}
-    with live.Box(gpus=[one_process, {}]) as box:
+    with live.Box(gpus=[one_process, {}], is_supervised=False) as box:
         box.status()
         whole = box.add("sleep 600", gpu_ids=[1])
         box.wait_started(whole)
@@ -95,7 +95,7 @@ def test_a_card_for_one_process_is_not_shared():
 
 def test_devices_where_indices_have_gaps():
     """CUDA counts only what it may open: there an index would name another card.  Programs want a number."""
-    with live.Box(gpus=[{}, {"state": "hidden"}, {"state": "lost"}, {}]) as box:
+    with live.Box(gpus=[{}, {"state": "hidden"}, {"state": "lost"}, {}], is_supervised=False) as box:
         box.status()
         job_id = box.add(SHOW, gpu_ids=[3])
         box.wait(job_id, "completed")
@@ -141,7 +141,7 @@ def slices_of(box):
 def test_seven_jobs_get_seven_slices():
     """And the eighth the card beside them.  CUDA counts no card beside a slice: that one comes by its UUID, too."""
     slices = [{"name": "1g.10gb", "uuid": f"MIG-{number}"} for number in range(7)]
-    with live.Box(gpus=[{**A100, "mig": slices}, {}]) as box:
+    with live.Box(gpus=[{**A100, "mig": slices}, {}], is_supervised=False) as box:
         box.status()
         jobs = [box.wait_started(box.add(f"{SHOW}; sleep 600")) for _ in range(8)]
         assert [job["gpu_places"] for job in jobs] == [*([f"0.{number}"] for number in range(7)), ["1"]]
@@ -179,7 +179,7 @@ def test_slices_that_come_and_go():
 
 def test_commands_take_slices():
     """The number of a card means all its slices."""
-    with live.Box(gpus=[{**A100, "mig": ["1g.10gb", "1g.10gb", "2g.20gb"]}, {}]) as box:
+    with live.Box(gpus=[{**A100, "mig": ["1g.10gb", "1g.10gb", "2g.20gb"]}, {}], is_supervised=False) as box:
         assert box.nexus("pause", "0.1").stderr == "nexus: GPU 0.1 is paused; running jobs go on\n"
         assert slices_of(box) == {"0.0": "Available", "0.1": "Paused", "0.2": "Available", "1": "Available"}
         box.nexus("pause", "0")
@@ -227,7 +227,7 @@ def test_failing_nvidia_smi(box):
 
 def test_gone_from_the_bus():
     """`No devices were found`, where there were some, is a fault until a restart; where there were none, it is the truth."""
-    with live.Box(gpus=[]) as box:
+    with live.Box(gpus=[], is_supervised=False) as box:
         assert box.status()["gpu_status"] == [] and box.status()["gpu_trouble"] is None
         status, answer = box.call("POST", "/queue", {"command": "true"})
         assert status == 400 and "this machine has 0" in answer["message"]
@@ -247,7 +247,7 @@ def test_cards_that_were_taken_out():
         check = next(check for check in box.health()["checks"] if check["name"] == "GPUs")
         return "" if check["is_ok"] else check["reading"]
 
-    with live.Box(gpus=[{}] * 4) as box:
+    with live.Box(gpus=[{}] * 4, is_supervised=False) as box:
         on = box.add("sleep 600", gpu_ids=[3])
         box.wait_started(on)
         box.nexus("pause", "2")
@@ -264,7 +264,7 @@ def test_cards_that_were_taken_out():
 
 
 def test_no_nvidia_smi():
-    with live.Box(gpus=[{}], is_starting=False, environ={"PATH": "/usr/bin:/bin"}) as box:
+    with live.Box(gpus=[{}], is_starting=False, environ={"PATH": "/usr/bin:/bin"}, is_supervised=False) as box:
         box.start()
         assert "not found on PATH" in box.status()["gpu_trouble"]
         box.wait(box.add("true", gpus=0), "completed")
@@ -312,7 +312,7 @@ def test_nvidia_smi_that_cannot_be_killed():
 
 
 def test_first_status_waits_for_the_first_probe():
-    with live.Box(gpus=[{}, {}], is_starting=False) as box:
+    with live.Box(gpus=[{}, {}], is_starting=False, is_supervised=False) as box:
         box.show([{}, {}], delay=1.0)
         box.start()
         assert len(box.status()["gpu_status"]) == 2
@@ -332,7 +332,7 @@ def test_first_status_where_nvidia_smi_hangs():
 
 
 def test_slow_answers_slow_the_polling():
-    with live.Box(gpus=[{}], refresh_rate_seconds=0.1) as box:
+    with live.Box(gpus=[{}], refresh_rate_seconds=0.1, is_supervised=False) as box:
         box.status()
         box.show([{}], delay=0.05)
         box.await_probe()
@@ -472,7 +472,7 @@ MEMORY = [  # config, the GPUs: the last ones may be given to no job
 
 @pytest.mark.parametrize("config, gpus", MEMORY, ids=["the threshold", "what must be free"])
 def test_memory(config, gpus):
-    with live.Box(gpus=gpus, **config) as box:
+    with live.Box(gpus=gpus, **config, is_supervised=False) as box:
         box.status()
         first, then = box.add("sleep 600"), box.add("true")
         assert box.wait_started(first)["gpu_index"] == 0

@@ -77,7 +77,7 @@ def test_two_halves_share_a_gpu(box):
 
 def test_memory_that_is_declared():
     """It counts until it is taken: what is free now is not all to be had."""
-    with live.Box(gpus=[{"memory.used": 15000}, {}], max_unseen_mem_mib=15000) as box:
+    with live.Box(gpus=[{"memory.used": 15000}, {}], max_unseen_mem_mib=15000, is_supervised=False) as box:
         box.status()
         small = box.wait_started(cli(box, "add", "--gpu-mem", "9000M", "sleep 600").strip())
         assert small["gpu_index"] == 0 and small["gpu_mem_mib"] == 9000             # where it fits tightest
@@ -124,7 +124,8 @@ def test_attempts_are_kept(box):
 
 def test_out_of_gpu_memory():
     """The next attempt takes the emptiest card, alone."""
-    with live.Box(gpus=[{"memory.used": 1000}, {"memory.used": 2000}, {"memory.used": 100}], retry_backoff_seconds=0.1) as box:
+    with live.Box(gpus=[{"memory.used": 1000}, {"memory.used": 2000}, {"memory.used": 100}], retry_backoff_seconds=0.1,
+                  is_supervised=False) as box:
         box.status()
         once = box.path("once")
         command = f"[ -e {once} ] || {{ touch {once}; echo Traceback >&2; echo '{OOM}' >&2; echo bye >&2; exit 1; }}; sleep 600"
@@ -151,7 +152,7 @@ TIMES = [  # reason, options, what is said
 
 
 def test_time_limits():
-    with live.Box(gpus=4, timeout_seconds=1.2, kill_grace_seconds=1) as box:
+    with live.Box(gpus=4, timeout_seconds=1.2, kill_grace_seconds=1, is_supervised=False) as box:
         jobs = {}
         for number, (_, options, words) in enumerate(TIMES):
             sleep = str(box.bin / f"sleep-{number}-")
@@ -179,7 +180,8 @@ time.sleep(600)
 
 def test_host_memory_that_is_shared_is_no_reason_to_stop_a_job():
     """Four times 100 MB that are the same 100 MB, as the workers of a data loader share them; and four that are not."""
-    with live.Box(gpus=0, cpu_slots=2, max_memory_gb=0.25, refresh_rate_seconds=0.5, kill_grace_seconds=1) as box:
+    with live.Box(gpus=0, cpu_slots=2, max_memory_gb=0.25, refresh_rate_seconds=0.5, kill_grace_seconds=1,
+                  is_supervised=False) as box:
 
         def add(name, own):
             script = box.folder / f"{name}.py"
@@ -256,7 +258,7 @@ def test_a_group_has_its_limit(box):
 
 
 def test_a_group_that_fails_is_held():
-    with live.Box(gpus=0, cpu_slots=1) as box:
+    with live.Box(gpus=0, cpu_slots=1, is_supervised=False) as box:
         fixed = box.path("fixed")
         command = f"[ -e {fixed} ] || {{ echo 'no such file: data.csv' >&2; exit 3; }}; echo {{n}}"
         sweep = ("add", "--gpus", "0", "--group", "g", "--sweep", "n=1..6", command)
@@ -334,7 +336,7 @@ def test_the_jobs_file_of_other_schedulers():
                     f"2,{folder}/inference.py,,--llm qwen2.5-32b-inst --batch_size 1,1,2,3\n\n")
     try:
         with live.Box(gpus=4, environ={"CONDA_EXE": conda.exe}, jobs_file=str(jobs), llm_config=str(folder / "llm_config.json"),
-                      jobs_file_interval_seconds=0.2) as box:
+                      jobs_file_interval_seconds=0.2, is_supervised=False) as box:
             def named(name):
                 return live.until(lambda: [job for job in box.ask("GET", "/jobs") if name in job["command"]], name)[0]
 
@@ -403,7 +405,7 @@ def test_state_is_edited_from_outside(box):
 
 def test_hooks_run():
     """Linux takes no variable of more than 128 KiB with its name, and a command may have as much without one: it is cut."""
-    with live.Box(gpus=[{}], is_starting=False) as box:
+    with live.Box(gpus=[{}], is_starting=False, is_supervised=False) as box:
         told, health = box.path("told"), box.path("health")
         box.write_config(
             on_finish='printf "%s\n" "$NEXUS_JOB_ID,$NEXUS_JOB_STATUS,$NEXUS_JOB_CAUSE,$NEXUS_JOB_EXIT_CODE,$NEXUS_JOB_GPU,$NEXUS_JOB_NAME,'
@@ -433,7 +435,7 @@ def test_hooks_run():
 
 
 def test_a_hook_that_hangs():
-    with live.Box(gpus=1, is_starting=False) as box:
+    with live.Box(gpus=1, is_starting=False, is_supervised=False) as box:
         told = box.path("told")
         box.write_config(on_finish=f"echo $NEXUS_JOB_ID >> {told}; sleep 600")
         box.serve("nexus.HOOK_TIMEOUT_S = 600")
@@ -451,7 +453,7 @@ def test_a_hook_that_hangs():
 
 
 def test_the_log_as_json():
-    with live.Box(gpus=2, log_format="json", retry_backoff_seconds=0.1) as box:
+    with live.Box(gpus=2, log_format="json", retry_backoff_seconds=0.1, is_supervised=False) as box:
         job_id = box.add("exit 3", gpus=1.5, retries=1)
         box.wait(job_id, "failed")
         live.until(lambda: box.log().count(job_id) >= 6, "what is said of it")
@@ -591,7 +593,7 @@ def test_a_snapshot_is_tidied_while_what_the_job_left_is_ended(box):
 
 
 def test_a_job_for_two_gpus_is_not_starved():
-    with live.Box(gpus=2, reserve_after_seconds=600) as box:
+    with live.Box(gpus=2, reserve_after_seconds=600, is_supervised=False) as box:
         long = box.wait_started(box.add(held(box, "long"), expected_time=600))["id"]
         first = box.wait_started(box.add(held(box, "first")))["id"]
         both = box.add(held(box, "both"), gpus=2)
@@ -615,7 +617,7 @@ def test_a_job_for_two_gpus_is_not_starved():
 
 
 def test_an_upgrade_under_a_running_service_is_told():
-    with live.Box(gpus=1) as box:
+    with live.Box(gpus=1, is_supervised=False) as box:
         copy = shared.give_program(box)
         cli(box, "stop")
 

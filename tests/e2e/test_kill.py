@@ -156,7 +156,8 @@ def find_settled(sleep):
 
 
 def test_what_survives_is_what_the_documents_say():
-    with live.Box(gpus=0, launcher="direct", cpu_slots=40, kill_grace_seconds=0.5, refresh_rate_seconds=30) as box:
+    with live.Box(gpus=0, launcher="direct", cpu_slots=40, kill_grace_seconds=0.5, refresh_rate_seconds=30,
+                  is_supervised=False) as box:
         for number, (reason, command, survives) in enumerate(UNKNOWN):
             sleep = make_sleep(box, f"U{NAMES[number]}")
             job = box.add(fill(command, box, sleep, NAMES[number]), gpus=0)
@@ -170,7 +171,7 @@ def test_what_survives_is_what_the_documents_say():
 
 def test_completed_waits_for_what_is_left():
     """The next job on the GPU starts when the memory of the last is free, not before."""
-    with live.Box(gpus=1, kill_grace_seconds=2) as box:
+    with live.Box(gpus=1, kill_grace_seconds=2, is_supervised=False) as box:
         sleep, began = make_sleep(box, "left"), time.monotonic()
         first = box.add(f"trap '' TERM; setsid {sleep} 600 & echo $! > {box.path('pid')}; exit 0")
         then = box.add(f"[ -z \"$(tr -d '\\0' < /proc/$(cat {box.path('pid')})/cmdline)\" ] || echo still there")     # a zombie's is empty
@@ -257,7 +258,7 @@ def test_what_no_signal_ends_is_named(box):
 
 def test_grace_is_respected():
     """SIGTERM first, and time to save; SIGKILL only for what is deaf, and not before."""
-    with live.Box(gpus=2, kill_grace_seconds=5, is_starting=False) as box:
+    with live.Box(gpus=2, kill_grace_seconds=5, is_starting=False, is_supervised=False) as box:
         box.serve("nexus.RUNNER_TIMEOUT_S = 30")           # a busy machine may take longer than 2 s to write a result
         saves = box.add(f"trap 'sleep 0.5; echo saved > {box.path('saved')}; exit 7' TERM; touch {box.path('a')}; sleep 600 & wait")
         deaf = box.add(f"trap '' TERM; touch {box.path('b')}; while :; do sleep 0.1; done")
@@ -282,7 +283,7 @@ def test_kill_twice_is_one_kill(box):
 
 
 def test_no_grace_keeps_the_exit_code():
-    with live.Box(gpus=1, kill_grace_seconds=0, is_starting=False) as box:
+    with live.Box(gpus=1, kill_grace_seconds=0, is_starting=False, is_supervised=False) as box:
         box.serve("nexus.RUNNER_TIMEOUT_S = 30")
         for _ in range(2):
             job_id = box.wait_started(box.add("sleep 600"))["id"]

@@ -35,7 +35,7 @@ def latest(box, uuid):
 
 def test_what_nvidia_smi_says_is_recorded():
     others = [{"gpu": 1, "pid": 1, "name": "python", "memory": 9000}]
-    with live.Box(gpus=CARDS) as box:
+    with live.Box(gpus=CARDS, is_supervised=False) as box:
         box.show(CARDS, processes=others)
         live.until(lambda: "GPU-b" in lanes(box) and (latest(box, "GPU-b")["others"] or [0])[0] > 0, "others on GPU 1")
         told = latest(box, "GPU-a")
@@ -64,7 +64,7 @@ def test_what_nvidia_smi_says_is_recorded():
 
 def test_slices_have_lanes_of_their_own():
     slices = [{"name": "1g.10gb", "uuid": "MIG-a", "used": 4000}, {"name": "2g.20gb", "uuid": "MIG-b"}]
-    with live.Box(gpus=[{"name": "A100", "memory.total": 81920, "mig": slices}]) as box:
+    with live.Box(gpus=[{"name": "A100", "memory.total": 81920, "mig": slices}], is_supervised=False) as box:
         job_id = box.add("sleep 600")
         where, = box.wait_started(job_id)["gpu_uuids"]
         live.until(lambda: lanes(box).keys() >= {"MIG-a", "MIG-b"} and latest(box, "MIG-a")["memory_used_mib"] == [4000], "slices")
@@ -74,7 +74,7 @@ def test_slices_have_lanes_of_their_own():
 
 
 def test_what_ran_is_kept_apart_from_the_jobs():
-    with live.Box(gpus=2) as box:
+    with live.Box(gpus=2, is_supervised=False) as box:
         good, bad, none = box.add("true", name="good", gpus=2), box.add("exit 3", gpu_ids=[0]), box.add("true", gpus=0)
         for job_id in (good, bad, none):
             box.wait(job_id)
@@ -131,7 +131,7 @@ def test_an_end_and_a_kill_make_one_row():
 
 
 def test_history_limit_does_not_empty_the_night():
-    with live.Box(gpus=1, history_limit=1) as box:
+    with live.Box(gpus=1, history_limit=1, is_supervised=False) as box:
         ids = [box.add("true") for _ in range(4)]
         live.until(lambda: len(rows(box)) == 4, "all four")
         live.until(lambda: len(box.ask("GET", "/jobs")) == 1, "the history's end")
@@ -140,7 +140,7 @@ def test_history_limit_does_not_empty_the_night():
 
 def test_what_may_be_asked():
     """And that other users see that a GPU was used, and not by what."""
-    with live.Box(gpus=1) as box:
+    with live.Box(gpus=1, is_supervised=False) as box:
         mine = box.add("exit 3", name="secret-name")
         box.wait(mine)
         token = box.nexus("token", "create", "bob").stdout.split()[-1]
@@ -161,7 +161,7 @@ def test_what_may_be_asked():
 
 
 def test_a_full_disk_is_said_once_and_holds_up_nothing():
-    with live.Box(gpus=1) as box:
+    with live.Box(gpus=1, is_supervised=False) as box:
         box.kill_all_of_service()
         shutil.rmtree(box.home / "history", ignore_errors=True)
         (box.home / "history").write_text("no folder")          # nothing can be written into it
@@ -186,7 +186,7 @@ def move_start(box, job_id, hours):
 
 
 def test_what_a_jobs_gpu_did():
-    with live.Box(gpus=2) as box:
+    with live.Box(gpus=2, is_supervised=False) as box:
         short, cpu, half = box.add("sleep 600"), box.add("sleep 600", gpus=0), box.add("sleep 600", gpus=0.5)
         for job_id in (short, cpu, half):
             box.wait_started(job_id)

@@ -101,7 +101,7 @@ def end_job(box):
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_line_of_the_guide_sends_a_message(name):
-    with Receiver() as receiver, live.Box(is_starting=False) as box:
+    with Receiver() as receiver, live.Box(is_starting=False, is_supervised=False) as box:
         path = box.folder / ".nexus-hook"
         path.write_text(f'url = "{receiver.url}"\n')
         path.chmod(0o600)
@@ -113,7 +113,7 @@ def test_a_line_of_the_guide_sends_a_message(name):
 
 
 def test_the_line_of_the_guide_sends_mail():
-    with live.Box(is_starting=False) as box:
+    with live.Box(is_starting=False, is_supervised=False) as box:
         sendmail, sent = box.bin / "sendmail", box.folder / "sent"
         sendmail.write_text(f'#!/bin/sh\necho "$@" > {sent}.words\ncat > {sent}.new\nmv {sent}.new {sent}\n')
         sendmail.chmod(0o755)
@@ -128,7 +128,7 @@ def test_the_line_of_the_guide_sends_mail():
 
 def test_the_end_of_a_group_is_told_once_for_each_time_that_jobs_were_added():
     """Not while something of it waits or runs, or has just ended; also by the next service."""
-    with live.Box(is_starting=False, cpu_slots=8) as box:
+    with live.Box(is_starting=False, cpu_slots=8, is_supervised=False) as box:
         told = box.path("told")
         box.write_config(on_group_finish=f'printf "%s|" "$NEXUS_GROUP" "$NEXUS_JOB_MESSAGE" >> {told}; echo >> {told}',
                          public_url="http://gpu1:6234")
