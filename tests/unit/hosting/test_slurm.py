@@ -335,3 +335,29 @@ def test_slurm_does_not_know_limits_of_seconds(cluster):
     assert "its time limit is 1m 30s" in w.job(ids[0]).current.stop_line
     w.go()
     assert set(w.slurm.cancelled) == {"1"}
+
+
+@pytest.mark.parametrize("after_s, status, cause", [(50, "completed", None), (70, "failed", "session-lost")])
+def test_a_result_may_come_late_over_a_shared_file_system(cluster, after_s, status, cause):
+    w = cluster
+    job_id = w.add()
+    w.go()
+    (w.folder_of(job_id) / "attempt-1").write_text("77 770\n")
+    w.slurm.set("1", "RUNNING")
+    w.go(1)
+    w.slurm.set("1", "COMPLETED")
+    w.go(10, seconds=after_s)
+    w.write_result(job_id, 0)
+    w.go(2)
+    assert (w.job(job_id).status, w.job(job_id).current.cause) == (status, cause)
+
+
+def test_what_failed_before_its_job_sh_began_has_a_node_and_a_start(cluster):
+    w = cluster
+    job_id = w.add()
+    w.go()
+    w.slurm.set("1", "FAILED")
+    w.go(10, seconds=10)
+    job = w.api(job_id)
+    assert (job["status"], job["cause"], job["node"], job["started_at"] is not None) == ("failed", "launch", "n1", True)
+    assert "must be on a file system that the nodes share" in job["cause_line"]
