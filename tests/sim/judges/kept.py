@@ -110,13 +110,14 @@ class Kept(Judge):
 
         Which jobs were there before, and were not added because of `unique`, may be another matter by now.
         """
-        first = self.keyed.get((home.path, user, key))
-        if not first or not self.is_whole(home) or any(one and one not in home.service.store.state.jobs for one in first):
-            self.keyed[home.path, user, key] = [new if old and new not in known else "" for old, new in zip(first or ids, ids)]
-            return False
-        if len(ids) != len(first) or any(old not in ("", new) for old, new in zip(first, ids)):
+        first = self.keyed.get((home.path, user, key), ids)
+        is_again = len(ids) == len(first) and all(old in ("", new) for old, new in zip(first, ids))
+        is_kept = all(not one or one in home.service.store.state.jobs for one in first)
+        if first is ids or not self.is_whole(home) or not is_kept:
+            self.keyed[home.path, user, key] = [new if old and new not in known else "" for old, new in zip(first, ids)]
+        elif not is_again:
             self.fail(f"key {key} was answered with {first}, and now with {ids}")
-        return any(first)
+        return first is not ids and is_again and any(first)
 
     def check_unique(self, home: Home, body: dict[str, Any], ids: list[str], known: set[str]) -> None:
         """--unique adds nothing if the same job waits, runs, or has completed; without it each is a new one."""
