@@ -9,7 +9,9 @@ Everything a box starts carries its folder's name in its environment or its argu
 
 import contextlib
 import ctypes
+import functools
 import http.client
+import importlib.machinery
 import importlib.util
 import json
 import os
@@ -18,6 +20,7 @@ import pwd
 import py_compile
 import random
 import select
+import shlex
 import shutil
 import signal
 import socket
@@ -378,23 +381,59 @@ def make_certificate(folder):
     return cert, key
 
 
+SMI = """\
+#!/bin/sh
+export FAKE_NVIDIA_SMI={folder}/state.json FAKE_NVIDIA_SMI_LOG={folder}/smi.log
+command . {folder}/answers 2> /dev/null         # there may be none
+exec {python} -I -S {tests}/fake_nvidia_smi "$@"
+"""
+SMI_ANSWERS = """\
+case "$*" in
+'--query-gpu={fields} --format=csv,noheader,nounits') answer={gpus} ;;
+'--query-compute-apps=gpu_uuid,pid,used_memory --format=csv,noheader,nounits') answer={apps} ;;
+*) return 0
+esac
+echo '{{"pid": '$$', "argv": ["'$1'", "'$2'"]}}' >> $FAKE_NVIDIA_SMI_LOG
+printf %s "$answer"
+exit
+"""
+
+
 def make_nvidia_smi(bin_folder, folder, python, tests):
-    """The fake one: it shows the folder's state.json, and writes its runs down in smi.log."""
+    """The fake one: it shows the folder's state.json, and writes its runs down in smi.log.
+
+    What is asked again and again a shell answers, for a tenth of what a Python costs, where nothing is wrong.
+    """
     path = bin_folder / "nvidia-smi"
-    path.write_text(f"#!/bin/sh\nexport FAKE_NVIDIA_SMI={folder}/state.json FAKE_NVIDIA_SMI_LOG={folder}/smi.log\n"
-                    f"exec {python} -I -S {tests}/fake_nvidia_smi \"$@\"\n")
+    path.write_text(SMI.format(folder=folder, python=python, tests=tests))
     path.chmod(0o755)
     (folder / "smi.log").touch()
     (folder / "smi.log").chmod(0o666)
 
 
+@functools.cache
+def load_fake_smi():
+    loader = importlib.machinery.SourceFileLoader("fake_nvidia_smi", str(SUPPORT / "fake_nvidia_smi"))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    loader.exec_module(module)
+    return module
+
+
 def show_gpus(folder, gpus, **state):
     """What it shows from now on: a list of GPUs, or the whole state as a dict."""
     state = {**gpus, **state} if isinstance(gpus, dict) else {"gpus": gpus, **state}
-    aside = folder / "state.json.new"
-    aside.write_text(json.dumps(state))
+    (folder / "answers").unlink(missing_ok=True)
+    put(folder / "state.json", json.dumps(state))
+    if answers := load_fake_smi().find_answers(state, nexus.GPU_FIELDS):
+        told, running = map(shlex.quote, answers)
+        put(folder / "answers", SMI_ANSWERS.format(fields=",".join(nexus.GPU_FIELDS), gpus=told, apps=running))
+
+
+def put(path, text):
+    aside = path.with_name(f"{path.name}.new")
+    aside.write_text(text)
     aside.chmod(0o644)
-    aside.replace(folder / "state.json")
+    aside.replace(path)
 
 
 class Lost(Exception):
