@@ -91,6 +91,18 @@ def test_what_a_stop_of_a_former_service_has_ended_did_not_end_itself(world, cod
     assert w.job(job_id).current.cause == cause
 
 
+def test_a_job_has_run_since_it_had_its_gpus(world):
+    """Not since its job.sh began to wait for them, whether that was heard or is read."""
+    w = world(gpus=0)
+    for is_heard in (True, False):
+        job_id = w.add(gpus=0)
+        w.turn()
+        w.machine.processes.start(100, job_id)
+        (w.folder_of(job_id) / "attempt-1").write_text("100 1000\n50000\n")
+        w.turn(*[f"start {job_id} 1 100 1000 50000"] * is_heard, seconds=1.1)
+        assert w.api(job_id)["runtime_seconds"] == pytest.approx(w.clock.ticks - 500)
+
+
 def test_what_has_run_is_never_less_than_nothing(on):
     """Beside lxcfs a process may have begun in the future."""
     on.machine.processes.find_age_s = lambda started: -5.0

@@ -243,13 +243,12 @@ def test_jobs_that_run_at_once_have_ports_of_their_own():
         assert min(ports) not in {nexus.find_free_port(number) for number in range(20)}, "somebody has it"
 
 
-UMASKS = [(None, "umask=0027\n"), (0o002, "umask=0002\n")]
+UMASKS = [(None, "umask=0022\n"), (0o002, "umask=0002\n")]
 
 
 @pytest.mark.parametrize("umask, line", UMASKS)
 def test_a_job_has_its_own_umask_or_the_services(world, umask, line):
     w = world(gpus=0)
-    w.service.job_host.umask = 0o027
     job_id = w.add(gpus=0, umask=umask)
     w.turn()
     assert line in (w.folder_of(job_id) / "job.sh").read_text()

@@ -197,6 +197,7 @@ def test_a_list_of_nodes_says_what_is_known_of_each(head):
          "trouble": "nvidia-smi does not answer"},
         {**empty, **there, "name": "n2", "running_jobs": 0, "is_reachable": False, "trouble": "cannot reach n2", "hint": "ssh n2",
          "unknown_since": nexus.format_time(w.clock.now()), "is_leaving": True}]
+    assert [check.hint for check in w.service.health.list_checks() if check.name == "node n1"] == [""]
     n1.reports.gpu_error = ""
     n1.start_backoff.fail(w.clock.monotonic(), "bob took GPU 0 first")
     assert w.service.pool.list_nodes()[1]["trouble"] == "bob took GPU 0 first"

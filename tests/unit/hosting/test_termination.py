@@ -94,9 +94,8 @@ def test_what_goes_on_after_its_command(on, reason, session, load, seconds, sent
     assert job.current.notes == (("ended after its command: python (pid 200)",) if sent else ())
     if not sent:
         del on.machine.processes.alive[200], on.machine.processes.alive[100]
-        on.write_result(on.job_id, 0)
-        on.turn(seconds=3), on.turn()
-        assert on.job(on.job_id).status == "completed"
+        on.turn(f"end {on.job_id} 1 0 3100"), on.turn(seconds=3)
+        assert (on.job(on.job_id).status, on.job(on.job_id).current.runtime_seconds) == ("completed", 31.0), "the whole"
 
 
 LOOKS = [  # seconds since the first signal, those until its processes are looked at again

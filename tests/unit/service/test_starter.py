@@ -118,6 +118,7 @@ def test_a_job_on_a_gpu_that_it_was_not_given(world, monkeypatch):
     assert [gpu.processes[0].job_id for gpu in w.service.gpu_watch.gpus] == [astray, None]
     then = w.add()
     w.turn()
+    assert any("computes on GPU 1, which it was not given" in note for note in w.job(astray).current.notes)
     assert w.job(then).status == "pending"
     assert "GPU 1 is in use by ann (pid 101 python, 8GB)" in w.api(then)["waiting_for"]
     del w.machine.processes.alive[101]
