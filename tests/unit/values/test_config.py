@@ -36,6 +36,9 @@ def test_the_sample_file_says_the_defaults_and_explains_every_key():
 
 WORDS = {"log_format": "text json", "log_level": "DEBUG INFO WARNING ERROR", "launcher": "screen direct slurm",
          "on_reboot": "fail requeue", "cuda_arg": "replace add"}
+LEAST = {"log_backups": 0, "launch_attempts": 1, "history_limit": 1, "queue_limit": 1, "max_submitted": 1, "timeout_multiplier": 1,
+         "kill_grace_seconds": 0, "retry_backoff_seconds": 0, "guard_seconds": 0, "reserve_after_seconds": 0, "default_gpus": 0,
+         "cpu_slots": 0, "retries": 0, "min_free_mem_mib": 0, "max_unseen_mem_mib": 0, "mem_threshold": 0, "load_threshold": 0}
 
 
 def test_each_word_that_a_key_may_be_and_what_the_help_says_of_a_value():
@@ -43,7 +46,7 @@ def test_each_word_that_a_key_may_be_and_what_the_help_says_of_a_value():
     assert WORDS.keys() == {key for _, key, row in ROWS if "enum" in row.schema}
     for _, key, row in ROWS:
         told = [json.loads(fact) for fact in re.findall(r'(?:^|[ (])([0-9.]+|\[]|"\w*") =', row.help)]
-        for fact in [*WORDS.get(key, "").split(), *told]:
+        for fact in [*WORDS.get(key, "").split(), *([LEAST[key]] if key in LEAST else []), *told]:
             made = config(**{key: fact})
             assert getattr(getattr(made, CONFIG_KEYS[key]), key) == (tuple(fact) if fact == [] else fact)
 
@@ -119,6 +122,7 @@ WRONG_NODES = [  # reason, table, words
     ("an option of ssh", {"name": "n", "host": "-oProxyCommand=touch /tmp/x"}, "host must be an address"),
     ("an option of ssh as user", {"name": "n", "host": "h", "user": "-oProxyCommand=x"}, "user must be"),
     ("an option as jump", {"name": "n", "host": "h", "jump": "-oProxyCommand=x"}, "jump must be"),
+    ("longer than Linux takes", {"name": "n", "host": "h", "identity_file": "/" + "x" * 4095}, "identity_file must be"),
     ("a relative path", {"name": "n", "host": "h", "identity_file": "id"}, "identity_file must be an absolute path"),
     ("a name with a slash", {"name": "a/b", "host": "h"}, "name must be"),
     ("a port that is none", {"name": "n", "host": "h", "port": 65536}, "port must be"),

@@ -20,6 +20,8 @@ ACCEPTED = [  # reason, keys beside the command, field, value
     ("a time in words", {"timeout_seconds": "1h30m"}, "timeout_seconds", 5400),
     ("memory in words", {"gpu_mem_mib": "10G"}, "gpu_mem_mib", 10240),
     ("shares that were added up", {"gpus": 0.1 + 0.2}, "gpus", 0.3),
+    ("values of a sweep of one's own", {"sweep_values": {"lr": "1", "a": "2"}}, "sweep_values", (("lr", "1"), ("a", "2"))),
+    ("the same group again", {"after_group": ["h", "h"]}, "after_group", ("h",)),
     ("a group twice", {"after_any_group": ["h", "g", "h"]}, "after_any_group", ("h", "g")),
     ("what the shell of its submitter has", {"umask": 0o777, "nice": 0}, "nice", 0), ("the last nice value", {"nice": 19}, "nice", 19),
     ("of the folder itself", {"snapshot": "a" * 40, "snapshot_repo": "/home/ann/x", "cwd": "/home/ann/x"}, "snapshot_repo", "/home/ann/x"),
@@ -69,6 +71,8 @@ REFUSED = [  # reason, submission, what the message names
     ("a limit of years in words", {"command": "ls", "timeout_seconds": "99w"}, "timeout_seconds must be a number from 0 to"),
     ("an option for conda", {"command": "ls", "conda": "--help"}, "conda"),
     ("a snapshot that is no commit", {"command": "ls", "snapshot": "HEAD", "snapshot_repo": "/x", "cwd": "/x"}, "snapshot"),
+    ("a snapshot of a folder in it", {"command": "ls", "snapshot": "a" * 40, "snapshot_repo": "/X", "cwd": "/"}, "that cwd is in"),
+    ("a folder longer than Linux takes", {"command": "ls", "cwd": "/" + "x" * 4095}, "cwd must be an absolute path"),
     ("a nice value that is none", {"command": "ls", "nice": 20}, "nice must be a whole number from 0 to 19"),
     ("a snapshot of another folder", {"command": "ls", "snapshot": "a" * 40, "snapshot_repo": "/x", "cwd": "/xy"}, "that cwd is in"),
     ("a snapshot of more", {"command": "ls", "snapshot": "a" * 40, "snapshot_repo": "/x", "cwd": "/x/../y"}, "neither may have .."),
@@ -87,6 +91,7 @@ def test_parse_submission_refuses(reason, data, part):
 
 
 SEVERAL = [  # reason, the body, the message
+    ("as many as there may be", [{}] * 100000, "job 1 of 100000: command is missing; none was added"),
     ("none", [], "the list of jobs is empty"), ("too many", [{}] * 100001, "the list has 100001 jobs; at most 100000 are taken at once"),
     ("which one", [{"command": "ls"}, {}, {"command": "ls"}], "job 2 of 3: command is missing; none was added")]
 
@@ -111,6 +116,8 @@ def test_a_sweep_has_its_values_in_the_variables_that_name_them():
     assert [one.env for one in asked] == [{"Y": "y"}] * 2
     assert [(one.job["command"], one.job["variables"], one.job["retries"]) for one in asked] == [
         ("echo 1", (("X", "x1"),), 1), ("echo 2", (("X", "x2"),), 1)]
+    [one] = nexus.parse_submission({"command": "echo {a}", "sweep": ["a=1"], "name": "n", "group": "g", "cwd": "/x{a}", "gpus": 2})
+    assert one.job == {"command": "echo 1", "sweep_values": (("a", "1"),), "name": "n a=1", "group": "g", "cwd": "/x1", "gpus": 2}
     asked = nexus.parse_submission({"commands": ["echo {a}", "ls {a}"], "sweep": ["a=1,2"], "env": {"X": "{a}"}})
     assert [one.job["command"] for one in asked] == ["echo 1", "echo 2", "ls 1", "ls 2"] and not any(one.env for one in asked)
 
@@ -175,7 +182,8 @@ def test_what_the_help_of_an_option_shows_is_taken(name):
     row = OF_COMMANDS[name]
     form = row.text or row.schema
     has_form = row.flag and row.metavar != "NAME" and form["type"] == "string" and "examples" in form
-    assert row.like or not has_form, "who does not know the form sees it"
+    assert row.like or not (has_form or row.takes_pairs), "who does not know the form sees it"
+    assert all(re.fullmatch("--[a-z]+(-[a-z]+)*|-[a-z]", flag) for flag in filter(None, (row.flag, *row.also)))
     for example in re.split(", | or |\n", row.like) if row.like else ():
         if name == "sweep":
             assert nexus.parse_sweep(example, list)
