@@ -1,7 +1,7 @@
 """Which GPUs a place means; the means of their readings."""
 
 import pytest
-from makers import MINUTE, means
+from makers import MINUTE, gpu, means, mig_slice
 
 import nexus
 
@@ -18,6 +18,24 @@ def test_which_gpus_a_place_means(wanted, places, meant):
             nexus.find_places(wanted, places, "head")
     else:
         assert nexus.find_places(wanted, places, "head") == meant
+
+
+TYPES = [  # what --gpu-type asks for, a GPU, whether it is that
+    (None, gpu(), True), (None, mig_slice(), True), ("full", gpu(), True), ("Full", mig_slice(), False), ("rtx 30", gpu(), True),
+    ("H100", gpu(), False), ("a100", mig_slice(), True), ("1g.10gb", mig_slice(), True), ("1g.10gb", mig_slice(gb=20), False)]
+
+
+@pytest.mark.parametrize("wanted, one, expected", TYPES)
+def test_which_gpus_are_of_a_type(wanted, one, expected):
+    assert one.is_type(wanted) is expected
+
+
+@pytest.mark.parametrize("one, places, expected", [
+    (gpu(1), (1,), True), (gpu(1), ("0", "1"), True), (gpu(1), ("1.0", 0, "10"), False), (gpu(1), (), False),
+    (mig_slice(1), ("0.1",), True), (mig_slice(1), (0,), True), (mig_slice(1), ("0.0", 1), False)])
+def test_which_gpus_are_named(one, places, expected):
+    """A card's number means all its slices."""
+    assert one.is_named(places) is expected
 
 
 COMBINED = [  # reason, parts, the mean of all their readings
