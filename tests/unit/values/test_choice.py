@@ -75,7 +75,7 @@ def test_what_may_be_changed_of_a_running_job():
 
 
 NAMED = [  # a pattern of a shell, a name that it fits, one that it does not
-    ("lr", "lr", "lr=1"), ("lr=*", "lr=", "LR=1"), ("*", None, "-"), ("s?[0-2]", "s=1", "s=3"), ("s[!1]", "s2", "s1"),
+    ("lr", "lr", "lr=1"), ("lr=*", "lr=", "LR=1"), ("*", None, "-"), ("?*", "x", None), ("s?[0-2]", "s=1", "s=3"), ("s[!1]", "s2", "s1"),
     ("lr=[1,2]", "lr=[1,2]", "lr=3"), ("", None, "x"), ("a*b*a*b*" * 10 + "c", "ab" * 20 + "c", "ab" * 40)]
 
 

@@ -105,7 +105,8 @@ def test_check_refuses(reason, schema, given, message, hint):
 
 SECRET = {"type": "string", "maxLength": 3, "writeOnly": True}
 SECRETS = [  # a schema with a secret in it, what does not fit and is not shown
-    (SECRET, "geheim"), (or_null(SECRET), "geheim"), (list_of(SECRET), ["geheim"]), (list_of(SECRET), "geheim"),
+    (SECRET, "geheim"), (or_null(SECRET), "geheim"), ({"anyOf": [SECRET, FLAG]}, "geheim"), (list_of(SECRET), ["geheim"]),
+    (list_of(SECRET), "geheim"),
     ({"type": "object", "properties": {"a": SECRET}}, {"a": "geheim"}), ({"type": "object", "properties": {"a": SECRET}}, "geheim"),
     ({"type": "object", "additionalProperties": SECRET}, {"a": "geheim"}),
 ]
