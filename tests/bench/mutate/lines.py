@@ -108,7 +108,7 @@ class Lines:
         for file in self.files.values():
             names = list(file["times"])
             found |= {names[number] for key in keys & file["lines"].keys() for number in file["lines"][key]}
-        if not is_in_function(mutant):          # a row of a table is also used where its name does not stand
+        if not is_in_function(mutant) or self.is_used_early(mutant):    # tables are used where no name of a row stands
             found |= {name for name in times if name.startswith(f"{os.path.dirname(own)}/")}
         return {name: times[name] for name in sorted(
             found or times, key=lambda name: (not name.startswith(own), times[name]))}
