@@ -233,6 +233,8 @@ def test_slurm_takes_only_so_many(cluster):
     words = "Slurm takes no more jobs now: AssocMaxSubmitJobLimit; Job violates accounting/QOS policy"
     assert w.api(ids[9])["waiting_for"] == words and w.api(ids[3])["waiting_for"] == f"it is being submitted to Slurm; {words}"
     assert w.service.status.describe()["slurm"]["trouble"] is None, "there is nothing to mend"
+    w.turn(seconds=400)
+    assert w.api(ids[9])["waiting_for"] == words, "until it is asked anew"
     w.go(40, seconds=600)
     asked = len(w.slurm.submitted)
     assert asked < 15 and w.job(ids[3]).attempt == 1, "it is asked less and less often"
