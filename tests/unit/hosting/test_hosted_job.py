@@ -77,16 +77,21 @@ def test_a_kill_ends_a_job_sh_that_has_not_written_its_claim(world):
     assert (w.job(job_id).status, w.job(job_id).current.cause) == ("cancelled", "killed")
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
 @pytest.mark.parametrize("code, is_stopped, cause", [(0, True, "timeout"), (3, True, "timeout"), (0, False, None), (3, False, "exit")])
-def test_what_a_stop_of_a_former_service_has_ended_did_not_end_itself(world, code, is_stopped, cause):
+def test_what_a_stop_has_ended_did_not_end_itself(world, code, is_stopped, cause, is_restarted):
+    """However late it ends, and also where the service is another one by then."""
     w = world(gpus=0)
     job_id = w.run(w.add(gpus=0, timeout_seconds=60 if is_stopped else None), int(w.clock.ticks * 10))
     w.machine.processes.start(200, job_id)
-    w.turn(seconds=61), w.turn()
+    w.machine.processes.deaf = {200}
+    for seconds in (61, 0, 1, 1):
+        w.turn(seconds=seconds)
     assert bool(w.machine.processes.signals) == is_stopped
     w.machine.processes.alive.clear()
     w.write_result(job_id, code)
-    w.crash()
+    if is_restarted:
+        w.crash()
     w.turn(seconds=1.1), w.turn()
     assert w.job(job_id).current.cause == cause
 

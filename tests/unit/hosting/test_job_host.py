@@ -291,3 +291,12 @@ def test_a_lock_that_was_kept_is_dropped_with_the_last_job_of_its_gpu(world):
     assert leases.kept == {"GPU-0": 5}
     w.end(ids[1])
     assert leases.kept == {} and leases.held == {}
+
+
+def test_while_nothing_can_be_started_an_order_is_sent_back(world):
+    """As one that a node's agent gets, whose head does not know it yet."""
+    w = world(gpus=0)
+    w.service.job_host.start_backoff.fail(w.clock.monotonic(), "the disk is full")
+    job = makers.running(indices=())
+    assert w.service.job_host.start(nexus.Order(job, {})) is False and not w.machine.launched
+    assert w.service.job_host.find(job).progress.requeue == "the disk is full"

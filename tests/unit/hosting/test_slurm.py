@@ -99,11 +99,15 @@ def test_slurm_keeps_the_order_of_the_queue(cluster):
     """Jobs are submitted one by one: what comes late and is more urgent is the next."""
     w = cluster
     first, second = w.add(), w.add()
+    w.service.cluster.worker.wanted.clear()
     w.turn()
+    assert w.service.cluster.worker.wanted.is_set(), "its thread submits at once"
     urgent = w.add(priority=0)
     assert w.api(second)["waiting_for"] == "the job before it is being submitted to Slurm"
     w.go()
     assert w.slurm.submitted == [f"nexus_{job_id}" for job_id in (first, urgent, second)]
+    assert all((w.folder_of(job_id) / "job.sh").exists() for job_id in (first, urgent, second))
+    assert w.service.status.describe()["slurm"]["cluster"] == "nx"
 
 
 def find_id(w, job_id):
@@ -289,7 +293,7 @@ def test_slurm_refuses_what_this_one_asks_for(cluster):
     w.slurm.answer = lambda: "something that nobody has heard of"
     job_id = w.add()
     w.go(40, seconds=200)
-    assert w.api(job_id)["started_at"] is not None
+    assert w.api(job_id)["started_at"] and w.api(job_id)["cause_line"] == "Slurm refuses it: something that nobody has heard of"
     assert w.job(job_id).status == "failed" and len(w.job(job_id).attempts) == 5, "that may pass, and is tried again for a while"
 
 

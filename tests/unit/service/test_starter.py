@@ -44,7 +44,7 @@ def test_starts_that_come_to_nothing_leave_no_trail(world):
 LAUNCH_FAULTS = [  # error, how often the job is tried before it fails (0: until it starts), part of the words
     (OSError(errno.EMFILE, "Too many open files"), 0, "Too many open files"),
     (OSError(errno.EROFS, "Read-only file system", "/logs"), 0, "cannot start it with /logs: Read-only file system"),
-    (OSError(errno.ENOSPC, "No space left on device"), 0, "cannot start it with "),
+    (OSError(errno.ENOSPC, "No space left on device"), 0, "/logs/job_"),
     (OSError(errno.ENOENT, "No such file or directory", "sh"), 3, "cannot start it with sh"),
     (OSError(errno.EACCES, "Permission denied"), 3, "Permission denied"),
     (nexus.NexusError("forbidden", "/x.py is not a file"), 1, "/x.py is not a file"),
