@@ -30,6 +30,7 @@ import contextlib
 import functools
 import io
 import json
+import math
 import operator
 import os
 import re
@@ -5740,10 +5741,11 @@ def preemptions_json(attempts: Sequence[Attempt]) -> dict[str, Any]:
 
 
 def progress_json(fraction: float | None, end: float | None, by: str) -> dict[str, Any]:
-    """How far a running job is; `end`: when it will have ended, by the clock."""
+    """How far a running job is; `end`: when it will have ended, by the clock; told to ten seconds, not too soon."""
     if fraction is None:
         return {}
-    return {"fraction": round(fraction, 3), "estimated_end": format_time(end and end // 10 * 10), "progress_by": by}
+    shown_end = None if end is None else math.ceil(end / 10) * 10
+    return {"fraction": round(fraction, 3), "estimated_end": format_time(shown_end), "progress_by": by}
 
 
 def format_progress(job: Json) -> str:
@@ -15221,6 +15223,12 @@ class GpuWatch(Component):
                 self.ended.append(Ended((uuid,), "", False, False, self.clock.now()))     # resets the guard's count
         self.store.checkpoint_wanted.set()
 
+    def name_paused(self, state: State) -> Changes:
+        """Have uuids in the place of places that were written while the GPUs were unknown."""
+        uuids = self.find_uuids(state, state.paused_gpus)
+        if (*uuids,) != state.paused_gpus:
+            yield from pause_gpus(state, uuids)
+
     def find_uuids(self, state: State, listed: Sequence[Any]) -> list[str]:
         """The uuids of GPUs that another program may have named by places; while no GPU is known, what was named."""
         gpus = self.all_gpus()
@@ -15248,8 +15256,7 @@ class GpuWatch(Component):
                 self.log.error("GPU %s: %s", gpu.place, gpu.fault)
         self.first_probe.set()
         if [gpu.uuid for gpu in latest.gpus] != [gpu.uuid for gpu in before.gpus]:
-            # GPU indices that were written while the GPUs were unknown
-            self.store.update(lambda state: pause_gpus(state, self.find_uuids(state, state.paused_gpus)))
+            self.store.update(self.name_paused)
         self.machine_use = measure_machine(self.machine.psutil)
 
     def show_gpus(self) -> None:
@@ -16368,6 +16375,7 @@ class Groups(Component):
                       **{status: statuses.count(status) for status in FINAL}}
             # As many go on to run at once as now
             left_s = sum(times) / len(times) * (counts[PENDING] / len(here) + 0.5) if times else None
+            end = None if left_s is None else self.clock.now() + left_s
             groups[name] = {
                 "name": name, "user": find_group_user(queue, name, users), **counts,
                 **{limit: getattr(rules, limit) for limit in GROUP_LIMITS.values()},
@@ -16375,7 +16383,7 @@ class Groups(Component):
                 "waiting_for": first and format_reasons(self.service.explainer.list_reasons(first, state, planned)),
                 "fraction": self.find_group_fraction(counts, here),
                 "failed_id": failed and failed.id, "failed_line": failed and failed.current.cause_line,
-                "estimated_end": format_time(None if left_s is None else (self.clock.now() + left_s) // 60 * 60)}
+                "estimated_end": format_time(end and math.ceil(end / 60) * 60)}
         return groups
 
     def find_group_fraction(self, counts: Mapping[str, int], running: Sequence[Job]) -> float | None:
@@ -16479,7 +16487,7 @@ def settle(row: Mapping[str, Any]) -> dict[str, Any]:
     return drop_nulls({
         **row, "runtime_seconds": row["runtime_seconds"] if row["status"] in FINAL else None,
         "is_held": row["is_held"] or None,
-        "estimated_start": start and f"{start[:17]}00Z"})
+        "estimated_start": start and format_time(math.ceil(parse_time(start) / 60) * 60)})
 
 
 class Overview(Component):

@@ -67,6 +67,12 @@ class GpuWatch(Component):
                 self.ended.append(Ended((uuid,), "", False, False, self.clock.now()))     # resets the guard's count
         self.store.checkpoint_wanted.set()
 
+    def name_paused(self, state: State) -> Changes:
+        """Have uuids in the place of places that were written while the GPUs were unknown."""
+        uuids = self.find_uuids(state, state.paused_gpus)
+        if (*uuids,) != state.paused_gpus:
+            yield from pause_gpus(state, uuids)
+
     def find_uuids(self, state: State, listed: Sequence[Any]) -> list[str]:
         """The uuids of GPUs that another program may have named by places; while no GPU is known, what was named."""
         gpus = self.all_gpus()
@@ -94,8 +100,7 @@ class GpuWatch(Component):
                 self.log.error("GPU %s: %s", gpu.place, gpu.fault)
         self.first_probe.set()
         if [gpu.uuid for gpu in latest.gpus] != [gpu.uuid for gpu in before.gpus]:
-            # GPU indices that were written while the GPUs were unknown
-            self.store.update(lambda state: pause_gpus(state, self.find_uuids(state, state.paused_gpus)))
+            self.store.update(self.name_paused)
         self.machine_use = measure_machine(self.machine.psutil)
 
     def show_gpus(self) -> None:

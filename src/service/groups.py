@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from ..hosting.loop import Component
@@ -53,6 +54,7 @@ class Groups(Component):
                       **{status: statuses.count(status) for status in FINAL}}
             # As many go on to run at once as now
             left_s = sum(times) / len(times) * (counts[PENDING] / len(here) + 0.5) if times else None
+            end = None if left_s is None else self.clock.now() + left_s
             groups[name] = {
                 "name": name, "user": find_group_user(queue, name, users), **counts,
                 **{limit: getattr(rules, limit) for limit in GROUP_LIMITS.values()},
@@ -60,7 +62,7 @@ class Groups(Component):
                 "waiting_for": first and format_reasons(self.service.explainer.list_reasons(first, state, planned)),
                 "fraction": self.find_group_fraction(counts, here),
                 "failed_id": failed and failed.id, "failed_line": failed and failed.current.cause_line,
-                "estimated_end": format_time(None if left_s is None else (self.clock.now() + left_s) // 60 * 60)}
+                "estimated_end": format_time(end and math.ceil(end / 60) * 60)}
         return groups
 
     def find_group_fraction(self, counts: Mapping[str, int], running: Sequence[Job]) -> float | None:

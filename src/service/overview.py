@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from ..hosting.loop import Component
 from ..opening import TYPE_CHECKING
 from ..values.choice import Choice
 from ..values.job import FINAL, PENDING, RUNNING
+from ..values.text import format_time, parse_time
 from ..views.api_json import GPU_READINGS, OVERVIEW_GPU_KEYS, OVERVIEW_JOB_KEYS, drop_nulls, make_patch, pick
 from .access import Identity, list_visible_groups
 from .job_lists import JobLists
@@ -27,7 +29,7 @@ def settle(row: Mapping[str, Any]) -> dict[str, Any]:
     return drop_nulls({
         **row, "runtime_seconds": row["runtime_seconds"] if row["status"] in FINAL else None,
         "is_held": row["is_held"] or None,
-        "estimated_start": start and f"{start[:17]}00Z"})
+        "estimated_start": start and format_time(math.ceil(parse_time(start) / 60) * 60)})
 
 
 class Overview(Component):

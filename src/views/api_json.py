@@ -6,6 +6,7 @@ not hidden, and what is computed.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
@@ -233,10 +234,11 @@ def preemptions_json(attempts: Sequence[Attempt]) -> dict[str, Any]:
 
 
 def progress_json(fraction: float | None, end: float | None, by: str) -> dict[str, Any]:
-    """How far a running job is; `end`: when it will have ended, by the clock."""
+    """How far a running job is; `end`: when it will have ended, by the clock; told to ten seconds, not too soon."""
     if fraction is None:
         return {}
-    return {"fraction": round(fraction, 3), "estimated_end": format_time(end and end // 10 * 10), "progress_by": by}
+    shown_end = None if end is None else math.ceil(end / 10) * 10
+    return {"fraction": round(fraction, 3), "estimated_end": format_time(shown_end), "progress_by": by}
 
 
 def format_progress(job: Json) -> str:

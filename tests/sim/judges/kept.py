@@ -117,7 +117,7 @@ class Kept(Judge):
             self.keyed[home.path, user, key] = [new if old and new not in known else "" for old, new in zip(first, ids)]
         elif not is_again:
             self.fail(f"key {key} was answered with {first}, and now with {ids}")
-        return first is not ids and is_again and any(first)
+        return first is not ids and any(first) and (is_again or {*ids} <= {*first})        # what is left of them
 
     def check_unique(self, home: Home, body: dict[str, Any], ids: list[str], known: set[str]) -> None:
         """--unique adds nothing if the same job waits, runs, or has completed; without it each is a new one."""

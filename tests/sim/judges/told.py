@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from judges.judge import Judge
@@ -84,10 +84,11 @@ class Told(Judge):
 
     def check_queue(self, home: Home) -> None:
         """Places are those of the list, and what is counted is what is there."""
-        jobs = {job["id"]: job for job in self.read_jobs(home)}
+        now, jobs = home.host.wall(), {job["id"]: job for job in self.read_jobs(home)}
         queue, status = home.call("GET", "/queue")[1], home.call("GET", "/status")[1]
         self.check_reasons(home, queue, jobs, status["is_paused"])
-        self.check_times(home, jobs)
+        self.check_estimates(now, jobs.values())
+        self.check_times(now, jobs)
         if [job["position"] for job in queue] != [*range(len(queue))]:
             self.fail(f"the places of the queue are {[(job['id'], job['position']) for job in queue]}")
         counts = {word: sum(job["status"] == word for job in jobs.values()) for word in (*ENDED, "pending", "running")}
@@ -117,14 +118,17 @@ class Told(Judge):
         """Whether its loop has gone on: a service that gets no time tells what it has last seen."""
         return bool(home.process) and home.process.looked_at > since + STALE_S
 
-    def check_times(self, home: Home, jobs: Mapping[str, Mapping[str, Any]]) -> None:
-        """What is estimated is not over; what happened was in its order, where no clock has been set."""
-        now = home.host.wall()
-        for job in jobs.values():
+    def check_estimates(self, now: float, jobs: Iterable[Mapping[str, Any]]) -> None:
+        """What is estimated is not over."""
+        for job in jobs:
             for name in ("estimated_start", "estimated_end"):
-                if job[name] and read_time(job[name]) < now - 1.0:
+                if job.get(name) and read_time(job[name]) < now - 1.0:
                     self.fail(f"job {job['id']} is {job['status']}, and its {name} {job[name]} is over since "
                               f"{now - read_time(job[name]):.1f} s")
+
+    def check_times(self, now: float, jobs: Mapping[str, Mapping[str, Any]]) -> None:
+        """What happened was in its order, where no clock has been set."""
+        for job in jobs.values():
             times = [read_time(job[name]) for name in ("created_at", "started_at", "finished_at") if job[name]]
             if self.setup.is_calm and (times != sorted(times) or times[-1] > now + 1.0):
                 self.fail(f"the times of job {job['id']} are {times}, now {now}")
@@ -133,10 +137,11 @@ class Told(Judge):
 
     def check_view(self, home: Home, user: str) -> None:
         """What a page has that only ever heard of changes is what a new page gets."""
-        whole = home.call("GET", "/status?after=0", user=user)[1]
+        now, whole = home.host.wall(), home.call("GET", "/status?after=0", user=user)[1]
         view = self.views.get((home.path, user))
         if not isinstance(whole, dict):
             return
+        self.check_estimates(now, list_jobs_in(whole))
         if view and find_steady(view) != find_steady(whole):
             changes = home.call("GET", f"/status?after={view['state_version']}", user=user)[1]
             if not isinstance(changes, dict):
