@@ -235,6 +235,6 @@ class Cluster:
         self.say("scontrol", "update", f"jobid={slurm_id}", f"EndTime={end}")
 
     def box(self, **config):
-        """A nexus that hands its jobs to this cluster."""
+        """A nexus that hands its jobs to this cluster; nobody starts its service again."""
         environ = {**config.pop("environ", {}), "SLURM_CONF": str(self.folder / "slurm.conf")}
-        return live.Box(gpus=config.pop("gpus", {}), launcher="slurm", environ=environ, **config)
+        return live.Box(gpus=config.pop("gpus", {}), launcher="slurm", environ=environ, is_supervised=False, **config)
