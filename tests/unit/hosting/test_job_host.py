@@ -300,3 +300,15 @@ def test_while_nothing_can_be_started_an_order_is_sent_back(world):
     job = makers.running(indices=())
     assert w.service.job_host.start(nexus.Order(job, {})) is False and not w.machine.launched
     assert w.service.job_host.find(job).progress.requeue == "the disk is full"
+
+
+@pytest.mark.parametrize("kind, is_trouble", [("conflict", False), ("unavailable", True)])
+def test_a_gpu_whose_lock_cannot_be_taken_is_no_fault_of_the_job(world, kind, is_trouble):
+    """Somebody was faster; or there are no locks at all, and no GPU is given out for a while."""
+    w = world(gpus=1)
+    w.machine.leases = BrokenLeases()
+    w.machine.leases.error = nexus.NexusError(kind, "the nexus of bob took GPU-0 first")
+    w.add()
+    w.turn(), w.turn()
+    assert any(line.endswith("goes back to the queue: the nexus of bob took GPU-0 first") for line in w.lines) and not w.machine.launched
+    assert (w.service.observer.find_lease_error() is not None) == is_trouble

@@ -255,7 +255,7 @@ def test_slurm_takes_only_so_many(cluster):
     assert not w.job(ids[5]).current.slurm_id
     w.service.editor.set_paused(False, "ann")
     w.go(60, seconds=600)
-    assert all(w.job(job_id).current.slurm_id for job_id in ids[5:])
+    assert all(w.job(job_id).current.slurm_id for job_id in ids[5:]) and w.service.cluster.submit_backoff.error is None
 
 
 def test_slurm_job_is_killed_on_its_way(cluster):
@@ -367,3 +367,40 @@ def test_what_failed_before_its_job_sh_began_has_a_node_and_a_start(cluster):
     job = w.api(job_id)
     assert (job["status"], job["cause"], job["node"], job["started_at"] is not None) == ("failed", "launch", "n1", True)
     assert "must be on a file system that the nodes share" in job["cause_line"]
+
+
+CANCELS = [  # what scancel says, whether that is logged
+    ("", False), ("scancel: error: Kill job error on job id 1: Invalid job id specified", False),
+    ("scancel: error: Kill job error on job id 1: Access/permission denied", True)]
+
+
+@pytest.mark.parametrize("words, is_told", CANCELS)
+@pytest.mark.parametrize("has_key", [True, False])
+def test_a_kill_is_slurms_to_carry_out(cluster, monkeypatch, words, is_told, has_key):
+    """Also of a job that it knows by its id alone.  That there was nothing left to end is no news."""
+    w, asked = cluster, []
+    w.add()
+    w.go()
+    w.slurm.set("1", "RUNNING", **({} if has_key else {"key": None}))
+    w.go(1)
+    monkeypatch.setattr(w.slurm, "cancel", lambda ids: asked.append(ids) or words)
+    w.service.cancellation.cancel(nexus.Choice(status=("running",)), ANN)
+    w.go(3)
+    assert asked and all(ids == ["1"] for ids in asked) and any(line == f"scancel 1: {words}" for line in w.lines) == is_told
+
+
+def test_slurm_is_asked_soon_where_something_is_about_to_change(cluster):
+    """When a runner has said something, and when what was found is recorded."""
+    w = cluster
+    job_id = w.add()
+    w.turn()
+    w.service.cluster.step()
+    w.service.cluster.worker.wanted.clear()
+    w.turn()
+    assert w.job(job_id).current.slurm_id and w.service.cluster.worker.wanted.is_set(), "its thread goes on"
+    w.turn(seconds=60)
+    w.service.cluster.worker.wanted.clear()
+    w.turn("start xyz 1 77 770 770")
+    assert not w.service.cluster.worker.wanted.is_set(), "of another one"
+    w.turn(f"start {job_id} 1 77 770 770")
+    assert w.service.cluster.worker.wanted.is_set() and w.service.cluster.hasty_until > w.clock.monotonic()

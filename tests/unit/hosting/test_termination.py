@@ -74,7 +74,7 @@ def test_what_no_signal_ends_is_told_once(on):
 
 GOING_ON = [  # reason, the session of what a command has left, seconds of CPU that it uses each second; what it gets then
     ("it has left the session", 200, 1.0, 1, [(200, 15)]), ("it works on", 100, 0.2, 30, []), ("it idles", 100, 0.05, 30, [(200, 15)]),
-    ("not for long", 100, 0.05, 15, []),
+    ("not for long", 100, 0.05, 15, []), ("it idles, and takes no signal", 100, 0.05, 40, [(200, 15), (200, 9)]),
 ]
 
 
@@ -82,6 +82,7 @@ GOING_ON = [  # reason, the session of what a command has left, seconds of CPU t
 def test_what_goes_on_after_its_command(on, reason, session, load, seconds, sent):
     """In its session it keeps the job, unless it idles; what is ended is told, and is no failure of the job."""
     on.put(200, session=session)
+    on.machine.processes.deaf = {200} if len(sent) > 1 else set()
     on.turn(f"end {on.job_id} 1 0 250")
     on.write_result(on.job_id, 0, goes_on=True)
     for second in range(seconds):
