@@ -310,13 +310,15 @@ def test_sbatch_that_waits_at_a_limit_until_its_own_time_is_over_is_no_trouble(c
     assert "Slurm takes no more jobs now" in w.service.cluster.submit_backoff.error.message
 
 
-def test_slurm_queues_a_job_again_that_it_has_begun(cluster):
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_slurm_queues_a_job_again_that_it_has_begun(cluster, is_seen):
     """Its node was lost: nexus has the job fail as such, or tried again if it may be, and Slurm does not run it a second time."""
     w = cluster
     job_id = w.add()
     w.go()
-    w.slurm.set("1", "RUNNING")
-    w.go(1)
+    if is_seen:
+        w.slurm.set("1", "RUNNING")
+        w.go(1)
     (w.folder_of(job_id) / "attempt-1").write_text("77 770\n")
     w.slurm.set("1", "PENDING", reason="BeginTime")
     w.go(20, seconds=70)
@@ -404,3 +406,10 @@ def test_slurm_is_asked_soon_where_something_is_about_to_change(cluster):
     assert not w.service.cluster.worker.wanted.is_set(), "of another one"
     w.turn(f"start {job_id} 1 77 770 770")
     assert w.service.cluster.worker.wanted.is_set() and w.service.cluster.hasty_until > w.clock.monotonic()
+    w.slurm.set("1", "RUNNING")
+    w.go(2)
+    w.turn(seconds=60)
+    w.service.cancellation.cancel(nexus.Choice([job_id]), ANN)
+    w.service.cluster.worker.wanted.clear()
+    w.turn()
+    assert w.job(job_id).status == "running" and w.service.cluster.worker.wanted.is_set(), "its thread has Slurm end it"

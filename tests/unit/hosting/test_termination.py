@@ -1,5 +1,6 @@
 """The end of a job's processes: who gets which signal when, and what is told of those that no signal ends."""
 
+import makers
 import pytest
 from turns import ANN
 
@@ -56,8 +57,8 @@ def test_a_job_sh_that_is_left_alone_has_time_to_write_the_result(on, monkeypatc
 
 
 def test_what_no_signal_ends_is_told_once(on):
-    on.put(200)
-    on.put(201)
+    for pid in (200, 201, 202):
+        on.put(pid)
     on.machine.processes.send = lambda process, number: None
     on.machine.processes.describe_stuck = lambda process: f"SIGKILL did not end {process.pid}" if process.pid == 200 else None
     on.stop()
@@ -68,8 +69,9 @@ def test_what_no_signal_ends_is_told_once(on):
     assert on.job(on.job_id).current.notes == (f"SIGKILL did not end 200; {nexus.STUCK_HINT}",)
     on.machine.processes.describe_stuck = lambda process: f"SIGKILL did not end {process.pid}"
     on.turn(seconds=1)
-    assert [note[:23] for note in on.job(on.job_id).current.notes] == ["SIGKILL did not end 200", "SIGKILL did not end 201"]
-    assert sum("SIGKILL did not end" in line for line in on.lines) == 2
+    assert [note[:23] for note in on.job(on.job_id).current.notes] == [
+        f"SIGKILL did not end {pid}" for pid in (200, 201, 202)]
+    assert sum("SIGKILL did not end" in line for line in on.lines) == 3
 
 
 GOING_ON = [  # reason, the session of what a command has left, seconds of CPU that it uses each second; what it gets then
@@ -97,6 +99,15 @@ def test_what_goes_on_after_its_command(on, reason, session, load, seconds, sent
         del on.machine.processes.alive[200], on.machine.processes.alive[100]
         on.turn(f"end {on.job_id} 1 0 3100"), on.turn(seconds=3)
         assert (on.job(on.job_id).status, on.job(on.job_id).current.runtime_seconds) == ("completed", 31.0), "the whole"
+
+
+def test_what_computes_on_a_gpu_does_not_idle(on):
+    on.put(200, session=100)
+    on.service.observer.gpus = (makers.gpu(0, processes=(makers.ours(on.job_id, 1, pid=200),)),)
+    on.turn(f"end {on.job_id} 1 0 250")
+    for _ in range(30):
+        on.turn(seconds=1)
+    assert on.job(on.job_id).current.processes_left == 1 and not on.machine.processes.signals
 
 
 LOOKS = [  # seconds since the first signal, those until its processes are looked at again
