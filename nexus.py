@@ -11726,7 +11726,7 @@ class HostedJob:
         self.key = job.attempt_key
         self.folder = job_host.layout.folder_of(job)
         self.pid, self.pid_started = job.current.pid, job.current.pid_started       # known here before it is recorded
-        self.session = job.current.session              # known here, if this process has launched it
+        self.session: str | None = None                 # known here, if this process has launched it
         self.began: int | None = None                   # clock ticks since boot: Claim.began
         self.launched_at: float | None = None           # monotonic; None: another process launched it
         self.requeue = ""                               # it never began, and never will: why
@@ -11937,7 +11937,7 @@ class JobHost:
     """Starts, follows and ends attempts on the machine that this process runs on."""
 
     def __init__(self, observer: Observer, layout: Layout, disk: Disk, umask: int,
-                 get_limits: Callable[[Job], Limits], run_guarded: Callable[..., None], recorder: int = 0) -> None:
+                 get_limits: Callable[[Job], Limits], run_guarded: Callable[..., None], recorder: int) -> None:
         self.observer, self.layout, self.disk = observer, layout, disk
         self.umask = umask                              # for jobs without one
         self.get_limits = get_limits                    # of a job: its head decides
@@ -14400,7 +14400,6 @@ MAX_LINKS = 100000              # from a user's pending jobs to the jobs and gro
 USERS_SHARE = 5                 # all users but the owner together may have so many times what one may have
 
 
-
 def check_queue_limit(state: State, user: str, limit: int, owner: str) -> None:
     """Raises: queue_full, when a user's pending jobs would be too many with one more."""
     check_share(state, owner, {user: 1}, lambda each: len(state.queued.get(each, ())), limit,
@@ -15100,10 +15099,6 @@ def raise_refused(refused: Mapping[str, NexusError], count: int) -> None:
 
 # ==== src/service/cancellation.py ====
 # Jobs are ended, and failures are taken off the list of them.
-
-if TYPE_CHECKING:
-    pass
-
 
 class Cancellation(Component):
     """Ends jobs for who may: a caller its own."""

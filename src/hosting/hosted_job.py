@@ -108,7 +108,7 @@ class HostedJob:
         self.key = job.attempt_key
         self.folder = job_host.layout.folder_of(job)
         self.pid, self.pid_started = job.current.pid, job.current.pid_started       # known here before it is recorded
-        self.session = job.current.session              # known here, if this process has launched it
+        self.session: str | None = None                 # known here, if this process has launched it
         self.began: int | None = None                   # clock ticks since boot: Claim.began
         self.launched_at: float | None = None           # monotonic; None: another process launched it
         self.requeue = ""                               # it never began, and never will: why

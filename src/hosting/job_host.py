@@ -41,7 +41,7 @@ class JobHost:
     """Starts, follows and ends attempts on the machine that this process runs on."""
 
     def __init__(self, observer: Observer, layout: Layout, disk: Disk, umask: int,
-                 get_limits: Callable[[Job], Limits], run_guarded: Callable[..., None], recorder: int = 0) -> None:
+                 get_limits: Callable[[Job], Limits], run_guarded: Callable[..., None], recorder: int) -> None:
         self.observer, self.layout, self.disk = observer, layout, disk
         self.umask = umask                              # for jobs without one
         self.get_limits = get_limits                    # of a job: its head decides

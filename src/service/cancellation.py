@@ -20,10 +20,6 @@ from .selection import check_status, choose_jobs, confirm_jobs
 if TYPE_CHECKING:
     from ..values.state import Changes
 
-if TYPE_CHECKING:
-    pass
-
-
 class Cancellation(Component):
     """Ends jobs for who may: a caller its own."""
 

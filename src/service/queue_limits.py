@@ -20,7 +20,6 @@ MAX_LINKS = 100000              # from a user's pending jobs to the jobs and gro
 USERS_SHARE = 5                 # all users but the owner together may have so many times what one may have
 
 
-
 def check_queue_limit(state: State, user: str, limit: int, owner: str) -> None:
     """Raises: queue_full, when a user's pending jobs would be too many with one more."""
     check_share(state, owner, {user: 1}, lambda each: len(state.queued.get(each, ())), limit,
