@@ -36,6 +36,7 @@ SUPPORT = pathlib.Path(__file__).resolve().parent
 COMMAND = SUPPORT / "nexus"
 libc = ctypes.CDLL(None, use_errno=True)
 LOCALE = {"LANG": "C.UTF-8"}
+F_SETSIG = 10                                           # of fcntl.h, which Python lacks
 SPACES = {"net": 0x40000000, "uts": 0x04000000, "ipc": 0x08000000, "pid": 0x20000000, "mnt": 0x00020000}   # for setns(); files last
 # What a stand-in for Python does to be a fork: it hands over its streams, and ends as that does.
 LAUNCH = """\
@@ -273,6 +274,10 @@ def launch(listener):
     os.setsid()
     settle(uid, gid, words[0], words[1], groups=list(map(int, facts["Groups"].split())), mask=int(facts["Umask"], 8))
     os.chdir(cwd)
+    # Whoever kills what runs LAUNCH means the fork, too: the end of the line is SIGKILL
+    fcntl.fcntl(teller, F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(teller, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(teller, fcntl.F_SETFL, os.O_ASYNC)
     return teller
 
 
