@@ -78,3 +78,12 @@ def test_a_failure_is_logged_once_a_minute(world):
     assert w.service.find_wait_s() == nexus.WATCH_INTERVAL_S
     w.clock.pass_(1.1)
     assert w.service.find_wait_s() == 0.25
+
+
+def test_who_may_be_without_gpus(world, monkeypatch):
+    """A service that has nodes.  A node without is a fault: its agent tells it."""
+    w = world()
+    assert not w.service.may_lack_gpus and not object.__new__(nexus.Agent).may_lack_gpus
+    monkeypatch.setattr(w.service.pool, "nodes", {"n1": None})
+    assert w.service.may_lack_gpus
+    monkeypatch.undo()
