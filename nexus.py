@@ -12050,7 +12050,8 @@ class JobHost:
     def end_processes(self, due: Sequence[HostedJob], now: float) -> None:
         """End jobs with a stop_cause, and what ended commands have left; warn those whose time limit is near."""
         hosted = list(self.hosted.values())
-        warned = [each for each in hosted if each.limit_watch.is_warning_due and not each.result]
+        warned = [each for each in hosted if each.limit_watch.is_warning_due
+                  and not (each.result or each.job.current.stop_cause)]
         if not due and not warned:
             return
         asked = dict.fromkeys((*due, *warned))

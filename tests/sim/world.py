@@ -810,7 +810,9 @@ class World:
             is_same_job = other.job.id == run.job.id            # no id comes again in a history
             if is_same_job and other.left:
                 self.violations.append(f"job {run.job.id} runs as attempt {other.job.attempt} and {run.job.attempt}")
-            is_stopped = other.process.command.heard or other.job.timeout_seconds       # then 0 is no success
+            command = other.process.command
+            family = command, *(child.command for child in command.children)        # also what it has left
+            is_stopped = any(one.heard for one in family) or other.job.timeout_seconds      # then 0 is no success
             # A service that comes later cannot tell whether the one before has signaled a job that it had to stop.
             stop_cause = next((one.stop_cause for one in run.job.attempts if one.nonce == other.job.current.nonce), None)
             is_unclear = bool(other.job.preemptible or stop_cause) and other.machine_count < self.machine_count

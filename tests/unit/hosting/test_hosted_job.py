@@ -36,6 +36,20 @@ def test_the_signal_before_a_time_limit_comes_once(world, reason, catchers, pids
     assert w.machine.processes.alive.keys() == {w.job(job_id).current.pid}
 
 
+def test_a_job_that_is_being_ended_is_not_warned(world):
+    w = world(gpus=0)
+    job_id = w.run(w.add(gpus=0, timeout_seconds=100, warn="USR1@30s"), int(w.clock.ticks * 10))
+    w.machine.processes.start(200, job_id)
+    w.machine.processes.deaf = {200}
+    w.machine.processes.find_catchers = lambda processes, number: {200}
+    w.clock.pass_(68)
+    w.turn()
+    w.service.cancellation.cancel(nexus.Choice([job_id]), ANN)
+    w.turn(seconds=1)
+    w.turn(seconds=3)
+    assert [number for pid, number in w.machine.processes.signals if pid == 200 and number != 18] == [15]
+
+
 def test_a_time_limit_holds_for_what_goes_on_after_a_command(on):
     on.service.editor.edit(nexus.Choice([on.job_id]), ANN, {"timeout_seconds": 60})
     on.machine.processes.find_age_s = lambda started: on.clock.ticks - 1000.0
