@@ -205,6 +205,7 @@ def serve(line):
             if ready is not line:
                 teller = launch(ready)
                 if teller:
+                    forget(line, *listeners)
                     return "", teller
                 continue
             word, descriptors, _, _ = socket.recv_fds(line, 16, 8)
@@ -216,13 +217,19 @@ def serve(line):
             request, writer, *streams = descriptors
             pid = os.fork()
             if not pid:
-                line.detach()
+                forget(line, *listeners)
                 return become(request, streams), None
             statuses[pid] = writer
             with contextlib.suppress(OSError):
                 os.write(writer, f"{pid:<8}".encode())
             for each in (request, *streams):
                 os.close(each)
+
+
+def forget(*sockets):
+    """In a fork, which closes all that it does not need, and does not say of these that they were left open."""
+    for one in sockets:
+        one.detach()
 
 
 def tell_ends(statuses):
