@@ -21745,6 +21745,7 @@ class Reader(Client):
         layout = make_layout(layout.home, config)
         store = Store(layout, clock, DISK, log)
         store.recover()
+        store.last_error = store.last_error or error    # so that jobs say why they wait
         machine = Machine(config, layout, DISK, store.service_id)
         service = Service(config, layout, store, machine, clock, DISK, log, environ)
         service.observer.probe(True)
