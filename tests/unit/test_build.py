@@ -1,7 +1,5 @@
 """build.py: what it joins, what it refuses, and where a line of nexus.py comes from."""
 
-import subprocess
-import sys
 
 import pytest
 
@@ -154,12 +152,12 @@ def test_what_is_only_for_types_may_come_from_below(rooms):
         "# ==== src/values/text.py ====", "# x", "", "A = 1", "", "", "# ==== src/page/page.py ====", "# x", "", "PAGE = 1", ""][1:]
 
 
-def test_the_committed_file_is_what_the_rooms_make():
-    """As a person calls it."""
-    call = [sys.executable, build.TOP / "build.py"]
-    assert subprocess.run([*call, "--check"], capture_output=True, text=True).returncode == 0
-    number = nexus.Client.add.__code__.co_firstlineno
-    where = subprocess.run([*call, "--where", str(number)], capture_output=True, text=True).stdout.strip()
-    path, _, line = where.partition(":")
+def test_the_committed_file_is_what_the_rooms_make(monkeypatch, capsys):
+    joined = build.join()
+    monkeypatch.setattr(build, "join", lambda: joined)
+    build.main(["--check"])
+    build.main(["--where", str(nexus.Client.add.__code__.co_firstlineno)])
+    path, _, line = capsys.readouterr().out.strip().partition(":")
     assert path == "src/cli/client.py" and "def add" in (build.TOP / path).read_text().splitlines()[int(line) - 1]
-    assert "--where LINE" in subprocess.run([*call, "--where", "0"], capture_output=True, text=True).stderr
+    with pytest.raises(SystemExit, match="--where LINE"):
+        build.main(["--where", "0"])
