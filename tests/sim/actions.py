@@ -478,6 +478,7 @@ class Actions:
     def set_clock(self, rnd: random.Random) -> None:
         host = rnd.choice(list(self.world.hosts.values()))
         host.wall_offset += rnd.choice([-3600.0, -5.0, 5.0, 3600.0])
+        self.world.has_moved = True
 
     def trouble_line(self, rnd: random.Random) -> None:
         """A line is cut, repeats a reply or loses it; a node cannot be reached; an agent is killed; a node lies."""

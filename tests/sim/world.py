@@ -750,6 +750,7 @@ class World:
         self.now = 1000.0                       # monotonic, of all machines
         self.machine_count = 0                  # how many services and agents have begun
         self.is_hasty = False                   # each command ends soon
+        self.has_moved = False                  # somebody has set a clock
         self.rounds = 0                         # how often everything went on a little: go_round()
         self.printed: dict[str, tuple[bytearray, bytearray]] = {}      # {job id: what it has printed, as the disk took it}
         self.job_ids: set[str] = set()

@@ -71,12 +71,12 @@ class Ends(Judge):
     def __init__(self, actions: Any) -> None:
         super().__init__(actions)
         self.wishes: dict[str, Wish] = {}                   # {job id: what was asked}
+        self.unclear: set[str] = set()                      # jobs of which that is not known
         self.watches: dict[tuple[str, int], Watch] = {}     # {(job id, attempt): those that were begun}
         self.going_on: list[Watch] = []                     # those of which a process lives, or may
         self.checked: set[tuple[str, int]] = set()          # attempts whose told end was compared
         self.settings = dict(self.setup.limits)
         self.is_slurm = self.setup.launcher == "slurm"
-        self.moved = False                                  # somebody has set a clock
 
     def find_setting(self, key: str, default: float) -> float:
         return float(self.settings.get(key, default))
@@ -84,6 +84,10 @@ class Ends(Judge):
     # What people ask for
 
     def on_request(self, home: Home, method: str, path: str, body: Any, user: str, status: int, reply: Any) -> None:
+        if status == 0 and method != "GET":         # whether it was done is not known
+            for job_id in [path.rpartition("/")[2], *((body.get("ids") or ()) if isinstance(body, dict) else ())]:
+                self.wishes.pop(job_id, None)
+                self.unclear.add(job_id)
         if not 200 <= status < 300 or not home.is_up:
             return
         if method in ("POST", "PATCH") and (path.startswith("/queue") or path == "/jobs/retry"):
@@ -101,7 +105,7 @@ class Ends(Judge):
 
     def note_wish(self, home: Home, job_id: str, is_new: bool) -> None:
         job, now = home.service.store.state.jobs.get(job_id), self.world.now
-        if job is None:
+        if job is None or job_id in self.unclear:
             return
         if job_id not in self.wishes:
             self.wishes[job_id] = Wish(job, now)
@@ -131,7 +135,6 @@ class Ends(Judge):
         key = run.job.id, run.job.attempt
         watch = self.watches[key] = Watch(run)
         self.going_on.append(watch)
-        self.moved |= any(host.wall_offset for host in self.world.hosts.values())
         if not self.is_slurm and run.job.id in self.wishes:
             self.check_retry(run)
 
@@ -149,8 +152,10 @@ class Ends(Judge):
         if any(attempt.cause == "killed" for attempt in former):
             self.fail(f"job {run.job.id} was killed, and runs again")
         last = self.watches.get((run.job.id, former[-1].number)) if former else None
-        if not failed or failed[-1] is not former[-1] or not last or last.run.ended_at is None or self.moved or wish.is_hurried:
+        if self.world.has_moved or wish.is_hurried:
             return                              # wall clocks count, and whoever edits a job may let it start at once
+        if not failed or failed[-1] is not former[-1] or not last or last.run.ended_at is None:
+            return
         first_s = self.find_setting("retry_backoff_seconds", 5)
         backoff_s = min(first_s * 2 ** (len(failed) - 1), LONGEST_BACKOFF_S)
         if run.launched_at - last.run.ended_at < backoff_s - ROUNDING_S:

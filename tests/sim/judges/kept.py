@@ -34,10 +34,6 @@ class Kept(Judge):
         """Nothing of its state was lost with what was damaged, or with the power."""
         return not (home.is_damaged or home.lost_power)
 
-    def has_moved(self) -> bool:
-        """Somebody has set a clock, by which usage and history count."""
-        return any(host.wall_offset for host in self.world.hosts.values())
-
     # Jobs are forgotten
 
     def after_step(self) -> None:
@@ -162,7 +158,7 @@ class Kept(Judge):
             self.check_history(home)
             if self.is_whole(home):
                 self.check_limit(home)
-                if not self.has_moved():
+                if not self.world.has_moved:
                     for way in ("user", "group"):
                         self.check_usage(home, way)
 
@@ -255,7 +251,7 @@ class Kept(Judge):
         told = home.call("GET", "/gpus/history?since=7d")[1]["rows"]
         rows = [(row["id"], row["attempt"], row["started_at"]) for row in told]
         since = home.service.clock.now() - nexus.RUNS_S
-        is_strict = self.setup.is_calm and not self.has_moved()
+        is_strict = self.setup.is_calm and not self.world.has_moved
         jobs = list(self.list_all(home)) if is_strict else [*home.service.store.state.jobs.values()]
         ran = {(job.id, attempt.number, nexus.format_time(attempt.started_at)): (job, attempt) for job in jobs
                for attempt in job.attempts
