@@ -43,10 +43,11 @@ def list_holds(ledger: Ledger, state: nexus.State, job: Job, now: float) -> list
     for parent_id in job.after_any:
         if (end := find_end(ledger, state, parent_id)) not in (*FINAL, "gone"):
             words.append(f"job {parent_id}, which is to end first, is {end}")
-    if not job.attempts:                    # who joins a group later counts until the waiting job starts
-        for name in {*job.after_group, *job.after_any_group}:
-            left = [other.id for other in state.jobs.values() if is_of(state, other, name) and other.id != job.id]
-            words += [f"of group {name}, which is to end first, {left} have not"] if left else []
+    # Who joins a group later counts until the waiting job starts for the first time; then, what it was told since
+    groups = {*job.after_group, *job.after_any_group} if not job.attempts else {*job.pending_groups}
+    for name in groups:
+        left = [other.id for other in state.jobs.values() if is_of(state, other, name) and other.id != job.id]
+        words += [f"of group {name}, which is to end first, {left} have not"] if left else []
     return words
 
 
