@@ -213,8 +213,7 @@ class Ends(Judge):
             self.fail(f"job {run.job.id} gets its first signal twice")
         if not reasons:
             self.fail(f"job {run.job.id} gets signal {number} after {at - run.launched_at:.1f} s, and there is no reason")
-        if watch.first_stop_at is None:
-            watch.first_stop_at = at
+        watch.first_stop_at = at                # with that of a service which has begun since, its grace time begins anew
         watch.stopped_by.append(sender)
 
     def find_reasons(self, watch: Watch, at: float) -> Iterator[str]:
