@@ -28,7 +28,7 @@ class Kept(Judge):
         self.attempts: dict[tuple[str, int], dict[str, Any]] = {}       # those that have ended, as they were told
         self.read: dict[str, tuple[object, ...]] = {}       # {job id: what its log was when it was compared}
         self.envs: dict[str, Any] = {}                      # {job id: its own variables; None: not known}
-        self.keyed: dict[tuple[str, str, str], list[str]] = {}          # {(home, user, key): what it added first, by places}
+        self.keyed: dict[tuple[str, str, str], list[str]] = {}          # {(home, user, key): what it added first}
 
     def is_whole(self, home: Home) -> bool:
         """Nothing of its state was lost with what was damaged, or with the power."""
@@ -106,14 +106,13 @@ class Kept(Judge):
 
         Which jobs were there before, and were not added because of `unique`, may be another matter by now.
         """
-        first = self.keyed.get((home.path, user, key), ids)
-        is_again = len(ids) == len(first) and all(old in ("", new) for old, new in zip(first, ids))
-        is_kept = all(not one or one in home.service.store.state.jobs for one in first)
-        if first is ids or not self.is_whole(home) or not is_kept:
-            self.keyed[home.path, user, key] = [new if old and new not in known else "" for old, new in zip(first, ids)]
-        elif not is_again:
+        place = home.path, user, key
+        first = [job_id for job_id in self.keyed.get(place, ()) if job_id in home.service.store.state.jobs]
+        is_again = bool(first) and {*first} <= {*ids}
+        if first and not is_again and self.is_whole(home):
             self.fail(f"key {key} was answered with {first}, and now with {ids}")
-        return first is not ids and any(first) and (is_again or {*ids} <= {*first})        # what is left of them
+        self.keyed[place] = first if is_again else [job_id for job_id in ids if job_id not in known]
+        return is_again
 
     def check_unique(self, home: Home, body: dict[str, Any], ids: list[str], known: set[str]) -> None:
         """--unique adds nothing if the same job waits, runs, or has completed; without it each is a new one."""
