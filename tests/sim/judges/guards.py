@@ -67,15 +67,15 @@ class Guards(Judge):
             if before and before.status == "pending" and job.status == "running" and group and group.hold:
                 self.fail(f"job {job.id} starts, and its group {group.name} is held: {group.hold}")
         for name in {job.group for job in ended if job.group}:
-            self.check_group(state, name)
+            self.check_group(former, state, name)
         for uuid, reason in state.pause_reasons:
             if (uuid, reason) not in former.pause_reasons:
                 self.check_paused_gpu(state, uuid, reason)
 
-    def check_group(self, state: nexus.State, name: str) -> None:
+    def check_group(self, former: nexus.State, state: nexus.State, name: str) -> None:
         """If the first three jobs of a group all fail within seconds, the rest is held; else nothing is."""
         ends, group = self.groups.setdefault(name, GroupEnds()), state.groups.get(name)
-        has_rest = any(job.group == name for job in state.pending.values())
+        has_rest = any(job.group == name and job.id in former.pending for job in state.pending.values())     # not one that ran
         is_held = bool(group and group.hold)
         if not ends.is_clear:
             return
