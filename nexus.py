@@ -704,7 +704,7 @@ def describe_schema(schema: Schema) -> str:
     kind = schema.get("type", "")
     words = schema["title"] if "title" in schema and kind != "object" else KIND_WORDS.get(kind, "something else")
     words += f" of at most {schema['maxProperties']} keys" if "maxProperties" in schema else ""
-    words += f" of at most {schema['maxLength']} characters" if "maxLength" in schema else ""
+    words += f", at most {schema['maxLength']} characters" if "maxLength" in schema else ""
     return words + (f", each {describe_schema(schema['items'])}" if "items" in schema else "")
 
 
@@ -21460,7 +21460,8 @@ class Channel:
         if "CERTIFICATE" in str(error):
             usual = "SSL_CERT_FILE=cert.pem trusts a certificate of your own"
         reason = getattr(error, "strerror", None) or error or "it was closed"
-        return NexusError("unavailable", f"{what}: the connection to the service at {self.url} was lost ({reason})",
+        asked = what.partition("?")[0]
+        return NexusError("unavailable", f"{asked}: the connection to the service at {self.url} was lost ({reason})",
                           hint or usual)
 
     def connect(self) -> socket.socket:

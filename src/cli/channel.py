@@ -121,7 +121,8 @@ class Channel:
         if "CERTIFICATE" in str(error):
             usual = "SSL_CERT_FILE=cert.pem trusts a certificate of your own"
         reason = getattr(error, "strerror", None) or error or "it was closed"
-        return NexusError("unavailable", f"{what}: the connection to the service at {self.url} was lost ({reason})",
+        asked = what.partition("?")[0]
+        return NexusError("unavailable", f"{asked}: the connection to the service at {self.url} was lost ({reason})",
                           hint or usual)
 
     def connect(self) -> socket.socket:

@@ -230,7 +230,7 @@ def describe_schema(schema: Schema) -> str:
     kind = schema.get("type", "")
     words = schema["title"] if "title" in schema and kind != "object" else KIND_WORDS.get(kind, "something else")
     words += f" of at most {schema['maxProperties']} keys" if "maxProperties" in schema else ""
-    words += f" of at most {schema['maxLength']} characters" if "maxLength" in schema else ""
+    words += f", at most {schema['maxLength']} characters" if "maxLength" in schema else ""
     return words + (f", each {describe_schema(schema['items'])}" if "items" in schema else "")
 
 
