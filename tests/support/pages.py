@@ -55,9 +55,13 @@ class Tab:
             window.loadedAt = Math.random();
         """ + script)
         self.page, self.faults = self.context.new_page(), []
-        self.page.on("console", lambda message: message.type in ("error", "warning") and self.faults.append(message.text))
+        self.page.on("console", self.note)
         self.page.on("pageerror", lambda error: self.faults.append(str(error)))
         self.page.on("dialog", lambda dialog: (self.faults.append(f"a dialog: {dialog.message}"), dialog.dismiss()))
+
+    def note(self, message):
+        if message.type in ("error", "warning"):
+            self.faults.append(f"{message.text} {message.location.get('url', '')}".rstrip())
 
     def open(self, address, width, height, color_scheme, reduced_motion, headers):
         """Load a page anew; by far the cheapest way is to load what is there once more."""
