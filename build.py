@@ -19,16 +19,16 @@ import sys
 FOLDERS = {
     "": "opening",
     "values": (
-        "value errors text schema config causes job gpu state usage queue_order dependencies changes sweep "
+        "value errors text schema config causes job bid gpu state usage queue_order dependencies changes sweep "
         "submission choice"),
     "formats": (
         "codec state_file log_lines nvidia_smi submit_form proc runner_events jobs_file cause_lines metrics "
         "progress slurm scripts sbatch_options gpu_history"),
-    "schedule": "reasons capacity preemption limits quotas explain plan ends signals estimates",
+    "schedule": "turns reasons capacity preemption limits quotas explain plan ends signals estimates",
     "views": "api_json status_text show job_tables usage results openapi prometheus",
     "machine": (
         "clock disk layout config_file tokens job_files log_reader history_files processes scratch search_path "
-        "programs inherited gpu_sources peers leases launchers slurm_commands machine ssh git"),
+        "programs inherited gpu_sources peers leases bids launchers slurm_commands machine ssh git"),
     "runner": "script environment claims supervisor",
     "store": "recovery conflicts store",
     "hosting": (
@@ -36,7 +36,7 @@ FOLDERS = {
         "node_questions node pool"),
     "service": (
         "outcomes starter jobs_file hooks access selection dependencies queue_limits script_rules validation "
-        "transactions admission editing cancellation gpu_watch gpu_history housekeeping log_watch health "
+        "transactions admission editing cancellation gpu_watch gpu_history turn_taking housekeeping log_watch health "
         "job_lists estimates explanation job_serializer groups status overview service"),
     "server": (
         "routes gate api service_routes job_routes log_routes upload_routes connections handler listener endpoint service_log "

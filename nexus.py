@@ -35,6 +35,7 @@ import operator
 import os
 import re
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
@@ -798,6 +799,8 @@ class JobsConfig(Value):
     on_reboot: str = optional(
         "fail", one_of("fail", "requeue"), "or \"requeue\": what happens to jobs that were running at a reboot")
     reserve_after_seconds: float = optional(300, SECONDS, "a job that waits for so long gets the GPUs that become free")
+    preemptible_for_others: bool = optional(
+        False, FLAG, "true: after a minute, preemptible jobs give way to waiting jobs of other users' services, too")
     jobs_file: str = optional(
         "", TEXT, "watched: each new line `priority,script,conda_env,arguments,allowed_gpus` becomes a job")
     jobs_file_interval_seconds: float = optional(30, number_in(0.1, 86400), "how often it is read")
@@ -1381,6 +1384,35 @@ def count_use(state: State) -> dict[str, float]:
 
 def add_use(used: dict[str, float], job: Job) -> None:
     used[job.user] = used.get(job.user, 0.0) + find_use(job)
+
+
+# ==== src/values/bid.py ====
+# What the services of several users tell each other of a box's GPUs: each a bid, what it wants and what it has.
+
+class Want(Value):
+    """Jobs of one service that wait for GPUs of this box, and ask for the same."""
+    gpus: Count                                 # of each job; one that asks for a share needs a whole one of others
+    uuids: tuple[Uuid, ...]                     # the GPUs that would do
+    jobs: Count                                 # how many wait
+    since: Epoch                                # since when the first of them waits
+    collects: bool = False                      # it has waited for reserve_after_seconds: it collects GPUs as they end
+
+
+class Holding(Value):
+    """A GPU that jobs of one service have."""
+    uuid: Uuid
+    share: Count                                # hundredths
+    since: Epoch                                # since when the last of them has it
+
+
+class Bid(Value):
+    """What one service tells the others."""
+    wants: tuple[Want, ...] = ()                # in the order of its queue
+    holdings: tuple[Holding, ...] = ()
+    used_s: Amount = 0.0                        # GPU seconds that its jobs have had since its first bid
+    run_s: Span = 60.0                          # how long its jobs run, about
+    running: Count = 0                          # its jobs with GPUs of this box
+    waiting: Count = 0                          # its jobs that wait for them
 
 
 # ==== src/values/gpu.py ====
@@ -4266,6 +4298,196 @@ def parse_runs(lines: Iterable[bytes]) -> tuple[list[GpuRun], bool]:
     return runs, is_whole
 
 
+# ==== src/schedule/turns.py ====
+# Whose turn a GPU is, where services of several users share a box without a common one.
+# Each service computes it for itself, from what all can see: who has which GPU, who waits, and how much each had while
+# others waited.  As in start-time fair queueing, who has had least comes first, a job counts from its start with the
+# time that it will take, and who comes late begins where the others are: he is owed nothing, and owes nothing.  Views
+# may differ for a moment.  That costs a turn that nobody takes, and which lapses.
+
+TURN_S = 1.8                    # a GPU is left for so long to whose turn it is; this is looked at each second
+SET_S = 30.0                    # a set of several that is complete, likewise
+REST_FACTOR = 30                # whoever let a turn lapse gets none for so many times as long as GPUs were left to him
+FORGET_S = 600.0                # what was had counts no more when nobody has competed for so long
+MAX_OWED_RUNS = 20              # nobody is owed more than the time of so many jobs
+MAX_WANTS = 8                   # of one user, that are looked at
+NEWCOMER_S = 0.001                  # among equals the newcomer is first
+
+
+class BoxUser(Value):
+    """A user of this box, with what all services of his tell together."""
+    uid: int
+    name: str
+    wants: tuple[Want, ...] = ()
+    holdings: tuple[Holding, ...] = ()
+    used_s: float = 0.0
+    run_s: float = 60.0
+    running: int = 0
+    waiting: int = 0
+
+    @property
+    def since(self) -> float:
+        return min((want.since for want in self.wants), default=float("inf"))
+
+
+def merge_bids(bids: Iterable[tuple[int, str, Bid]], here: Container[str]) -> list[BoxUser]:
+    """The users of bids, each (uid, user name, bid).  `here`: the GPUs of this box; of others nothing counts."""
+    users: dict[int, BoxUser] = {}
+    for uid, name, bid in bids:
+        user = users.get(uid) or BoxUser(uid, name, run_s=0.0)
+        wants = [replace(want, uuids=tuple(uuid for uuid in want.uuids if uuid in here)) for want in bid.wants]
+        wants = [want for want in wants if want.jobs and 0 < want.gpus <= len(set(want.uuids))]
+        holdings = [replace(holding, share=min(100, holding.share)) for holding in bid.holdings if holding.uuid in here]
+        users[uid] = replace(
+            user, wants=(*user.wants, *wants)[:MAX_WANTS], holdings=(*user.holdings, *holdings),
+            used_s=user.used_s + bid.used_s, run_s=max(user.run_s, bid.run_s), running=user.running + bid.running,
+            waiting=user.waiting + bid.waiting)
+    return list(users.values())
+
+
+class Ledger(Value):
+    """What each user, by uid, had while others waited.  Times are UTC epoch seconds."""
+    had: Mapping[int, float] = {}               # GPU seconds, with what newcomers begin with
+    users: Mapping[int, BoxUser] = {}           # as they were at the last look
+    looked_at: float = 0.0
+    contested_at: float = 0.0                   # when several wanted GPUs last
+
+
+def list_competing(users: Iterable[BoxUser]) -> list[BoxUser]:
+    return [user for user in users if user.wants]
+
+
+def credit(ledger: Ledger, users: Sequence[BoxUser], now: float) -> Ledger:
+    """The ledger after another look at the bids."""
+    competing, had = list_competing(users), dict(ledger.had)
+    if now - ledger.contested_at > FORGET_S:
+        had = {}
+    before = {uid for uid, user in ledger.users.items() if user.wants and uid in had}
+    if len(before) > 1:
+        for user in users:
+            if user.uid in before:
+                had[user.uid] += find_had_s(ledger.users[user.uid], user, now - ledger.looked_at)
+    there = [had[user.uid] for user in competing if user.uid in before]
+    begin = min(there) - NEWCOMER_S if there else max(had.values(), default=0.0)
+    for user in competing:
+        if user.uid not in before:
+            had[user.uid] = max(had.get(user.uid, begin), begin)
+    if competing:
+        least = max(had[user.uid] for user in competing) - MAX_OWED_RUNS * max(user.run_s for user in competing)
+        had.update({user.uid: max(had[user.uid], least) for user in competing})
+    contested_at = now if len(competing) > 1 else ledger.contested_at
+    return Ledger(had, {user.uid: user for user in users}, now, contested_at)
+
+
+def find_had_s(before: BoxUser, user: BoxUser, passed_s: float) -> float:
+    """GPU seconds that a user had between two looks: what he tells, but not less than what he has held all the time."""
+    held = {(holding.uuid, holding.since): holding.share for holding in before.holdings}
+    seen = sum(min(holding.share, held.get((holding.uuid, holding.since), 0)) for holding in user.holdings) / 100
+    return max(user.used_s - before.used_s, seen * passed_s, 0.0)
+
+
+class Turns(Value):
+    """Whose turn the GPUs are that are free."""
+    owners: Mapping[str, int] = {}              # {GPU uuid: uid}; of others anybody may have it
+    sets: frozenset[str] = frozenset()          # those of them that are for a job of several GPUs
+    collector: int | None = None                # the uid that collects GPUs for such a job
+    wanted: int = 0                             # how many GPUs that job needs
+
+
+def find_charge(user: BoxUser, now: float) -> float:
+    """GPU seconds that the jobs of a user will have until they end, beyond what they had."""
+    return sum(holding.share / 100 * max(0.0, user.run_s - max(0.0, now - holding.since)) for holding in user.holdings)
+
+
+def may_collect(user: BoxUser, want: Want) -> bool:
+    """Whether GPUs are left idle until there are enough for a job: not if it needs one that its user keeps himself."""
+    own = {holding.uuid for holding in user.holdings}
+    return want.collects and sum(uuid not in own for uuid in want.uuids) >= want.gpus
+
+
+def whose_turn(users: Sequence[BoxUser], had: Mapping[int, float], free: Iterable[str], now: float,
+               resting: Container[int] = ()) -> Turns:
+    """Whose turn each of the free GPUs is: one after the other goes to who will have had least.
+
+    A job that needs more GPUs than are free takes none, and its user's next want is looked at; but one that collects
+    has those that are there.  `resting`: the uids that have let a turn lapse.
+    """
+    competing = {user.uid: user for user in list_competing(users) if user.uid not in resting}
+    queues = {uid: list(user.wants) for uid, user in competing.items()}
+    charges = {uid: had.get(uid, 0.0) + find_charge(user, now) for uid, user in competing.items()}
+    # A GPU that few can use goes first, so that the others are left for who can use only those.
+    takers = {uuid: sum(any(uuid in want.uuids for want in user.wants) for user in competing.values()) for uuid in free}
+    left = sorted(takers, key=lambda uuid: takers[uuid])
+    owners, sets, collector, wanted = dict[str, int](), set[str](), None, 0
+    while left and any(queues.values()):
+        uid = min((uid for uid in queues if queues[uid]), key=lambda uid: (charges[uid], competing[uid].since, uid))
+        want = queues[uid].pop(0)
+        fitting = [uuid for uuid in left if uuid in want.uuids][:want.gpus]
+        if len(fitting) == want.gpus:
+            charges[uid] += want.gpus * max(1.0, competing[uid].run_s)
+            if want.jobs > 1:
+                queues[uid].insert(0, replace(want, jobs=want.jobs - 1))
+        elif collector is None and may_collect(competing[uid], want):
+            collector, wanted = uid, want.gpus
+            queues[uid] = []
+        else:
+            continue
+        owners.update(dict.fromkeys(fitting, uid))
+        sets.update(fitting if want.gpus > 1 else ())
+        left = [uuid for uuid in left if uuid not in fitting]
+    return Turns(owners, frozenset(sets), collector, wanted)
+
+
+class Patience(Value):
+    """Since when GPUs are left to others, and who has let that lapse.  Times are UTC epoch seconds."""
+    left: Mapping[str, tuple[int, float]] = {}  # {GPU uuid: (whose turn it is, since when)}
+    resting: Mapping[int, float] = {}           # {uid: until when it gets no turn}
+    wasted: Mapping[int, float] = {}            # {uid: GPU seconds that were left to it in vain, now}
+
+
+def wait_for_turns(patience: Patience, turns: Turns, free: Container[str], own_uid: int, now: float) -> Patience:
+    """What becomes of the turns that others have.  `free`: the GPUs that nobody has taken yet."""
+    left, wasted = dict[str, tuple[int, float]](), dict[int, float]()
+    resting = {uid: until for uid, until in patience.resting.items() if until > now}
+    for uuid, uid in turns.owners.items():
+        former, since = patience.left.get(uuid, (uid, now))
+        if uid != own_uid:
+            left[uuid] = (uid, since if former == uid else now)
+    for uuid, (uid, since) in patience.left.items():
+        if uuid in free and left.get(uuid, (0, now)) != (uid, since):
+            wasted[uid] = wasted.get(uid, 0.0) + now - since
+    for uid in {uid for uid, _ in left.values()}:
+        if uid == turns.collector:
+            continue
+        for uuid, (owner, since) in left.items():
+            if owner == uid and now - since > (SET_S if uuid in turns.sets else TURN_S):
+                resting[uid] = max(resting.get(uid, 0.0), now + REST_FACTOR * (now - since))
+    return Patience(left, resting, wasted)
+
+
+class Box(Value):
+    """What plan() knows of the other users of this box."""
+    own_uid: int
+    users: tuple[BoxUser, ...]                  # with this one
+    had: Mapping[int, float] = {}
+    resting: frozenset[int] = frozenset()
+
+    @property
+    def names(self) -> Mapping[int, str]:
+        return {user.uid: user.name for user in self.users}
+
+    def find_turns(self, free: Iterable[str], now: float) -> Turns:
+        return whose_turn(self.users, self.had, free, now, self.resting)
+
+    def list_before(self, now: float) -> list[BoxUser]:
+        """The other users who wait and will have had less than this one, the least first."""
+        charges = {user.uid: self.had.get(user.uid, 0.0) + find_charge(user, now) for user in self.users}
+        own = charges.get(self.own_uid, float("inf"))
+        return sorted((user for user in list_competing(self.users)
+                       if user.uid not in (self.own_uid, *self.resting) and charges[user.uid] < own),
+                      key=lambda user: charges[user.uid])
+
+
 # ==== src/schedule/reasons.py ====
 # What a plan is made of: starts, and the reasons why the other jobs wait.
 
@@ -4311,6 +4533,9 @@ class Plan(Value):
     reason: Reason | None = None                # why nothing at all starts
     delayed_until: float | None = None          # when the next --begin or backoff ends
     preempted: tuple[tuple[str, str], ...] = () # (job that must end, job that can start then)
+    yielded: tuple[tuple[str, str], ...] = ()   # (job that must end, user of this box who waits for its GPUs)
+    turns: Turns = Turns()                      # whose turn the free GPUs of this box are
+    wants: tuple[Want, ...] = ()                # of this box's GPUs, as other users' services are told
 
 
 PAUSED = Reason("paused", "queue", "the queue is paused (nexus resume)")
@@ -4524,6 +4749,7 @@ class GpuCapacity:
         self.room_mib = find_room(gpu, jobs)
         self.most_mib = (gpu.memory_total_mib or 0) - find_foreign_memory(gpu, jobs)        # room after all jobs there
         self.ends_at = max([now, *(find_end(job, now) for job in jobs)])     # the earliest time when all is free
+        self.turn_of = ""                           # the other user of this box whose turn it is
         self.reserved_for: str | None = None
         self.reserved_until = 0.0
         self.kept = 0                               # hundredths that are taken when who preempts has started there
@@ -4584,7 +4810,9 @@ def find_verdict(capacity: GpuCapacity, share: int, job: Job, config: GpuConfig,
     if capacity.reason:
         return capacity.reason
     is_brief = job.expected_time is not None and now + job.expected_time <= capacity.reserved_until
-    if capacity.reserved_for not in (None, job.id) and not is_brief:
+    if capacity.turn_of:
+        detail = f"is {capacity.turn_of}'s turn"
+    elif capacity.reserved_for not in (None, job.id) and not is_brief:
         detail = f"is kept for job {capacity.reserved_for}"
     elif names and gpu.utilization is not None and gpu.utilization >= config.load_threshold * 100:
         detail = f"is {gpu.utilization:.0f}% busy with {names} (load_threshold)"
@@ -4699,6 +4927,32 @@ def preempt(job: Job, nodes: Sequence[str], running: list[Job], capacities: Sequ
         running[:] = [with_facts(other, stop_cause=PREEMPTED) if other in ends else other for other in running]
         return ends
     return None
+
+
+def yield_to_others(box: Box, turns: Turns, running: Sequence[Job], now: float) -> list[tuple[str, str]]:
+    """The preemptible jobs that give way to other users of this box: (job id, user).
+
+    A user for whom enough GPUs are free, or become free, gets no more.
+    """
+    yielded: list[tuple[str, str]] = []
+    here = [job for job in running if job.gpus and not job.current.node]
+    ending = {uuid for job in here if job.current.stop_cause for uuid in job.current.gpu_uuids}
+    old = sorted((job for job in list_preemptible(here) if find_age(job, now) >= PREEMPT_AFTER_S),
+                 key=lambda job: find_age(job, now))
+    for user in box.list_before(now):
+        want = user.wants[0]
+        there = {uuid for uuid in want.uuids if turns.owners.get(uuid) == user.uid or uuid in ending}
+        chosen = [job for job in old if not there.issuperset(job.current.gpu_uuids)
+                  and not set(want.uuids).isdisjoint(job.current.gpu_uuids)]
+        ends: list[Job] = []
+        while chosen and len(there) < want.gpus:
+            ends.append(chosen.pop(0))
+            there |= set(want.uuids).intersection(ends[-1].current.gpu_uuids)
+        if len(there) >= want.gpus:
+            yielded += [(job.id, user.name) for job in ends]
+            old = [job for job in old if job not in ends]
+            ending -= there
+    return yielded
 
 
 def list_preempted_from(node: str, capacities: Iterable[GpuCapacity], job: Job) -> list[GpuCapacity]:
@@ -5061,12 +5315,12 @@ def find_slurm_reason(job: Job) -> Reason | None:
 
 
 def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, now: float,
-         nodes: Sequence[NodeView] = (), reason: str = "") -> Plan:
+         nodes: Sequence[NodeView] = (), reason: str = "", box: Box | None = None) -> Plan:
     """Decide which pending jobs start now and where, and why the others wait.
 
     `gpus`: as last observed.  `error`: why this machine's readings are unreliable; none of its GPUs is assigned then.
-    `nodes`: the other machines.  `reason`: why nothing at all can start.  A job starts on the machine with the least
-    load of those that can take it now.
+    `nodes`: the other machines.  `reason`: why nothing at all can start.  `box`: other users who share this machine.
+    A job starts on the machine with the least load of those that can take it now.
     """
     is_slurm = config.jobs.launcher == "slurm"
     views = [NodeView("", config.jobs.cpu_slots, error), *([] if is_slurm else nodes)]
@@ -5080,16 +5334,13 @@ def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, n
                    Reason("node-down", "", reason) if reason else find_pause(state))
     if planned.reason:
         return planned
-    machines = {view.name: MachineCapacity(view.name, reasons[view.name], view.cpu_slots, capacities) for view in views}
-    if is_slurm:
-        machines[""] = SlurmCapacity(state, reasons[""], config.slurm.max_submitted)
-    for job in state.running.values():
-        if job.current.node in machines:
-            machines[job.current.node].count(job, find_end(job, now) - now)
+    turns = leave_turns(box, capacities, now) if box else Turns()
+    machines = make_machines(state, views, reasons, capacities, config, now)
     starts, preempted = list[Start](), list[tuple[str, str]]()
     running = list(state.running.values())
     is_anyone_preemptible = any(job.preemptible for job in running)
     blocked: dict[tuple[Any, ...], Reason] = {}
+    wants = WantList(capacities, config.jobs, now)
     delays: list[float] = []
     used = count_use(state)
     classes = state.ready.copy()
@@ -5099,7 +5350,8 @@ def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, n
             continue
         request = request_class(job)
         if quotas.check(job) or request in blocked:
-            del classes[queue_class]
+            waiting = classes.pop(queue_class)
+            wants.count(queue_class, 0 if quotas.check(job) else len(waiting))
             continue
         open_to = [machine for name, machine in machines.items()
                    if is_slurm or (may_run_on(job, name) and not lacks_folder(job, folders[name]))]
@@ -5115,21 +5367,88 @@ def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, n
                 add_use(used, job)
                 continue
             blocked[request] = placed
-            del classes[queue_class]
-            since = job.status_history[-1][1] if job.status_history else job.created_at
-            if now - since >= config.jobs.reserve_after_seconds:
+            if wants.is_starving(job):
                 reserve(job, capacities)
+            wants.add(queue_class, job, len(classes.pop(queue_class)) if machines[""] in open_to else 0)
             continue
         machine, chosen = placed
         cards = [capacity.gpu for capacity in chosen]
         starts.append(Start(job.id, tuple(gpu.index for gpu in cards), tuple(gpu.uuid for gpu in cards),
                             machine.name, cards[0].slice if cards else None))
+        wants.note_start(queue_class)
         machine.take(job, chosen, now)
         quotas.count(job)
         add_use(used, job)
     delayed_until = now + min(delays) if delays else None
-    return replace(planned, starts=tuple(starts), preempted=tuple(preempted), blocked=blocked,
-                   delayed_until=delayed_until)
+    yielded = yield_to_others(box, turns, running, now) if box and config.jobs.preemptible_for_others else ()
+    return replace(planned, starts=tuple(starts), preempted=tuple(preempted), yielded=tuple(yielded), blocked=blocked,
+                   delayed_until=delayed_until, turns=turns, wants=tuple(wants.wants.values()))
+
+
+def make_machines(state: State, views: Sequence[NodeView], reasons: Mapping[str, Reason | None],
+                  capacities: Sequence[GpuCapacity], config: Config, now: float) -> dict[str, MachineCapacity]:
+    """{name: machine}, with the jobs that run there counted."""
+    machines = {view.name: MachineCapacity(view.name, reasons[view.name], view.cpu_slots, capacities) for view in views}
+    if config.jobs.launcher == "slurm":
+        machines[""] = SlurmCapacity(state, reasons[""], config.slurm.max_submitted)
+    for job in state.running.values():
+        if job.current.node in machines:
+            machines[job.current.node].count(job, find_end(job, now) - now)
+    return machines
+
+
+def leave_turns(box: Box, capacities: Sequence[GpuCapacity], now: float) -> Turns:
+    """Leave GPUs to other users of this box whose turn it is.
+
+    A GPU that is shared gets no more jobs when the next one is another's turn: it would never become free.
+    """
+    here = [capacity for capacity in capacities if not capacity.gpu.node]
+    told = {holding.uuid for user in box.users for holding in user.holdings}
+    for capacity in here:           # who tells that he has a GPU takes turns: it can be kept until he ends
+        capacity.is_reachable |= (capacity.gpu.lease_holder is not None and capacity.gpu.uuid in told)
+    open_to_all = [capacity for capacity in here if capacity.reason is None and capacity.free > 0]
+    open_to_all.sort(key=lambda capacity: bool(capacity.jobs))
+    turns = box.find_turns([capacity.gpu.uuid for capacity in open_to_all], now)
+    for capacity in open_to_all:
+        owner = turns.owners.get(capacity.gpu.uuid, box.own_uid)
+        capacity.turn_of = "" if owner == box.own_uid else box.names[owner]
+    return turns
+
+
+class WantList:
+    """What other users of this box are told of the jobs that wait for its GPUs."""
+
+    def __init__(self, capacities: Iterable[GpuCapacity], config: JobsConfig, now: float) -> None:
+        self.config, self.now = config, now
+        self.here = [capacity for capacity in capacities if not capacity.gpu.node
+                     and (capacity.reason is None or capacity.gpu.lease_holder)]
+        self.wants: dict[tuple[Any, ...], Want] = {}        # {request class: want}
+        self.begun: dict[tuple[Any, ...], int] = {}         # {queue class: how many of its jobs start now}
+
+    def find_since(self, job: Job) -> float:
+        return job.status_history[-1][1] if job.status_history else job.created_at
+
+    def is_starving(self, job: Job) -> bool:
+        return self.now - self.find_since(job) >= self.config.reserve_after_seconds
+
+    def note_start(self, queue_class: tuple[Any, ...]) -> None:
+        self.begun[queue_class] = self.begun.get(queue_class, 0) + 1
+
+    def add(self, queue_class: tuple[Any, ...], job: Job, count: int) -> None:
+        """Add `count` jobs of a class, of which this is the first that does not start, if a GPU here would do."""
+        uuids = [capacity.gpu.uuid for capacity in self.here
+                 if may_use(job, capacity.gpu) and capacity.most_mib >= (job.gpu_mem_mib or 0)]
+        gpus = len(list_shares(job))
+        waiting = count - self.begun.get(queue_class, 0)
+        if waiting > 0 and 0 < gpus <= len(uuids) and len(self.wants) < MAX_WANTS:
+            self.wants[request_class(job)] = Want(
+                gpus, tuple(uuids), waiting, self.find_since(job), self.is_starving(job))
+
+    def count(self, queue_class: tuple[Any, ...], count: int) -> None:
+        """Count more jobs of the same request, of another group or user."""
+        want = self.wants.get(queue_class[-1])
+        if want:
+            self.wants[queue_class[-1]] = replace(want, jobs=want.jobs + count)
 
 
 def place_job(job: Job, machines: Iterable[MachineCapacity], config: GpuConfig,
@@ -5155,7 +5474,7 @@ def find_delay_s(job: Job, now: float) -> float:
 
 def list_reasons(job: Job, group: Group | None, planned: Plan, config: Config, now: float, reader: str = "",
                  awaited: Mapping[str, Sequence[tuple[int, str]]] = {}) -> list[Reason]:
-    """Why a pending job, not in Slurm's queue, does not run now: all that holds it, or else what it waits for.
+    """Why a pending job, not in Slurm's queue, does not run now: all that holdings it, or else what it waits for.
 
     `reader`: the user who is told of "your own jobs".  `awaited`: State's.
     """
@@ -7101,6 +7420,28 @@ class Disk:
             return False
         return True
 
+    def guard(self, handle: int) -> bool:
+        """Lock a file that is open for writing for this process, until it closes the file or ends.
+
+        False: somebody reads it under a lock.  Children do not inherit this lock, and only who may write can take it.
+        """
+        import fcntl
+        try:
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True
+
+    def is_guarded(self, handle: int) -> bool:
+        """Whether another process guards a file that is open for reading."""
+        import fcntl
+        try:
+            fcntl.lockf(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        fcntl.lockf(handle, fcntl.LOCK_UN)
+        return False
+
     def stat(self, file: str | int, folder: int | None = None, is_followed: bool = True) -> os.stat_result:
         """What is known of a path or a handle.  Not `is_followed`: of a link itself."""
         return os.stat(file, dir_fd=folder, follow_symlinks=is_followed)
@@ -7539,6 +7880,7 @@ class Layout:
         self.journal_dir = os.path.dirname(state_file)
         self.journal_file = os.path.join(self.journal_dir, "journal.jsonl")
         self.code_folder = os.path.join(self.journal_dir, "submitted-code")
+        self.turns_file = os.path.join(home, "turns.json")              # what users of this box had of its GPUs lately
         self.history_dir = os.path.join(self.journal_dir, "history")    # of the GPUs
         self.runs_file = os.path.join(self.history_dir, "runs.jsonl")   # what ran on them in the last days
 
@@ -9183,6 +9525,155 @@ def find_lease_folder(disk: Disk, config: GpuConfig) -> str:
     return os.path.abspath(os.path.expanduser(config.lease_dir or f"{shared}/nexus-leases"))
 
 
+# ==== src/machine/bids.py ====
+# The files in which the services of a box's users tell each other what they want: in the folder of the leases.
+# A bid is a file of a service's own.  It counts for the user who owns it, whatever its name, and only while a process
+# that may write it guards it: a service that has ended says nothing any more.  Others can put anything there.  So a file
+# is read up to a limit, and only if it is guarded; a name is looked at once; nobody has more than a few; and no link is
+# followed, and nothing is waited for.
+
+PREFIX, NEW_PREFIX = "bid-", "new-bid-"
+BID_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+BID_BYTES = 16384
+MAX_BIDS_OF_USER = 4
+MAX_BIDS = 256
+MAX_NEW_NAMES = 500             # that one look at the folder judges
+CROWDED_NAMES = 2000            # a folder of more is read only now and then: LIST_INTERVAL_S
+LIST_INTERVAL_S = 1.0
+HUNG_S = 10.0                   # a service writes its bid each second while others have one
+LITTER_S = 60.0                 # a file that was never finished
+
+
+class FoundBid(Value):
+    """The bid of another service, as it was read last."""
+    handle: int
+    uid: int
+    user: str                                   # the name of uid
+    changed_ns: int = -1                        # the file's time then
+    changed_at: float = 0.0                     # UTC epoch seconds: when it was seen to change last
+    bid: Bid = Bid()
+
+
+class Bids:
+    """This service's bid, and those of others."""
+
+    def __init__(self, disk: Disk, folder: str, uid: int, new_token: Callable[[], str]) -> None:
+        self.disk, self.folder, self.uid, self.new_token = disk, folder, uid, new_token
+        self.own: tuple[str, int] | None = None     # (name, handle) of the own bid
+        self.told = b""                             # what is in it
+        self.others: dict[str, FoundBid] = {}       # {name: bid}
+        self.judged: set[str] = set()               # names of files that are none
+        self.listed_ns = -1                         # the folder's time when it was listed last
+        self.listed_at = float("-inf")
+        self.is_crowded = False
+
+    def tell(self, bid: Bid) -> None:
+        """Write the own bid; what did not change has a new time.  Raises: OSError."""
+        content = encode_json(bid).encode()
+        if len(content) > BID_BYTES:                # no box has so many GPUs
+            return
+        if self.own and not self.disk.stat(self.own[1]).st_nlink:       # somebody cleans the folder up
+            self.withdraw()
+        if self.own is None:
+            self.own = self.open_own()
+        _, handle = self.own
+        if content == self.told:
+            self.disk.touch(handle)
+        else:                                       # it never gets shorter: spaces mean nothing in JSON
+            write_at(self.disk, handle, content.ljust(len(self.told)), 0)
+            self.told = content.ljust(len(self.told))
+
+    def open_own(self) -> tuple[str, int]:
+        """A new file for the own bid.  It has its name only when it is guarded: nobody takes it for a dead one."""
+        token = self.new_token()[:16]
+        name, path, aside = PREFIX + token, f"{self.folder}/{PREFIX}{token}", f"{self.folder}/{NEW_PREFIX}{token}"
+        handle = self.disk.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
+        try:
+            self.disk.guard(handle)
+            self.disk.chmod(handle, 0o644)
+            self.disk.replace(aside, path)
+        except BaseException:
+            self.disk.close(handle)
+            raise
+        self.told = b""
+        return name, handle
+
+    def withdraw(self) -> None:
+        """Say nothing any more."""
+        if self.own:
+            name, handle = self.own
+            self.own = None
+            with contextlib.suppress(OSError):
+                self.disk.unlink(f"{self.folder}/{name}")
+            self.disk.close(handle)
+
+    def look(self, now: float) -> list[FoundBid]:
+        """The bids of others that count now; `now` in UTC epoch seconds."""
+        self.list_folder(now)
+        for name, found in list(self.others.items()):
+            if self.disk.is_guarded(found.handle):
+                self.others[name] = self.read(found, now)
+            else:
+                self.forget(name)
+        return [found for found in self.others.values() if now - found.changed_at <= HUNG_S]
+
+    def list_folder(self, now: float) -> None:
+        """Look for new names, if the folder has changed."""
+        try:
+            changed_ns = self.disk.stat(self.folder).st_mtime_ns
+            is_due = changed_ns != self.listed_ns and (not self.is_crowded or now - self.listed_at > LIST_INTERVAL_S)
+            names = self.disk.listdir(self.folder) if is_due else []
+        except OSError:                             # nobody has made it yet
+            return
+        if not is_due:
+            return
+        self.is_crowded, self.listed_at = len(names) > CROWDED_NAMES, now
+        found = [name for name in names if name.startswith((PREFIX, NEW_PREFIX))]
+        self.judged.intersection_update(found)
+        new = [name for name in found if name not in self.judged and name not in self.others]
+        for name in new[:MAX_NEW_NAMES]:
+            self.judge(name, now)
+        if len(new) <= MAX_NEW_NAMES:               # else the others are judged at the next look
+            self.listed_ns = changed_ns
+
+    def judge(self, name: str, now: float) -> None:
+        """Take a file for a service's bid, or never look at it again."""
+        if self.own and name == self.own[0]:
+            return
+        self.judged.add(name)
+        with contextlib.suppress(OSError):          # it has gone, or its owner keeps others out
+            status = self.disk.stat(f"{self.folder}/{name}", is_followed=False)
+            uid = status.st_uid
+            is_full = sum(found.uid == uid for found in self.others.values()) >= MAX_BIDS_OF_USER
+            if not stat.S_ISREG(status.st_mode) or is_full or len(self.others) >= MAX_BIDS:
+                return
+            handle = self.disk.open(f"{self.folder}/{name}", BID_FLAGS)
+            is_same = os.path.samestat(self.disk.stat(handle), status)
+            if is_same and name.startswith(PREFIX) and self.disk.is_guarded(handle):
+                self.judged.discard(name)
+                self.others[name] = self.read(FoundBid(handle, uid, find_user(uid), changed_at=status.st_mtime), now)
+                return
+            self.disk.close(handle)
+            if uid == self.uid and not now - status.st_mtime <= LITTER_S:
+                self.disk.unlink(f"{self.folder}/{name}")
+
+    def read(self, found: FoundBid, now: float) -> FoundBid:
+        """Another service's bid as it is now.  What is none leaves it as it was."""
+        changed_ns = self.disk.stat(found.handle).st_mtime_ns
+        if changed_ns == found.changed_ns:
+            return found
+        bid = found.bid
+        with contextlib.suppress(ValueError, TypeError, RecursionError):        # or it is being written
+            content = self.disk.pread(found.handle, BID_BYTES + 1, 0)
+            bid = decode_value(Bid, load_json(content[:BID_BYTES].decode()))
+        changed_at = now if found.changed_ns >= 0 else min(now, found.changed_at)
+        return replace(found, changed_ns=changed_ns, changed_at=changed_at, bid=bid)
+
+    def forget(self, name: str) -> None:
+        self.disk.close(self.others.pop(name).handle)
+        self.judged.add(name)
+
+
 # ==== src/machine/launchers.py ====
 # What starts job.sh: screen, or nothing.
 
@@ -9463,6 +9954,7 @@ class Machine:
         self.gpu_source: GpuSource = NvidiaSmi()
         if is_slurm or self.is_mock:
             self.gpu_source = MockGpus(0 if is_slurm else config.mock_gpus or 0)
+        self.uid = os.geteuid()
         self.processes = Processes()
         self.psutil = import_psutil()
         self.leases = (
@@ -11477,12 +11969,12 @@ class Observer:
         self.measure_jobs(here, members)
         return True
 
-    def annotate(self, jobs: Iterable[Job]) -> None:
-        """Find who uses the GPUs.  `jobs`: those that run here."""
+    def annotate(self, jobs: Iterable[Job], is_seen: bool = False) -> None:
+        """Find who uses the GPUs.  `jobs`: those that run here.  `is_seen`: who has which lease was just seen."""
         observation, gpus = self.observation, []
         running = {job.id: job for job in jobs}
         held = {uuid for job in running.values() for uuid in job.current.gpu_uuids}
-        if observation.gpus and self.machine.leases:
+        if observation.gpus and self.machine.leases and not is_seen:
             self.look_at_leases(self.machine.leases, running.values())
         for gpu in observation.gpus:
             # Our job left after the reading: its memory is free.  Unless told per process, memory in use is unknown.
@@ -11514,6 +12006,21 @@ class Observer:
             now = f"the nexus of {self.lease_holders[uuid]} has it" if uuid in taken else "it is held again"
             self.log.warning("The lease of job %s on %s was lost (does somebody remove files from %s?): %s", used[uuid],
                              uuid, leases.folder, now)
+
+    def see_leases(self, running: Sequence[Job]) -> bool:
+        """Look at the leases between two readings; return whether others have given GPUs back.
+
+        Those are as good as released by a job of ours: what the reading before says of their users is over.
+        """
+        former = self.lease_holders
+        if self.machine.leases:
+            self.look_at_leases(self.machine.leases, running)
+        if self.lease_holders == former:
+            return False
+        released = [uuid for uuid in former if uuid not in self.lease_holders]
+        self.released_at.update(dict.fromkeys(released, self.clock.monotonic()))
+        self.annotate(running, is_seen=True)
+        return bool(released)
 
     def annotate_processes(self, gpu: Gpu, running: Mapping[str, Job], is_ours: bool) -> Iterator[GpuProcess]:
         """Add each process's job or user.  `is_ours`: a job of ours has the GPU, or had it at the reading."""
@@ -12106,6 +12613,7 @@ class HostLoop:
         self.failed_at = float("-inf")                  # monotonic
         self.last_failure = ""
         self.events = RunnerEvents(layout.events_file, log)
+        self.gpu_worker: Worker | None = None           # reads them
         self.observer = Observer(machine, clock, config, log, visible_devices)
         self.job_host = JobHost(self.observer, layout, disk, umask, self.get_limits, self.run_guarded, recorder)
 
@@ -12123,7 +12631,8 @@ class HostLoop:
         return None
 
     def begin_workers(self, *others: Worker) -> None:
-        for worker in (Worker(self, "asking for the GPUs", self.probe),
+        self.gpu_worker = Worker(self, "asking for the GPUs", self.probe)
+        for worker in (self.gpu_worker,
                        Worker(self, "measuring jobs' memory", self.observer.measure_memory), *others):
             worker.thread.start()
 
@@ -15599,6 +16108,181 @@ class GpuHistory(Component):
         return job_usage_json(job, last, found, ring, first, max(first, final), end - begin)
 
 
+# ==== src/service/turn_taking.py ====
+# How this service takes turns on the GPUs of this box with the services of other users.
+
+LOOK_S = 0.25                   # how often it is looked for a GPU to end that others have, while jobs wait for it
+KEEP_S = 10.0                   # how often the past is written to the disk, at most
+LAST_RUNS = 20                   # so many of the last jobs tell how long the next ones will run
+
+
+class Past(Value):
+    """What is kept on the disk of a Ledger."""
+    had: Mapping[str, Amount] = {}                      # {uid: GPU seconds}
+    contested_at: Epoch = 0.0
+
+
+class TurnTaking(Component):
+    """Tells other users' services what this one wants, hears what they want, and counts what each has had."""
+
+    def __init__(self, service: Service) -> None:
+        import collections
+        super().__init__(service)
+        self.uid, leases = self.machine.uid, self.machine.leases
+        self.user = find_user(self.uid)
+        self.bids = Bids(self.disk, leases.folder, self.uid, self.clock.new_token) if leases else None
+        self.box: Box | None = None                     # None: nobody else has a service here now
+        self.ledger, self.patience = self.load(), Patience()
+        self.own, self.told_at = Bid(), float("-inf")   # the bid as it was told last, and when, monotonic
+        self.looked_at = self.kept_at = float("-inf")   # monotonic: at the leases; when the past was written
+        self.ended_s = 0.0                              # GPU seconds of the jobs that have ended
+        self.runs: collections.deque[float] = collections.deque(maxlen=LAST_RUNS)        # their run times
+        self.unnamed: dict[str, float] = {}             # {GPU uuid: since when somebody has it who tells nothing}
+
+    def load(self) -> Ledger:
+        """What each user had, as the last service kept it."""
+        with contextlib.suppress(TypeError, ValueError, NexusError):
+            kept = read_json(self.disk, self.layout.turns_file) or {}
+            past = decode_value(Past, kept)
+            return Ledger({int(uid): had for uid, had in past.had.items()}, contested_at=past.contested_at)
+        return Ledger()
+
+    @property
+    def others(self) -> Sequence[BoxUser]:
+        """The other users who have services here now: those who have GPUs or wait for them."""
+        return [user for user in self.box.users if user.uid != self.uid] if self.box else []
+
+    def find_due_s(self) -> float:
+        """Seconds until the leases must be looked at; infinite: nobody waits for what others have."""
+        is_waiting = self.service.plan.wants and (self.box or self.service.observer.lease_holders)
+        return LOOK_S if is_waiting else float("inf")
+
+    def look(self) -> None:
+        """Hear what other users' services want, and see whether they have given GPUs back."""
+        if not self.bids:
+            return
+        now, found = self.clock.now(), self.bids.look(self.clock.now())
+        if not found and not self.box and not (self.service.plan.wants and self.service.observer.lease_holders):
+            return
+        self.look_at_leases()
+        gpus = self.service.gpu_watch.gpus
+        bids = [(self.uid, self.user, self.make_bid(now)), *((each.uid, each.user, each.bid) for each in found)]
+        users = self.name_holders(merge_bids(bids, {gpu.uuid for gpu in gpus}), gpus, now)
+        self.ledger = credit(self.ledger, users, now)
+        self.box = Box(self.uid, tuple(users), self.ledger.had, frozenset(self.patience.resting)) if found else None
+        if not found:
+            self.patience = Patience()
+
+    def look_at_leases(self) -> None:
+        """See which GPUs others have now; a reading of what is free there is due at once."""
+        at, observer = self.clock.monotonic(), self.service.observer
+        if at - self.looked_at < LOOK_S * 0.8 or not self.machine.leases or not observer.observation.gpus:
+            return
+        self.looked_at = at
+        if observer.see_leases(self.service.local.list_own()):
+            self.service.gpu_watch.show_gpus()
+            if self.service.gpu_worker:
+                self.service.gpu_worker.wanted.set()
+
+    def name_holders(self, users: Sequence[BoxUser], gpus: Sequence[Gpu], now: float) -> list[BoxUser]:
+        """Count a GPU whose holder tells nothing for the user whose processes are there."""
+        told = {holding.uuid for user in users for holding in user.holdings}
+        unnamed = {gpu.uuid: gpu for gpu in gpus if gpu.lease_holder and gpu.uuid not in told}
+        self.unnamed = {uuid: self.unnamed.get(uuid, now) for uuid in unnamed}
+        return [replace(user, holdings=(*user.holdings, *(
+            Holding(uuid, 100, self.unnamed[uuid]) for uuid, gpu in unnamed.items()
+            if any(process.job_id is None and process.user == user.name for process in gpu.processes))))
+            for user in users]
+
+    def make_bid(self, now: float) -> Bid:
+        """What this service wants and has."""
+        here = [job for job in self.service.local.list_own() if job.gpus]
+        shares, since = dict[str, int](), dict[str, float]()
+        used_s, ages = self.ended_s, list[float]()
+        for job in here:
+            began = job.current.started_at or now
+            ages.append(max(0.0, now - began))
+            used_s += count_gpu_s(job, ages[-1])
+            for uuid, share in zip(job.current.gpu_uuids, list_shares(job)):
+                shares[uuid], since[uuid] = shares.get(uuid, 0) + share, max(since.get(uuid, 0.0), began)
+        wants = self.service.plan.wants
+        run_s = sum(self.runs) / len(self.runs) if self.runs else max([Bid.run_s, *ages])
+        return Bid(wants, tuple(Holding(uuid, shares[uuid], since[uuid]) for uuid in shares), used_s, run_s,
+                   len(here), sum(want.jobs for want in wants))
+
+    def note_end(self, before: Job, after: Job) -> None:
+        """Count what an attempt had.  `before`: the job as it ran."""
+        runtime_s = after.attempts[-1].runtime_seconds if after.attempts else None
+        if before.gpus and not before.current.node and runtime_s is not None:
+            self.ended_s += count_gpu_s(before, runtime_s)
+            self.runs.append(runtime_s)
+
+    def note_plan(self, planned: Plan) -> None:
+        """After a plan: tell others what is still wanted, and see how long GPUs have been left to them."""
+        if not self.bids:
+            return
+        now, former = self.clock.now(), self.patience
+        if self.box:
+            free = {capacity.gpu.uuid for capacity in planned.gpus
+                    if not capacity.gpu.node and capacity.reason is None and not capacity.jobs}
+            self.patience = wait_for_turns(former, planned.turns, free, self.uid, now)
+            had = {uid: had + self.patience.wasted.get(uid, 0.0) for uid, had in self.ledger.had.items()}
+            self.ledger = replace(self.ledger, had=had)
+            self.report(former, now)
+        self.tell(now)
+        self.keep()
+
+    def tell(self, now: float) -> None:
+        """Write the own bid while it concerns somebody: others wait, or jobs of this service do."""
+        assert self.bids
+        wants, at = self.service.plan.wants, self.clock.monotonic()
+        if not wants and not any(user.wants for user in self.others):
+            self.bids.withdraw()
+            self.own = Bid()
+            return
+        is_time = at - self.told_at >= WATCH_INTERVAL_S
+        if not self.box and (self.own.wants == wants or not is_time):
+            return
+        bid = self.make_bid(now)
+        if is_time or (bid.wants, bid.holdings) != (self.own.wants, self.own.holdings):
+            self.own, self.told_at = bid, at
+            with contextlib.suppress(OSError, NexusError):          # health tells of a folder that cannot be used
+                self.bids.tell(bid)
+
+    def report(self, former: Patience, now: float) -> None:
+        """Log the turns that are left to others, and those that they have let lapse."""
+        assert self.box
+        names, places = self.box.names, {gpu.uuid: gpu.place for gpu in self.service.gpu_watch.gpus}
+        for uid in dict.fromkeys(uid for uid, _ in self.patience.left.values()):
+            new = [places.get(uuid, uuid) for uuid, turn in self.patience.left.items()
+                   if turn[0] == uid and former.left.get(uuid) != turn and turn[1] == now]
+            if new:
+                self.log.info("GPU %s is left to %s, whose turn it is", join_some(new), names.get(uid, uid))
+        for uid, until in self.patience.resting.items():
+            if uid not in former.resting:
+                self.log.info("%s did not take the turn: none is left to that user for %s", names.get(uid, uid),
+                              format_duration(until - now))
+
+    def keep(self, is_end: bool = False) -> None:
+        """Write the past, so that the next service knows it."""
+        at = self.clock.monotonic()
+        if self.ledger.had and (is_end or (self.box and at - self.kept_at >= KEEP_S)):
+            self.kept_at = at
+            past = Past({str(uid): had for uid, had in self.ledger.had.items()}, self.ledger.contested_at)
+            with contextlib.suppress(NexusError):       # of little worth on a full disk
+                write_atomic(self.disk, self.layout.turns_file, [encode_json(past)], is_synced=False)
+
+    def end(self) -> None:
+        """The service ends: what it wants counts no more."""
+        if self.bids:
+            self.keep(is_end=True)
+            self.bids.withdraw()
+
+
+def count_gpu_s(job: Job, runtime_s: float) -> float:
+    return sum(list_shares(job)) / 100 * runtime_s
+
+
 # ==== src/service/housekeeping.py ====
 # What is kept, and for how long: jobs, logs, snapshots, and what a full disk needs.
 
@@ -16594,6 +17278,7 @@ class Service(HostLoop):
         self.cancellation = Cancellation(self)
         self.gpu_watch = GpuWatch(self)
         self.gpu_history = GpuHistory(self)
+        self.turn_taking = TurnTaking(self)
         self.outcomes = Outcomes(self)
         self.starter = Starter(self)
         self.local = Local(self)
@@ -16671,6 +17356,7 @@ class Service(HostLoop):
         self.run_guarded("at the end", self.outcomes.keep_samples)
         self.run_guarded("at the end", self.log_watch.end)
         self.run_guarded("at the end", self.gpu_history.end)
+        self.run_guarded("at the end", self.turn_taking.end)
 
     def end_for_reboot(self) -> None:
         """When the machine goes down, let the jobs here save their work: systemd would kill them all at once."""
@@ -16699,7 +17385,9 @@ class Service(HostLoop):
         self.run_guarded("looking for idle jobs", self.gpu_watch.look_for_idle_jobs)
         self.run_guarded("looking at nodes", self.pool.take_stock)
         self.run_guarded("looking for processes that jobs wait for", self.starter.release_waiting)
+        self.run_guarded("hearing of other users' services", self.turn_taking.look)
         self.run_guarded("scheduling", self.record_ends_and_start)
+        self.run_guarded("telling other users' services", self.turn_taking.note_plan, self.plan)
         self.turned_at = self.clock.monotonic()
         self.tick_s = self.turned_at - began
 
@@ -16725,8 +17413,8 @@ class Service(HostLoop):
             return float("inf")
         if self.outcomes.unrecorded:
             return TERMINATION_INTERVAL_S
-        until = self.plan.delayed_until
-        return float("inf") if until is None else max(0.01, until - self.clock.now())
+        until, turn_s = self.plan.delayed_until, self.turn_taking.find_due_s()
+        return turn_s if until is None else min(turn_s, max(0.01, until - self.clock.now()))
 
     def record(self, job: Job, is_synced: bool = True, /, **facts: Any) -> None:
         """Change fields of a job, or of its last attempt.  Raises: unavailable."""
@@ -16752,10 +17440,13 @@ class Service(HostLoop):
                     job = with_facts(job, **self.outcomes.learned.get(job_id, {}))
                     yield from self.outcomes.end_attempt(state, job, over[job_id], proof, now)
                     ended.append((job, state.jobs[job_id]))
-            planned = plan(state, self.gpu_watch.see_gpus(state), error, self.config, now, nodes, reason)
-            for job_id, waiting_id in planned.preempted:
+            planned = plan(state, self.gpu_watch.see_gpus(state), error, self.config, now, nodes, reason,
+                           self.turn_taking.box)
+            ends = [(job_id, f"job {by}, which is not preemptible,") for job_id, by in planned.preempted]
+            ends += [(job_id, f"{user}, who waits,") for job_id, user in planned.yielded]
+            for job_id, who in ends:
                 yield change_job(state.jobs[job_id], stop_cause=PREEMPTED, stop_by=None,
-                                 stop_line=f"job {waiting_id}, which is not preemptible, needs its GPUs")
+                                 stop_line=f"{who} needs its GPUs")
             for start in planned.starts:
                 yield self.starter.intend(state.jobs[start.job_id], start, now)
             jobs = [state.jobs[start.job_id] for start in planned.starts]
@@ -16765,10 +17456,13 @@ class Service(HostLoop):
         self.plan, ended = self.store.update(yield_changes)
         for job_id, waiting_id in self.plan.preempted:
             self.log.info("Job %s is stopped and queued again: job %s needs its GPUs", job_id, waiting_id)
+        for job_id, user in self.plan.yielded:
+            self.log.info("Job %s is stopped and queued again: %s waits for its GPUs", job_id, user)
         for job_id in over:
             self.outcomes.unrecorded.pop(job_id, None)
-        for before, _ in ended:
+        for before, after in ended:
             self.outcomes.forget(before)
+            self.turn_taking.note_end(before, after)
         for before, after in ended:         # in the log, an end stands before the start that it made possible
             self.outcomes.report_end(before, after)
         for job, variables in starting:

@@ -46,6 +46,7 @@ class HostLoop:
         self.failed_at = float("-inf")                  # monotonic
         self.last_failure = ""
         self.events = RunnerEvents(layout.events_file, log)
+        self.gpu_worker: Worker | None = None           # reads them
         self.observer = Observer(machine, clock, config, log, visible_devices)
         self.job_host = JobHost(self.observer, layout, disk, umask, self.get_limits, self.run_guarded, recorder)
 
@@ -63,7 +64,8 @@ class HostLoop:
         return None
 
     def begin_workers(self, *others: Worker) -> None:
-        for worker in (Worker(self, "asking for the GPUs", self.probe),
+        self.gpu_worker = Worker(self, "asking for the GPUs", self.probe)
+        for worker in (self.gpu_worker,
                        Worker(self, "measuring jobs' memory", self.observer.measure_memory), *others):
             worker.thread.start()
 

@@ -120,12 +120,12 @@ class Observer:
         self.measure_jobs(here, members)
         return True
 
-    def annotate(self, jobs: Iterable[Job]) -> None:
-        """Find who uses the GPUs.  `jobs`: those that run here."""
+    def annotate(self, jobs: Iterable[Job], is_seen: bool = False) -> None:
+        """Find who uses the GPUs.  `jobs`: those that run here.  `is_seen`: who has which lease was just seen."""
         observation, gpus = self.observation, []
         running = {job.id: job for job in jobs}
         held = {uuid for job in running.values() for uuid in job.current.gpu_uuids}
-        if observation.gpus and self.machine.leases:
+        if observation.gpus and self.machine.leases and not is_seen:
             self.look_at_leases(self.machine.leases, running.values())
         for gpu in observation.gpus:
             # Our job left after the reading: its memory is free.  Unless told per process, memory in use is unknown.
@@ -157,6 +157,21 @@ class Observer:
             now = f"the nexus of {self.lease_holders[uuid]} has it" if uuid in taken else "it is held again"
             self.log.warning("The lease of job %s on %s was lost (does somebody remove files from %s?): %s", used[uuid],
                              uuid, leases.folder, now)
+
+    def see_leases(self, running: Sequence[Job]) -> bool:
+        """Look at the leases between two readings; return whether others have given GPUs back.
+
+        Those are as good as released by a job of ours: what the reading before says of their users is over.
+        """
+        former = self.lease_holders
+        if self.machine.leases:
+            self.look_at_leases(self.machine.leases, running)
+        if self.lease_holders == former:
+            return False
+        released = [uuid for uuid in former if uuid not in self.lease_holders]
+        self.released_at.update(dict.fromkeys(released, self.clock.monotonic()))
+        self.annotate(running, is_seen=True)
+        return bool(released)
 
     def annotate_processes(self, gpu: Gpu, running: Mapping[str, Job], is_ours: bool) -> Iterator[GpuProcess]:
         """Add each process's job or user.  `is_ours`: a job of ours has the GPU, or had it at the reading."""

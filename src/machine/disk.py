@@ -78,6 +78,28 @@ class Disk:
             return False
         return True
 
+    def guard(self, handle: int) -> bool:
+        """Lock a file that is open for writing for this process, until it closes the file or ends.
+
+        False: somebody reads it under a lock.  Children do not inherit this lock, and only who may write can take it.
+        """
+        import fcntl
+        try:
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True
+
+    def is_guarded(self, handle: int) -> bool:
+        """Whether another process guards a file that is open for reading."""
+        import fcntl
+        try:
+            fcntl.lockf(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        fcntl.lockf(handle, fcntl.LOCK_UN)
+        return False
+
     def stat(self, file: str | int, folder: int | None = None, is_followed: bool = True) -> os.stat_result:
         """What is known of a path or a handle.  Not `is_followed`: of a link itself."""
         return os.stat(file, dir_fd=folder, follow_symlinks=is_followed)

@@ -38,6 +38,7 @@ class Layout:
         self.journal_dir = os.path.dirname(state_file)
         self.journal_file = os.path.join(self.journal_dir, "journal.jsonl")
         self.code_folder = os.path.join(self.journal_dir, "submitted-code")
+        self.turns_file = os.path.join(home, "turns.json")              # what users of this box had of its GPUs lately
         self.history_dir = os.path.join(self.journal_dir, "history")    # of the GPUs
         self.runs_file = os.path.join(self.history_dir, "runs.jsonl")   # what ran on them in the last days
 

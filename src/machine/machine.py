@@ -41,6 +41,7 @@ class Machine:
         self.gpu_source: GpuSource = NvidiaSmi()
         if is_slurm or self.is_mock:
             self.gpu_source = MockGpus(0 if is_slurm else config.mock_gpus or 0)
+        self.uid = os.geteuid()
         self.processes = Processes()
         self.psutil = import_psutil()
         self.leases = (

@@ -209,6 +209,7 @@ class GpuCapacity:
         self.room_mib = find_room(gpu, jobs)
         self.most_mib = (gpu.memory_total_mib or 0) - find_foreign_memory(gpu, jobs)        # room after all jobs there
         self.ends_at = max([now, *(find_end(job, now) for job in jobs)])     # the earliest time when all is free
+        self.turn_of = ""                           # the other user of this box whose turn it is
         self.reserved_for: str | None = None
         self.reserved_until = 0.0
         self.kept = 0                               # hundredths that are taken when who preempts has started there
@@ -269,7 +270,9 @@ def find_verdict(capacity: GpuCapacity, share: int, job: Job, config: GpuConfig,
     if capacity.reason:
         return capacity.reason
     is_brief = job.expected_time is not None and now + job.expected_time <= capacity.reserved_until
-    if capacity.reserved_for not in (None, job.id) and not is_brief:
+    if capacity.turn_of:
+        detail = f"is {capacity.turn_of}'s turn"
+    elif capacity.reserved_for not in (None, job.id) and not is_brief:
         detail = f"is kept for job {capacity.reserved_for}"
     elif names and gpu.utilization is not None and gpu.utilization >= config.load_threshold * 100:
         detail = f"is {gpu.utilization:.0f}% busy with {names} (load_threshold)"

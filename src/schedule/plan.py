@@ -12,7 +12,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..opening import TYPE_CHECKING
-from ..values.config import Config, GpuConfig
+from ..values.bid import Want
+from ..values.config import Config, GpuConfig, JobsConfig
 from ..values.gpu import Gpu
 from ..values.job import Job, add_use, count_use, list_shares
 from ..values.queue_order import describe_hold, walk_queue
@@ -20,11 +21,22 @@ from ..values.state import Group, State, request_class
 from ..values.submission import JOB_FIELDS, format_gpus
 from ..values.text import format_count, format_duration
 from ..values.value import replace
-from .capacity import GpuCapacity, choose_gpus, find_end, format_jobs_there, lacks_folder, list_capacities, may_run_on, reserve
+from .capacity import (
+    GpuCapacity,
+    choose_gpus,
+    find_end,
+    format_jobs_there,
+    lacks_folder,
+    list_capacities,
+    may_run_on,
+    may_use,
+    reserve,
+)
 from .explain import describe_awaited, describe_failure, describe_next_attempt, find_shortage
-from .preemption import preempt
+from .preemption import preempt, yield_to_others
 from .quotas import Quotas
 from .reasons import SHORTAGE, NodeView, Plan, Reason, Start, find_pause
+from .turns import MAX_WANTS, Box, Turns
 
 if TYPE_CHECKING:
     from typing import Any
@@ -95,12 +107,12 @@ def find_slurm_reason(job: Job) -> Reason | None:
 
 
 def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, now: float,
-         nodes: Sequence[NodeView] = (), reason: str = "") -> Plan:
+         nodes: Sequence[NodeView] = (), reason: str = "", box: Box | None = None) -> Plan:
     """Decide which pending jobs start now and where, and why the others wait.
 
     `gpus`: as last observed.  `error`: why this machine's readings are unreliable; none of its GPUs is assigned then.
-    `nodes`: the other machines.  `reason`: why nothing at all can start.  A job starts on the machine with the least
-    load of those that can take it now.
+    `nodes`: the other machines.  `reason`: why nothing at all can start.  `box`: other users who share this machine.
+    A job starts on the machine with the least load of those that can take it now.
     """
     is_slurm = config.jobs.launcher == "slurm"
     views = [NodeView("", config.jobs.cpu_slots, error), *([] if is_slurm else nodes)]
@@ -114,16 +126,13 @@ def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, n
                    Reason("node-down", "", reason) if reason else find_pause(state))
     if planned.reason:
         return planned
-    machines = {view.name: MachineCapacity(view.name, reasons[view.name], view.cpu_slots, capacities) for view in views}
-    if is_slurm:
-        machines[""] = SlurmCapacity(state, reasons[""], config.slurm.max_submitted)
-    for job in state.running.values():
-        if job.current.node in machines:
-            machines[job.current.node].count(job, find_end(job, now) - now)
+    turns = leave_turns(box, capacities, now) if box else Turns()
+    machines = make_machines(state, views, reasons, capacities, config, now)
     starts, preempted = list[Start](), list[tuple[str, str]]()
     running = list(state.running.values())
     is_anyone_preemptible = any(job.preemptible for job in running)
     blocked: dict[tuple[Any, ...], Reason] = {}
+    wants = WantList(capacities, config.jobs, now)
     delays: list[float] = []
     used = count_use(state)
     classes = state.ready.copy()
@@ -133,7 +142,8 @@ def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, n
             continue
         request = request_class(job)
         if quotas.check(job) or request in blocked:
-            del classes[queue_class]
+            waiting = classes.pop(queue_class)
+            wants.count(queue_class, 0 if quotas.check(job) else len(waiting))
             continue
         open_to = [machine for name, machine in machines.items()
                    if is_slurm or (may_run_on(job, name) and not lacks_folder(job, folders[name]))]
@@ -149,21 +159,88 @@ def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, n
                 add_use(used, job)
                 continue
             blocked[request] = placed
-            del classes[queue_class]
-            since = job.status_history[-1][1] if job.status_history else job.created_at
-            if now - since >= config.jobs.reserve_after_seconds:
+            if wants.is_starving(job):
                 reserve(job, capacities)
+            wants.add(queue_class, job, len(classes.pop(queue_class)) if machines[""] in open_to else 0)
             continue
         machine, chosen = placed
         cards = [capacity.gpu for capacity in chosen]
         starts.append(Start(job.id, tuple(gpu.index for gpu in cards), tuple(gpu.uuid for gpu in cards),
                             machine.name, cards[0].slice if cards else None))
+        wants.note_start(queue_class)
         machine.take(job, chosen, now)
         quotas.count(job)
         add_use(used, job)
     delayed_until = now + min(delays) if delays else None
-    return replace(planned, starts=tuple(starts), preempted=tuple(preempted), blocked=blocked,
-                   delayed_until=delayed_until)
+    yielded = yield_to_others(box, turns, running, now) if box and config.jobs.preemptible_for_others else ()
+    return replace(planned, starts=tuple(starts), preempted=tuple(preempted), yielded=tuple(yielded), blocked=blocked,
+                   delayed_until=delayed_until, turns=turns, wants=tuple(wants.wants.values()))
+
+
+def make_machines(state: State, views: Sequence[NodeView], reasons: Mapping[str, Reason | None],
+                  capacities: Sequence[GpuCapacity], config: Config, now: float) -> dict[str, MachineCapacity]:
+    """{name: machine}, with the jobs that run there counted."""
+    machines = {view.name: MachineCapacity(view.name, reasons[view.name], view.cpu_slots, capacities) for view in views}
+    if config.jobs.launcher == "slurm":
+        machines[""] = SlurmCapacity(state, reasons[""], config.slurm.max_submitted)
+    for job in state.running.values():
+        if job.current.node in machines:
+            machines[job.current.node].count(job, find_end(job, now) - now)
+    return machines
+
+
+def leave_turns(box: Box, capacities: Sequence[GpuCapacity], now: float) -> Turns:
+    """Leave GPUs to other users of this box whose turn it is.
+
+    A GPU that is shared gets no more jobs when the next one is another's turn: it would never become free.
+    """
+    here = [capacity for capacity in capacities if not capacity.gpu.node]
+    told = {holding.uuid for user in box.users for holding in user.holdings}
+    for capacity in here:           # who tells that he has a GPU takes turns: it can be kept until he ends
+        capacity.is_reachable |= (capacity.gpu.lease_holder is not None and capacity.gpu.uuid in told)
+    open_to_all = [capacity for capacity in here if capacity.reason is None and capacity.free > 0]
+    open_to_all.sort(key=lambda capacity: bool(capacity.jobs))
+    turns = box.find_turns([capacity.gpu.uuid for capacity in open_to_all], now)
+    for capacity in open_to_all:
+        owner = turns.owners.get(capacity.gpu.uuid, box.own_uid)
+        capacity.turn_of = "" if owner == box.own_uid else box.names[owner]
+    return turns
+
+
+class WantList:
+    """What other users of this box are told of the jobs that wait for its GPUs."""
+
+    def __init__(self, capacities: Iterable[GpuCapacity], config: JobsConfig, now: float) -> None:
+        self.config, self.now = config, now
+        self.here = [capacity for capacity in capacities if not capacity.gpu.node
+                     and (capacity.reason is None or capacity.gpu.lease_holder)]
+        self.wants: dict[tuple[Any, ...], Want] = {}        # {request class: want}
+        self.begun: dict[tuple[Any, ...], int] = {}         # {queue class: how many of its jobs start now}
+
+    def find_since(self, job: Job) -> float:
+        return job.status_history[-1][1] if job.status_history else job.created_at
+
+    def is_starving(self, job: Job) -> bool:
+        return self.now - self.find_since(job) >= self.config.reserve_after_seconds
+
+    def note_start(self, queue_class: tuple[Any, ...]) -> None:
+        self.begun[queue_class] = self.begun.get(queue_class, 0) + 1
+
+    def add(self, queue_class: tuple[Any, ...], job: Job, count: int) -> None:
+        """Add `count` jobs of a class, of which this is the first that does not start, if a GPU here would do."""
+        uuids = [capacity.gpu.uuid for capacity in self.here
+                 if may_use(job, capacity.gpu) and capacity.most_mib >= (job.gpu_mem_mib or 0)]
+        gpus = len(list_shares(job))
+        waiting = count - self.begun.get(queue_class, 0)
+        if waiting > 0 and 0 < gpus <= len(uuids) and len(self.wants) < MAX_WANTS:
+            self.wants[request_class(job)] = Want(
+                gpus, tuple(uuids), waiting, self.find_since(job), self.is_starving(job))
+
+    def count(self, queue_class: tuple[Any, ...], count: int) -> None:
+        """Count more jobs of the same request, of another group or user."""
+        want = self.wants.get(queue_class[-1])
+        if want:
+            self.wants[queue_class[-1]] = replace(want, jobs=want.jobs + count)
 
 
 def place_job(job: Job, machines: Iterable[MachineCapacity], config: GpuConfig,
@@ -189,7 +266,7 @@ def find_delay_s(job: Job, now: float) -> float:
 
 def list_reasons(job: Job, group: Group | None, planned: Plan, config: Config, now: float, reader: str = "",
                  awaited: Mapping[str, Sequence[tuple[int, str]]] = {}) -> list[Reason]:
-    """Why a pending job, not in Slurm's queue, does not run now: all that holds it, or else what it waits for.
+    """Why a pending job, not in Slurm's queue, does not run now: all that holdings it, or else what it waits for.
 
     `reader`: the user who is told of "your own jobs".  `awaited`: State's.
     """

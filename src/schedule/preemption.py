@@ -12,6 +12,7 @@ from ..values.state import with_facts
 from ..values.value import replace
 from .capacity import GpuCapacity, choose_gpus, find_age, find_foreign_memory, list_capacities, may_use
 from .reasons import Plan
+from .turns import Box, Turns
 
 PREEMPT_AFTER_S = 60.0          # a preemptible job has its GPUs for so long at least
 
@@ -43,6 +44,32 @@ def preempt(job: Job, nodes: Sequence[str], running: list[Job], capacities: Sequ
         running[:] = [with_facts(other, stop_cause=PREEMPTED) if other in ends else other for other in running]
         return ends
     return None
+
+
+def yield_to_others(box: Box, turns: Turns, running: Sequence[Job], now: float) -> list[tuple[str, str]]:
+    """The preemptible jobs that give way to other users of this box: (job id, user).
+
+    A user for whom enough GPUs are free, or become free, gets no more.
+    """
+    yielded: list[tuple[str, str]] = []
+    here = [job for job in running if job.gpus and not job.current.node]
+    ending = {uuid for job in here if job.current.stop_cause for uuid in job.current.gpu_uuids}
+    old = sorted((job for job in list_preemptible(here) if find_age(job, now) >= PREEMPT_AFTER_S),
+                 key=lambda job: find_age(job, now))
+    for user in box.list_before(now):
+        want = user.wants[0]
+        there = {uuid for uuid in want.uuids if turns.owners.get(uuid) == user.uid or uuid in ending}
+        chosen = [job for job in old if not there.issuperset(job.current.gpu_uuids)
+                  and not set(want.uuids).isdisjoint(job.current.gpu_uuids)]
+        ends: list[Job] = []
+        while chosen and len(there) < want.gpus:
+            ends.append(chosen.pop(0))
+            there |= set(want.uuids).intersection(ends[-1].current.gpu_uuids)
+        if len(there) >= want.gpus:
+            yielded += [(job.id, user.name) for job in ends]
+            old = [job for job in old if job not in ends]
+            ending -= there
+    return yielded
 
 
 def list_preempted_from(node: str, capacities: Iterable[GpuCapacity], job: Job) -> list[GpuCapacity]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ..opening import TYPE_CHECKING
+from ..values.bid import Want
 from ..values.state import State
 from ..values.value import Value
+from .turns import Turns
 
 if TYPE_CHECKING:
     from typing import Any
@@ -57,6 +59,9 @@ class Plan(Value):
     reason: Reason | None = None                # why nothing at all starts
     delayed_until: float | None = None          # when the next --begin or backoff ends
     preempted: tuple[tuple[str, str], ...] = () # (job that must end, job that can start then)
+    yielded: tuple[tuple[str, str], ...] = ()   # (job that must end, user of this box who waits for its GPUs)
+    turns: Turns = Turns()                      # whose turn the free GPUs of this box are
+    wants: tuple[Want, ...] = ()                # of this box's GPUs, as other users' services are told
 
 
 PAUSED = Reason("paused", "queue", "the queue is paused (nexus resume)")

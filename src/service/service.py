@@ -53,6 +53,7 @@ from .script_rules import ScriptRules
 from .starter import Starter
 from .status import ServiceStatus
 from .transactions import Transactions
+from .turn_taking import TurnTaking
 from .validation import Validator
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ class Service(HostLoop):
         self.cancellation = Cancellation(self)
         self.gpu_watch = GpuWatch(self)
         self.gpu_history = GpuHistory(self)
+        self.turn_taking = TurnTaking(self)
         self.outcomes = Outcomes(self)
         self.starter = Starter(self)
         self.local = Local(self)
@@ -178,6 +180,7 @@ class Service(HostLoop):
         self.run_guarded("at the end", self.outcomes.keep_samples)
         self.run_guarded("at the end", self.log_watch.end)
         self.run_guarded("at the end", self.gpu_history.end)
+        self.run_guarded("at the end", self.turn_taking.end)
 
     def end_for_reboot(self) -> None:
         """When the machine goes down, let the jobs here save their work: systemd would kill them all at once."""
@@ -206,7 +209,9 @@ class Service(HostLoop):
         self.run_guarded("looking for idle jobs", self.gpu_watch.look_for_idle_jobs)
         self.run_guarded("looking at nodes", self.pool.take_stock)
         self.run_guarded("looking for processes that jobs wait for", self.starter.release_waiting)
+        self.run_guarded("hearing of other users' services", self.turn_taking.look)
         self.run_guarded("scheduling", self.record_ends_and_start)
+        self.run_guarded("telling other users' services", self.turn_taking.note_plan, self.plan)
         self.turned_at = self.clock.monotonic()
         self.tick_s = self.turned_at - began
 
@@ -232,8 +237,8 @@ class Service(HostLoop):
             return float("inf")
         if self.outcomes.unrecorded:
             return TERMINATION_INTERVAL_S
-        until = self.plan.delayed_until
-        return float("inf") if until is None else max(0.01, until - self.clock.now())
+        until, turn_s = self.plan.delayed_until, self.turn_taking.find_due_s()
+        return turn_s if until is None else min(turn_s, max(0.01, until - self.clock.now()))
 
     def record(self, job: Job, is_synced: bool = True, /, **facts: Any) -> None:
         """Change fields of a job, or of its last attempt.  Raises: unavailable."""
@@ -259,10 +264,13 @@ class Service(HostLoop):
                     job = with_facts(job, **self.outcomes.learned.get(job_id, {}))
                     yield from self.outcomes.end_attempt(state, job, over[job_id], proof, now)
                     ended.append((job, state.jobs[job_id]))
-            planned = plan(state, self.gpu_watch.see_gpus(state), error, self.config, now, nodes, reason)
-            for job_id, waiting_id in planned.preempted:
+            planned = plan(state, self.gpu_watch.see_gpus(state), error, self.config, now, nodes, reason,
+                           self.turn_taking.box)
+            ends = [(job_id, f"job {by}, which is not preemptible,") for job_id, by in planned.preempted]
+            ends += [(job_id, f"{user}, who waits,") for job_id, user in planned.yielded]
+            for job_id, who in ends:
                 yield change_job(state.jobs[job_id], stop_cause=PREEMPTED, stop_by=None,
-                                 stop_line=f"job {waiting_id}, which is not preemptible, needs its GPUs")
+                                 stop_line=f"{who} needs its GPUs")
             for start in planned.starts:
                 yield self.starter.intend(state.jobs[start.job_id], start, now)
             jobs = [state.jobs[start.job_id] for start in planned.starts]
@@ -272,10 +280,13 @@ class Service(HostLoop):
         self.plan, ended = self.store.update(yield_changes)
         for job_id, waiting_id in self.plan.preempted:
             self.log.info("Job %s is stopped and queued again: job %s needs its GPUs", job_id, waiting_id)
+        for job_id, user in self.plan.yielded:
+            self.log.info("Job %s is stopped and queued again: %s waits for its GPUs", job_id, user)
         for job_id in over:
             self.outcomes.unrecorded.pop(job_id, None)
-        for before, _ in ended:
+        for before, after in ended:
             self.outcomes.forget(before)
+            self.turn_taking.note_end(before, after)
         for before, after in ended:         # in the log, an end stands before the start that it made possible
             self.outcomes.report_end(before, after)
         for job, variables in starting:

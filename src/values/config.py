@@ -112,6 +112,8 @@ class JobsConfig(Value):
     on_reboot: str = optional(
         "fail", one_of("fail", "requeue"), "or \"requeue\": what happens to jobs that were running at a reboot")
     reserve_after_seconds: float = optional(300, SECONDS, "a job that waits for so long gets the GPUs that become free")
+    preemptible_for_others: bool = optional(
+        False, FLAG, "true: after a minute, preemptible jobs give way to waiting jobs of other users' services, too")
     jobs_file: str = optional(
         "", TEXT, "watched: each new line `priority,script,conda_env,arguments,allowed_gpus` becomes a job")
     jobs_file_interval_seconds: float = optional(30, number_in(0.1, 86400), "how often it is read")

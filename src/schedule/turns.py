@@ -1,0 +1,196 @@
+"""Whose turn a GPU is, where services of several users share a box without a common one.
+
+Each service computes it for itself, from what all can see: who has which GPU, who waits, and how much each had while
+others waited.  As in start-time fair queueing, who has had least comes first, a job counts from its start with the
+time that it will take, and who comes late begins where the others are: he is owed nothing, and owes nothing.  Views
+may differ for a moment.  That costs a turn that nobody takes, and which lapses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+
+from ..values.bid import Bid, Holding, Want
+from ..values.value import Value, replace
+
+TURN_S = 1.8                    # a GPU is left for so long to whose turn it is; this is looked at each second
+SET_S = 30.0                    # a set of several that is complete, likewise
+REST_FACTOR = 30                # whoever let a turn lapse gets none for so many times as long as GPUs were left to him
+FORGET_S = 600.0                # what was had counts no more when nobody has competed for so long
+MAX_OWED_RUNS = 20              # nobody is owed more than the time of so many jobs
+MAX_WANTS = 8                   # of one user, that are looked at
+NEWCOMER_S = 0.001                  # among equals the newcomer is first
+
+
+class BoxUser(Value):
+    """A user of this box, with what all services of his tell together."""
+    uid: int
+    name: str
+    wants: tuple[Want, ...] = ()
+    holdings: tuple[Holding, ...] = ()
+    used_s: float = 0.0
+    run_s: float = 60.0
+    running: int = 0
+    waiting: int = 0
+
+    @property
+    def since(self) -> float:
+        return min((want.since for want in self.wants), default=float("inf"))
+
+
+def merge_bids(bids: Iterable[tuple[int, str, Bid]], here: Container[str]) -> list[BoxUser]:
+    """The users of bids, each (uid, user name, bid).  `here`: the GPUs of this box; of others nothing counts."""
+    users: dict[int, BoxUser] = {}
+    for uid, name, bid in bids:
+        user = users.get(uid) or BoxUser(uid, name, run_s=0.0)
+        wants = [replace(want, uuids=tuple(uuid for uuid in want.uuids if uuid in here)) for want in bid.wants]
+        wants = [want for want in wants if want.jobs and 0 < want.gpus <= len(set(want.uuids))]
+        holdings = [replace(holding, share=min(100, holding.share)) for holding in bid.holdings if holding.uuid in here]
+        users[uid] = replace(
+            user, wants=(*user.wants, *wants)[:MAX_WANTS], holdings=(*user.holdings, *holdings),
+            used_s=user.used_s + bid.used_s, run_s=max(user.run_s, bid.run_s), running=user.running + bid.running,
+            waiting=user.waiting + bid.waiting)
+    return list(users.values())
+
+
+class Ledger(Value):
+    """What each user, by uid, had while others waited.  Times are UTC epoch seconds."""
+    had: Mapping[int, float] = {}               # GPU seconds, with what newcomers begin with
+    users: Mapping[int, BoxUser] = {}           # as they were at the last look
+    looked_at: float = 0.0
+    contested_at: float = 0.0                   # when several wanted GPUs last
+
+
+def list_competing(users: Iterable[BoxUser]) -> list[BoxUser]:
+    return [user for user in users if user.wants]
+
+
+def credit(ledger: Ledger, users: Sequence[BoxUser], now: float) -> Ledger:
+    """The ledger after another look at the bids."""
+    competing, had = list_competing(users), dict(ledger.had)
+    if now - ledger.contested_at > FORGET_S:
+        had = {}
+    before = {uid for uid, user in ledger.users.items() if user.wants and uid in had}
+    if len(before) > 1:
+        for user in users:
+            if user.uid in before:
+                had[user.uid] += find_had_s(ledger.users[user.uid], user, now - ledger.looked_at)
+    there = [had[user.uid] for user in competing if user.uid in before]
+    begin = min(there) - NEWCOMER_S if there else max(had.values(), default=0.0)
+    for user in competing:
+        if user.uid not in before:
+            had[user.uid] = max(had.get(user.uid, begin), begin)
+    if competing:
+        least = max(had[user.uid] for user in competing) - MAX_OWED_RUNS * max(user.run_s for user in competing)
+        had.update({user.uid: max(had[user.uid], least) for user in competing})
+    contested_at = now if len(competing) > 1 else ledger.contested_at
+    return Ledger(had, {user.uid: user for user in users}, now, contested_at)
+
+
+def find_had_s(before: BoxUser, user: BoxUser, passed_s: float) -> float:
+    """GPU seconds that a user had between two looks: what he tells, but not less than what he has held all the time."""
+    held = {(holding.uuid, holding.since): holding.share for holding in before.holdings}
+    seen = sum(min(holding.share, held.get((holding.uuid, holding.since), 0)) for holding in user.holdings) / 100
+    return max(user.used_s - before.used_s, seen * passed_s, 0.0)
+
+
+class Turns(Value):
+    """Whose turn the GPUs are that are free."""
+    owners: Mapping[str, int] = {}              # {GPU uuid: uid}; of others anybody may have it
+    sets: frozenset[str] = frozenset()          # those of them that are for a job of several GPUs
+    collector: int | None = None                # the uid that collects GPUs for such a job
+    wanted: int = 0                             # how many GPUs that job needs
+
+
+def find_charge(user: BoxUser, now: float) -> float:
+    """GPU seconds that the jobs of a user will have until they end, beyond what they had."""
+    return sum(holding.share / 100 * max(0.0, user.run_s - max(0.0, now - holding.since)) for holding in user.holdings)
+
+
+def may_collect(user: BoxUser, want: Want) -> bool:
+    """Whether GPUs are left idle until there are enough for a job: not if it needs one that its user keeps himself."""
+    own = {holding.uuid for holding in user.holdings}
+    return want.collects and sum(uuid not in own for uuid in want.uuids) >= want.gpus
+
+
+def whose_turn(users: Sequence[BoxUser], had: Mapping[int, float], free: Iterable[str], now: float,
+               resting: Container[int] = ()) -> Turns:
+    """Whose turn each of the free GPUs is: one after the other goes to who will have had least.
+
+    A job that needs more GPUs than are free takes none, and its user's next want is looked at; but one that collects
+    has those that are there.  `resting`: the uids that have let a turn lapse.
+    """
+    competing = {user.uid: user for user in list_competing(users) if user.uid not in resting}
+    queues = {uid: list(user.wants) for uid, user in competing.items()}
+    charges = {uid: had.get(uid, 0.0) + find_charge(user, now) for uid, user in competing.items()}
+    # A GPU that few can use goes first, so that the others are left for who can use only those.
+    takers = {uuid: sum(any(uuid in want.uuids for want in user.wants) for user in competing.values()) for uuid in free}
+    left = sorted(takers, key=lambda uuid: takers[uuid])
+    owners, sets, collector, wanted = dict[str, int](), set[str](), None, 0
+    while left and any(queues.values()):
+        uid = min((uid for uid in queues if queues[uid]), key=lambda uid: (charges[uid], competing[uid].since, uid))
+        want = queues[uid].pop(0)
+        fitting = [uuid for uuid in left if uuid in want.uuids][:want.gpus]
+        if len(fitting) == want.gpus:
+            charges[uid] += want.gpus * max(1.0, competing[uid].run_s)
+            if want.jobs > 1:
+                queues[uid].insert(0, replace(want, jobs=want.jobs - 1))
+        elif collector is None and may_collect(competing[uid], want):
+            collector, wanted = uid, want.gpus
+            queues[uid] = []
+        else:
+            continue
+        owners.update(dict.fromkeys(fitting, uid))
+        sets.update(fitting if want.gpus > 1 else ())
+        left = [uuid for uuid in left if uuid not in fitting]
+    return Turns(owners, frozenset(sets), collector, wanted)
+
+
+class Patience(Value):
+    """Since when GPUs are left to others, and who has let that lapse.  Times are UTC epoch seconds."""
+    left: Mapping[str, tuple[int, float]] = {}  # {GPU uuid: (whose turn it is, since when)}
+    resting: Mapping[int, float] = {}           # {uid: until when it gets no turn}
+    wasted: Mapping[int, float] = {}            # {uid: GPU seconds that were left to it in vain, now}
+
+
+def wait_for_turns(patience: Patience, turns: Turns, free: Container[str], own_uid: int, now: float) -> Patience:
+    """What becomes of the turns that others have.  `free`: the GPUs that nobody has taken yet."""
+    left, wasted = dict[str, tuple[int, float]](), dict[int, float]()
+    resting = {uid: until for uid, until in patience.resting.items() if until > now}
+    for uuid, uid in turns.owners.items():
+        former, since = patience.left.get(uuid, (uid, now))
+        if uid != own_uid:
+            left[uuid] = (uid, since if former == uid else now)
+    for uuid, (uid, since) in patience.left.items():
+        if uuid in free and left.get(uuid, (0, now)) != (uid, since):
+            wasted[uid] = wasted.get(uid, 0.0) + now - since
+    for uid in {uid for uid, _ in left.values()}:
+        if uid == turns.collector:
+            continue
+        for uuid, (owner, since) in left.items():
+            if owner == uid and now - since > (SET_S if uuid in turns.sets else TURN_S):
+                resting[uid] = max(resting.get(uid, 0.0), now + REST_FACTOR * (now - since))
+    return Patience(left, resting, wasted)
+
+
+class Box(Value):
+    """What plan() knows of the other users of this box."""
+    own_uid: int
+    users: tuple[BoxUser, ...]                  # with this one
+    had: Mapping[int, float] = {}
+    resting: frozenset[int] = frozenset()
+
+    @property
+    def names(self) -> Mapping[int, str]:
+        return {user.uid: user.name for user in self.users}
+
+    def find_turns(self, free: Iterable[str], now: float) -> Turns:
+        return whose_turn(self.users, self.had, free, now, self.resting)
+
+    def list_before(self, now: float) -> list[BoxUser]:
+        """The other users who wait and will have had less than this one, the least first."""
+        charges = {user.uid: self.had.get(user.uid, 0.0) + find_charge(user, now) for user in self.users}
+        own = charges.get(self.own_uid, float("inf"))
+        return sorted((user for user in list_competing(self.users)
+                       if user.uid not in (self.own_uid, *self.resting) and charges[user.uid] < own),
+                      key=lambda user: charges[user.uid])

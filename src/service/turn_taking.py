@@ -1,0 +1,197 @@
+"""How this service takes turns on the GPUs of this box with the services of other users."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+
+from ..formats.codec import decode_value, encode_json
+from ..hosting.events import WATCH_INTERVAL_S
+from ..hosting.loop import Component
+from ..machine.bids import Bids
+from ..machine.disk import find_user, read_json, write_atomic
+from ..opening import TYPE_CHECKING
+from ..schedule.reasons import Plan
+from ..schedule.turns import Box, BoxUser, Ledger, Patience, credit, merge_bids, wait_for_turns
+from ..values.bid import Bid, Holding
+from ..values.errors import NexusError
+from ..values.gpu import Gpu
+from ..values.job import Job, list_shares
+from ..values.text import format_duration, join_some
+from ..values.value import Value, replace
+
+if TYPE_CHECKING:
+    from ..values.job import Amount, Epoch
+    from .service import Service
+
+LOOK_S = 0.25                   # how often it is looked for a GPU to end that others have, while jobs wait for it
+KEEP_S = 10.0                   # how often the past is written to the disk, at most
+LAST_RUNS = 20                   # so many of the last jobs tell how long the next ones will run
+
+
+class Past(Value):
+    """What is kept on the disk of a Ledger."""
+    had: Mapping[str, Amount] = {}                      # {uid: GPU seconds}
+    contested_at: Epoch = 0.0
+
+
+class TurnTaking(Component):
+    """Tells other users' services what this one wants, hears what they want, and counts what each has had."""
+
+    def __init__(self, service: Service) -> None:
+        import collections
+        super().__init__(service)
+        self.uid, leases = self.machine.uid, self.machine.leases
+        self.user = find_user(self.uid)
+        self.bids = Bids(self.disk, leases.folder, self.uid, self.clock.new_token) if leases else None
+        self.box: Box | None = None                     # None: nobody else has a service here now
+        self.ledger, self.patience = self.load(), Patience()
+        self.own, self.told_at = Bid(), float("-inf")   # the bid as it was told last, and when, monotonic
+        self.looked_at = self.kept_at = float("-inf")   # monotonic: at the leases; when the past was written
+        self.ended_s = 0.0                              # GPU seconds of the jobs that have ended
+        self.runs: collections.deque[float] = collections.deque(maxlen=LAST_RUNS)        # their run times
+        self.unnamed: dict[str, float] = {}             # {GPU uuid: since when somebody has it who tells nothing}
+
+    def load(self) -> Ledger:
+        """What each user had, as the last service kept it."""
+        with contextlib.suppress(TypeError, ValueError, NexusError):
+            kept = read_json(self.disk, self.layout.turns_file) or {}
+            past = decode_value(Past, kept)
+            return Ledger({int(uid): had for uid, had in past.had.items()}, contested_at=past.contested_at)
+        return Ledger()
+
+    @property
+    def others(self) -> Sequence[BoxUser]:
+        """The other users who have services here now: those who have GPUs or wait for them."""
+        return [user for user in self.box.users if user.uid != self.uid] if self.box else []
+
+    def find_due_s(self) -> float:
+        """Seconds until the leases must be looked at; infinite: nobody waits for what others have."""
+        is_waiting = self.service.plan.wants and (self.box or self.service.observer.lease_holders)
+        return LOOK_S if is_waiting else float("inf")
+
+    def look(self) -> None:
+        """Hear what other users' services want, and see whether they have given GPUs back."""
+        if not self.bids:
+            return
+        now, found = self.clock.now(), self.bids.look(self.clock.now())
+        if not found and not self.box and not (self.service.plan.wants and self.service.observer.lease_holders):
+            return
+        self.look_at_leases()
+        gpus = self.service.gpu_watch.gpus
+        bids = [(self.uid, self.user, self.make_bid(now)), *((each.uid, each.user, each.bid) for each in found)]
+        users = self.name_holders(merge_bids(bids, {gpu.uuid for gpu in gpus}), gpus, now)
+        self.ledger = credit(self.ledger, users, now)
+        self.box = Box(self.uid, tuple(users), self.ledger.had, frozenset(self.patience.resting)) if found else None
+        if not found:
+            self.patience = Patience()
+
+    def look_at_leases(self) -> None:
+        """See which GPUs others have now; a reading of what is free there is due at once."""
+        at, observer = self.clock.monotonic(), self.service.observer
+        if at - self.looked_at < LOOK_S * 0.8 or not self.machine.leases or not observer.observation.gpus:
+            return
+        self.looked_at = at
+        if observer.see_leases(self.service.local.list_own()):
+            self.service.gpu_watch.show_gpus()
+            if self.service.gpu_worker:
+                self.service.gpu_worker.wanted.set()
+
+    def name_holders(self, users: Sequence[BoxUser], gpus: Sequence[Gpu], now: float) -> list[BoxUser]:
+        """Count a GPU whose holder tells nothing for the user whose processes are there."""
+        told = {holding.uuid for user in users for holding in user.holdings}
+        unnamed = {gpu.uuid: gpu for gpu in gpus if gpu.lease_holder and gpu.uuid not in told}
+        self.unnamed = {uuid: self.unnamed.get(uuid, now) for uuid in unnamed}
+        return [replace(user, holdings=(*user.holdings, *(
+            Holding(uuid, 100, self.unnamed[uuid]) for uuid, gpu in unnamed.items()
+            if any(process.job_id is None and process.user == user.name for process in gpu.processes))))
+            for user in users]
+
+    def make_bid(self, now: float) -> Bid:
+        """What this service wants and has."""
+        here = [job for job in self.service.local.list_own() if job.gpus]
+        shares, since = dict[str, int](), dict[str, float]()
+        used_s, ages = self.ended_s, list[float]()
+        for job in here:
+            began = job.current.started_at or now
+            ages.append(max(0.0, now - began))
+            used_s += count_gpu_s(job, ages[-1])
+            for uuid, share in zip(job.current.gpu_uuids, list_shares(job)):
+                shares[uuid], since[uuid] = shares.get(uuid, 0) + share, max(since.get(uuid, 0.0), began)
+        wants = self.service.plan.wants
+        run_s = sum(self.runs) / len(self.runs) if self.runs else max([Bid.run_s, *ages])
+        return Bid(wants, tuple(Holding(uuid, shares[uuid], since[uuid]) for uuid in shares), used_s, run_s,
+                   len(here), sum(want.jobs for want in wants))
+
+    def note_end(self, before: Job, after: Job) -> None:
+        """Count what an attempt had.  `before`: the job as it ran."""
+        runtime_s = after.attempts[-1].runtime_seconds if after.attempts else None
+        if before.gpus and not before.current.node and runtime_s is not None:
+            self.ended_s += count_gpu_s(before, runtime_s)
+            self.runs.append(runtime_s)
+
+    def note_plan(self, planned: Plan) -> None:
+        """After a plan: tell others what is still wanted, and see how long GPUs have been left to them."""
+        if not self.bids:
+            return
+        now, former = self.clock.now(), self.patience
+        if self.box:
+            free = {capacity.gpu.uuid for capacity in planned.gpus
+                    if not capacity.gpu.node and capacity.reason is None and not capacity.jobs}
+            self.patience = wait_for_turns(former, planned.turns, free, self.uid, now)
+            had = {uid: had + self.patience.wasted.get(uid, 0.0) for uid, had in self.ledger.had.items()}
+            self.ledger = replace(self.ledger, had=had)
+            self.report(former, now)
+        self.tell(now)
+        self.keep()
+
+    def tell(self, now: float) -> None:
+        """Write the own bid while it concerns somebody: others wait, or jobs of this service do."""
+        assert self.bids
+        wants, at = self.service.plan.wants, self.clock.monotonic()
+        if not wants and not any(user.wants for user in self.others):
+            self.bids.withdraw()
+            self.own = Bid()
+            return
+        is_time = at - self.told_at >= WATCH_INTERVAL_S
+        if not self.box and (self.own.wants == wants or not is_time):
+            return
+        bid = self.make_bid(now)
+        if is_time or (bid.wants, bid.holdings) != (self.own.wants, self.own.holdings):
+            self.own, self.told_at = bid, at
+            with contextlib.suppress(OSError, NexusError):          # health tells of a folder that cannot be used
+                self.bids.tell(bid)
+
+    def report(self, former: Patience, now: float) -> None:
+        """Log the turns that are left to others, and those that they have let lapse."""
+        assert self.box
+        names, places = self.box.names, {gpu.uuid: gpu.place for gpu in self.service.gpu_watch.gpus}
+        for uid in dict.fromkeys(uid for uid, _ in self.patience.left.values()):
+            new = [places.get(uuid, uuid) for uuid, turn in self.patience.left.items()
+                   if turn[0] == uid and former.left.get(uuid) != turn and turn[1] == now]
+            if new:
+                self.log.info("GPU %s is left to %s, whose turn it is", join_some(new), names.get(uid, uid))
+        for uid, until in self.patience.resting.items():
+            if uid not in former.resting:
+                self.log.info("%s did not take the turn: none is left to that user for %s", names.get(uid, uid),
+                              format_duration(until - now))
+
+    def keep(self, is_end: bool = False) -> None:
+        """Write the past, so that the next service knows it."""
+        at = self.clock.monotonic()
+        if self.ledger.had and (is_end or (self.box and at - self.kept_at >= KEEP_S)):
+            self.kept_at = at
+            past = Past({str(uid): had for uid, had in self.ledger.had.items()}, self.ledger.contested_at)
+            with contextlib.suppress(NexusError):       # of little worth on a full disk
+                write_atomic(self.disk, self.layout.turns_file, [encode_json(past)], is_synced=False)
+
+    def end(self) -> None:
+        """The service ends: what it wants counts no more."""
+        if self.bids:
+            self.keep(is_end=True)
+            self.bids.withdraw()
+
+
+def count_gpu_s(job: Job, runtime_s: float) -> float:
+    return sum(list_shares(job)) / 100 * runtime_s
+
