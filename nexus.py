@@ -1633,7 +1633,7 @@ class State:
         self.awaited: dict[str, list[tuple[int, str]]] = {}     # {group: (number, id) of its jobs that have not ended}
         self.lost: dict[str, list[str]] = {}                # {group: its jobs that did not complete, nor were retried}
         self.named: dict[tuple[str | None, str], list[tuple[int, str]]] = {}    # {(user or None for all, name): jobs}
-        self.unretried: dict[tuple[str | None, str], list[tuple[int, str]]] = {}    # of these, those without a retry
+        self.awaited_names: dict[tuple[str | None, str], list[tuple[int, str]]] = {}    # of these, those not ended yet
         self.members: dict[str, list[tuple[str, str]]] = {}                     # {group: (user, id) of its jobs}
         self.queued: dict[str, list[QueuePlace]] = {}       # {user: their pending jobs}
         self.queued_in: dict[tuple[str, str], list[QueuePlace]] = {}            # {(user, group or ""): pending jobs}
@@ -1708,7 +1708,7 @@ INDEXES: Mapping[str, Callable[[Job], list[tuple[Any, Any]]]] = {       # {field
         [(group, (job.number, job.id)) for group in find_groups(job)] if job.status not in FINAL else []),
     "lost": lambda job: [(group, job.id) for group in find_groups(job)] if was_lost(job) else [],
     "named": lambda job: list_names(job) if job.name else [],
-    "unretried": lambda job: list_names(job) if job.name and not job.retried_as else [],
+    "awaited_names": lambda job: list_names(job) if job.name and job.status not in FINAL else [],
     "members": lambda job: [(job.group, (job.user, job.id))] if job.group else [],
     "queued": lambda job: [(job.user, find_queue_place(job))] if job.shown_status == PENDING else [],
     "queued_in": lambda job: (
@@ -14830,12 +14830,12 @@ def check_status(job: Job, statuses: Container[str], rule: str, hints: Mapping[s
 # ==== src/service/dependencies.py ====
 # After which jobs and groups a job is to start: found by their names, and what follows for those who wait.
 
-def find_links(state: State, job: Job, caller: Identity) -> dict[str, tuple[str, ...]]:
+def find_links(state: State, job: Job, caller: Identity, now: float) -> dict[str, tuple[str, ...]]:
     """The fields of a job that is to start after others, by their ids or names, and after groups.
 
     Raises: not_found; forbidden; conflict.
     """
-    parents, others = ([find_parent(state, told, caller, flag) for told in named]
+    parents, others = ([find_parent(state, told, caller, flag, now) for told in named]
                        for flag, named in (("--after", job.after), ("--after-any", job.after_any)))
     pending = [parent.id for parent in parents if parent.status != COMPLETED]
     pending += [parent.id for parent in others if parent.status not in FINAL]
@@ -14851,25 +14851,43 @@ def find_links(state: State, job: Job, caller: Identity) -> dict[str, tuple[str,
 LINKS = {"after", "after_any", "after_group", "after_any_group"}
 
 
-def find_parent(state: State, told: str, caller: Identity, flag: str) -> Job:
-    """The job of an id, or the only one of a name, after which another is to start: never those of a group.
+MAX_NAME_AGE_S = 3600           # the short job that a script has just added may have ended before its next line
 
-    A retried job is not meant by its name: its retry is.  Raises: not_found; forbidden; conflict.
+
+def find_parent(state: State, told: str, caller: Identity, flag: str, now: float) -> Job:
+    """The job of an id, or the latest of a name, after which another is to start: never those of a group.
+
+    Of a name the latest counts that waits or runs, or else the latest, if it was just added: an older one is hardly
+    meant.  A retried job is not meant by its name: its retry is.  Raises: not_found; forbidden; conflict.
     """
     if told in state.jobs:
         return find_own_job(state, told, caller)
     name = None if caller.is_owner else caller.user, told
-    left = [job_id for _, job_id in state.unretried.get(name, ())]
-    if len(left) > 1:
-        groups = {state.jobs[job_id].group for job_id in left}
-        group = groups.pop() if len(groups) == 1 else None
-        raise NexusError("conflict", f"{len(left)} jobs have the name '{told}': {join_some(left)}",
-                         f"name the right ones: {flag} {','.join(left[:10])}; or all of "
-                         f"{'their' if group else 'a'} group: {flag}-group {quote(group or 'G')}")
-    if name not in state.named and may_see_group(state, told, caller):
-        raise NexusError("not_found", f"no job '{format_line(told, 40)}'",
-                         f"it is a group; after all of it: {flag}-group {quote(told)}")
-    return find_own_job(state, left[0] if left else told, caller)
+    if name in state.awaited_names:
+        return state.jobs[state.awaited_names[name][-1][1]]
+    if name not in state.named:
+        if may_see_group(state, told, caller):
+            raise NexusError("not_found", f"no job '{format_line(told, 40)}'",
+                             f"it is a group; after all of it: {flag}-group {quote(told)}")
+        return find_own_job(state, told, caller)
+    job = state.jobs[find_retried(state, state.named[name][-1][1], {})]
+    if job.status in FINAL and now - job.created_at > MAX_NAME_AGE_S:
+        raise NexusError("conflict", f"no job '{format_line(told, 40)}' waits or runs; the latest, {job.id}, was added "
+                         f"{format_duration(now - job.created_at)} ago and {describe_loss(job)}",
+                         f"if you mean that one: {flag} {job.id}")
+    return job
+
+
+def describe_old_groups(state: State, groups: Iterable[str], now: float) -> str:
+    """A warning of a group whose last job ended long ago: the one that is meant may have failed to be added."""
+    for group in groups:
+        members = state.members.get(group, ())
+        users = {user for user, _ in (*members[:1], *members[-1:])}         # ascending
+        ends = [state.ended_in[user, group][-1][0] for user in users if (user, group) in state.ended_in]
+        if group not in state.awaited and ends and now - max(ends) > MAX_NAME_AGE_S:
+            return (f"nothing of group {group} waits or runs: its last job ended "
+                    f"{format_duration(now - max(ends))} ago")
+    return ""
 
 
 def find_left_groups(state: State, job: Job) -> dict[str, tuple[str, ...]]:
@@ -15352,7 +15370,7 @@ class Admission(Component):
         """
         check_queue_limit(state, job.user, self.config.jobs.queue_limit, self.service.user)
         check_own_group(state, job.group, caller)
-        links = find_links(state, job, caller)
+        links = find_links(state, job, caller, now)
         if job.environment not in state.environments and variables is not None:
             yield Put("environments", job.environment, variables)
         yield from renew_group(state, job.group)
@@ -15538,7 +15556,7 @@ class Editor(Component):
             check_own_group(state, change["group"], caller)
         if not change.keys().isdisjoint(LINKS):
             links = list_links(state, job, change)
-            facts.update(find_links(state, replace(job, **links), caller))
+            facts.update(find_links(state, replace(job, **links), caller, self.clock.now()))
             if lost := find_lost(state, replace(job, **facts), change.get("after_group", ())):
                 raise NexusError("conflict", f"job {job.id} could never start: {lost}",
                                  "--after-any or --after-any-group: however that ended")
@@ -18158,14 +18176,17 @@ def post_queue(api: Api, caller: Identity, body: Any, idempotency_key: str | Non
     waiting = [job for job in added.jobs if job.status == PENDING]
     lost = next((job for job in added.jobs if job.status != PENDING), None)
     warning = lost and f"job {lost.id} was cancelled at once: {lost.current.cause_line}"
-    warning = find_delay(api, waiting) or warning
+    groups = dict.fromkeys(name for asked in submissions for key in ("after_group", "after_any_group")
+                           for name in asked.job.get(key, ()))
+    old = describe_old_groups(api.service.store.state, groups, api.service.clock.now())
+    warning = find_delay(api, waiting) or warning or old
     if is_dry:
         shown = [name for name in ASKED if name not in ("umask", "nice", "cpus", *Asked.FIELDS)]
         jobs = [{name: field_json(job, name) for name in shown} for job in waiting[:limit]]
         answer = {"dry_run": True, "jobs": jobs}
         new = {job.id for job in added.jobs}            # they exist only in the transaction that was tried
         repeated = [job_id for job_id in added.existing if job_id not in new]
-        warning = lost and f"it would be cancelled at once: {lost.current.cause_line}"
+        warning = (lost and f"it would be cancelled at once: {lost.current.cause_line}") or old
     else:
         is_one = isinstance(body, dict) and "command" in body and not body.get("sweep")
         answer = {"id": added.ids[0]} if is_one else {"ids": added.ids}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from ..opening import TYPE_CHECKING
 from ..schedule.reasons import find_pause
 from ..service.access import Identity
+from ..service.dependencies import describe_old_groups
 from ..service.job_lists import choose_pending
 from ..service.job_serializer import JOBS_A_PIECE
 from ..values.changes import list_jobs
@@ -61,14 +62,17 @@ def post_queue(api: Api, caller: Identity, body: Any, idempotency_key: str | Non
     waiting = [job for job in added.jobs if job.status == PENDING]
     lost = next((job for job in added.jobs if job.status != PENDING), None)
     warning = lost and f"job {lost.id} was cancelled at once: {lost.current.cause_line}"
-    warning = find_delay(api, waiting) or warning
+    groups = dict.fromkeys(name for asked in submissions for key in ("after_group", "after_any_group")
+                           for name in asked.job.get(key, ()))
+    old = describe_old_groups(api.service.store.state, groups, api.service.clock.now())
+    warning = find_delay(api, waiting) or warning or old
     if is_dry:
         shown = [name for name in ASKED if name not in ("umask", "nice", "cpus", *Asked.FIELDS)]
         jobs = [{name: field_json(job, name) for name in shown} for job in waiting[:limit]]
         answer = {"dry_run": True, "jobs": jobs}
         new = {job.id for job in added.jobs}            # they exist only in the transaction that was tried
         repeated = [job_id for job_id in added.existing if job_id not in new]
-        warning = lost and f"it would be cancelled at once: {lost.current.cause_line}"
+        warning = (lost and f"it would be cancelled at once: {lost.current.cause_line}") or old
     else:
         is_one = isinstance(body, dict) and "command" in body and not body.get("sweep")
         answer = {"id": added.ids[0]} if is_one else {"ids": added.ids}

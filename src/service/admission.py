@@ -99,7 +99,7 @@ class Admission(Component):
         """
         check_queue_limit(state, job.user, self.config.jobs.queue_limit, self.service.user)
         check_own_group(state, job.group, caller)
-        links = find_links(state, job, caller)
+        links = find_links(state, job, caller, now)
         if job.environment not in state.environments and variables is not None:
             yield Put("environments", job.environment, variables)
         yield from renew_group(state, job.group)

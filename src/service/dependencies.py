@@ -7,12 +7,12 @@ from shlex import quote
 
 from ..opening import TYPE_CHECKING
 from ..values.causes import DEPENDENCY
-from ..values.changes import end_job
-from ..values.dependencies import check_rings, find_lost, update_followers
+from ..values.changes import end_job, find_retried
+from ..values.dependencies import check_rings, describe_loss, find_lost, update_followers
 from ..values.errors import NexusError
 from ..values.job import CANCELLED, COMPLETED, FINAL, PENDING, Job
 from ..values.state import State, find_groups
-from ..values.text import format_line, join_some
+from ..values.text import format_duration, format_line
 from ..views.api_json import pick
 from .access import Identity, check_group, find_own_job, may_see_group
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from ..values.state import Changes
 
 
-def find_links(state: State, job: Job, caller: Identity) -> dict[str, tuple[str, ...]]:
+def find_links(state: State, job: Job, caller: Identity, now: float) -> dict[str, tuple[str, ...]]:
     """The fields of a job that is to start after others, by their ids or names, and after groups.
 
     Raises: not_found; forbidden; conflict.
     """
-    parents, others = ([find_parent(state, told, caller, flag) for told in named]
+    parents, others = ([find_parent(state, told, caller, flag, now) for told in named]
                        for flag, named in (("--after", job.after), ("--after-any", job.after_any)))
     pending = [parent.id for parent in parents if parent.status != COMPLETED]
     pending += [parent.id for parent in others if parent.status not in FINAL]
@@ -43,25 +43,43 @@ def find_links(state: State, job: Job, caller: Identity) -> dict[str, tuple[str,
 LINKS = {"after", "after_any", "after_group", "after_any_group"}
 
 
-def find_parent(state: State, told: str, caller: Identity, flag: str) -> Job:
-    """The job of an id, or the only one of a name, after which another is to start: never those of a group.
+MAX_NAME_AGE_S = 3600           # the short job that a script has just added may have ended before its next line
 
-    A retried job is not meant by its name: its retry is.  Raises: not_found; forbidden; conflict.
+
+def find_parent(state: State, told: str, caller: Identity, flag: str, now: float) -> Job:
+    """The job of an id, or the latest of a name, after which another is to start: never those of a group.
+
+    Of a name the latest counts that waits or runs, or else the latest, if it was just added: an older one is hardly
+    meant.  A retried job is not meant by its name: its retry is.  Raises: not_found; forbidden; conflict.
     """
     if told in state.jobs:
         return find_own_job(state, told, caller)
     name = None if caller.is_owner else caller.user, told
-    left = [job_id for _, job_id in state.unretried.get(name, ())]
-    if len(left) > 1:
-        groups = {state.jobs[job_id].group for job_id in left}
-        group = groups.pop() if len(groups) == 1 else None
-        raise NexusError("conflict", f"{len(left)} jobs have the name '{told}': {join_some(left)}",
-                         f"name the right ones: {flag} {','.join(left[:10])}; or all of "
-                         f"{'their' if group else 'a'} group: {flag}-group {quote(group or 'G')}")
-    if name not in state.named and may_see_group(state, told, caller):
-        raise NexusError("not_found", f"no job '{format_line(told, 40)}'",
-                         f"it is a group; after all of it: {flag}-group {quote(told)}")
-    return find_own_job(state, left[0] if left else told, caller)
+    if name in state.awaited_names:
+        return state.jobs[state.awaited_names[name][-1][1]]
+    if name not in state.named:
+        if may_see_group(state, told, caller):
+            raise NexusError("not_found", f"no job '{format_line(told, 40)}'",
+                             f"it is a group; after all of it: {flag}-group {quote(told)}")
+        return find_own_job(state, told, caller)
+    job = state.jobs[find_retried(state, state.named[name][-1][1], {})]
+    if job.status in FINAL and now - job.created_at > MAX_NAME_AGE_S:
+        raise NexusError("conflict", f"no job '{format_line(told, 40)}' waits or runs; the latest, {job.id}, was added "
+                         f"{format_duration(now - job.created_at)} ago and {describe_loss(job)}",
+                         f"if you mean that one: {flag} {job.id}")
+    return job
+
+
+def describe_old_groups(state: State, groups: Iterable[str], now: float) -> str:
+    """A warning of a group whose last job ended long ago: the one that is meant may have failed to be added."""
+    for group in groups:
+        members = state.members.get(group, ())
+        users = {user for user, _ in (*members[:1], *members[-1:])}         # ascending
+        ends = [state.ended_in[user, group][-1][0] for user in users if (user, group) in state.ended_in]
+        if group not in state.awaited and ends and now - max(ends) > MAX_NAME_AGE_S:
+            return (f"nothing of group {group} waits or runs: its last job ended "
+                    f"{format_duration(now - max(ends))} ago")
+    return ""
 
 
 def find_left_groups(state: State, job: Job) -> dict[str, tuple[str, ...]]:

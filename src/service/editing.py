@@ -114,7 +114,7 @@ class Editor(Component):
             check_own_group(state, change["group"], caller)
         if not change.keys().isdisjoint(LINKS):
             links = list_links(state, job, change)
-            facts.update(find_links(state, replace(job, **links), caller))
+            facts.update(find_links(state, replace(job, **links), caller, self.clock.now()))
             if lost := find_lost(state, replace(job, **facts), change.get("after_group", ())):
                 raise NexusError("conflict", f"job {job.id} could never start: {lost}",
                                  "--after-any or --after-any-group: however that ended")

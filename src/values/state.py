@@ -120,7 +120,7 @@ class State:
         self.awaited: dict[str, list[tuple[int, str]]] = {}     # {group: (number, id) of its jobs that have not ended}
         self.lost: dict[str, list[str]] = {}                # {group: its jobs that did not complete, nor were retried}
         self.named: dict[tuple[str | None, str], list[tuple[int, str]]] = {}    # {(user or None for all, name): jobs}
-        self.unretried: dict[tuple[str | None, str], list[tuple[int, str]]] = {}    # of these, those without a retry
+        self.awaited_names: dict[tuple[str | None, str], list[tuple[int, str]]] = {}    # of these, those not ended yet
         self.members: dict[str, list[tuple[str, str]]] = {}                     # {group: (user, id) of its jobs}
         self.queued: dict[str, list[QueuePlace]] = {}       # {user: their pending jobs}
         self.queued_in: dict[tuple[str, str], list[QueuePlace]] = {}            # {(user, group or ""): pending jobs}
@@ -195,7 +195,7 @@ INDEXES: Mapping[str, Callable[[Job], list[tuple[Any, Any]]]] = {       # {field
         [(group, (job.number, job.id)) for group in find_groups(job)] if job.status not in FINAL else []),
     "lost": lambda job: [(group, job.id) for group in find_groups(job)] if was_lost(job) else [],
     "named": lambda job: list_names(job) if job.name else [],
-    "unretried": lambda job: list_names(job) if job.name and not job.retried_as else [],
+    "awaited_names": lambda job: list_names(job) if job.name and job.status not in FINAL else [],
     "members": lambda job: [(job.group, (job.user, job.id))] if job.group else [],
     "queued": lambda job: [(job.user, find_queue_place(job))] if job.shown_status == PENDING else [],
     "queued_in": lambda job: (

@@ -119,25 +119,6 @@ def test_there_must_be_a_job_of_the_group(stage):
     assert stage.ask("POST", "/queue", {"command": "true", "after_group": ["exp1"]})[0] == 404, "it is empty"
 
 
-def test_a_name_of_several_jobs_or_of_a_group_is_no_parent(stage):
-    first = stage.add("aaa", name="x", group="g")
-    assert stage.parents(stage.add(after=["x"])) == (first,)
-    stage.add("bbb", name="x", group="g")
-    for name, flag in (("after", "--after"), ("after_any", "--after-any")):
-        status, answer = stage.ask("POST", "/queue", {"command": "true", name: ["x"]})
-        assert status == 409 and answer["message"] == "2 jobs have the name 'x': aaa, bbb"
-        assert answer["hint"] == f"name the right ones: {flag} aaa,bbb; or all of their group: {flag}-group g"
-        status, answer = stage.ask("POST", "/queue", {"command": "true", name: ["g"]})
-        assert status == 404 and answer["hint"] == f"it is a group; after all of it: {flag}-group g"
-    stage.add("ccc", name="x")
-    assert "all of a group: --after-group G" in stage.ask("POST", "/queue", {"command": "true", "after": ["x"]})[1]["hint"]
-    for job_id in ("aaa", "bbb", "ccc"):
-        stage.end(job_id, "cancelled", cause="killed")
-    again, = stage.retry("ccc")
-    stage.clear("aaa", "bbb")
-    assert stage.parents(stage.add(after=["x"])) == (again,), "a retried one is not meant by its name"
-
-
 def test_who_joins_and_leaves_counts_until_the_start(stage):
     stage.add("aaa", group="g")
     stage.add("www", after_group=["g"])

@@ -788,7 +788,7 @@ def rebuild(state):
 
 RELIED_ON = {  # an index of State: how Touched knows of two transactions of which one changes what the other looks for there
     "ready": "no request looks", "dependents": "parents", "followers": "followed", "awaited": "groups", "lost": "groups",
-    "named": "who looks for a name changes none that others look for", "unretried": "as named", "members": "joined",
+    "named": "who looks for a name changes none that others look for", "awaited_names": "as named", "members": "joined",
     "queued": "adders", "queued_in": "no request looks", "prioritized": "no request looks", "ended": "no request looks",
     "ended_in": "no request looks"}
 

@@ -104,7 +104,7 @@ def check_indexes(made):
     queue = nexus.PendingQueue(made)
     assert [queue.find_position(one) for one in ordered] == list(range(len(ordered)))
     by_class, dependents, named, members, queued, queued_in, prioritized, ended_by, ended_in = ({} for _ in range(9))
-    unretried, followers, awaited, lost = ({} for _ in range(4))
+    awaited_names, followers, awaited, lost = ({} for _ in range(4))
     for one in made.jobs.values():
         if one.status in nexus.FINAL:
             item = one.status_history[-1][1] if one.status_history else 0.0, one.number, one.id
@@ -112,8 +112,8 @@ def check_indexes(made):
             ended_in.setdefault((one.user, one.group or ""), []).append(item)
         for user in (None, one.user) if one.name else ():
             named.setdefault((user, one.name), []).append((one.number, one.id))
-            if one.retried_as is None:
-                unretried.setdefault((user, one.name), []).append((one.number, one.id))
+            if one.status not in nexus.FINAL:
+                awaited_names.setdefault((user, one.name), []).append((one.number, one.id))
         for group in {one.group, *one.retried_groups} - {None}:
             if one.status not in nexus.FINAL:
                 awaited.setdefault(group, []).append((one.number, one.id))
@@ -135,7 +135,7 @@ def check_indexes(made):
             followers.setdefault(group, []).append(one.id)
     for index, wanted in ((made.ready, by_class), (made.dependents, dependents), (made.named, named), (made.members, members),
                           (made.queued, queued), (made.queued_in, queued_in), (made.prioritized, prioritized),
-                          (made.ended, ended_by), (made.ended_in, ended_in), (made.unretried, unretried),
+                          (made.ended, ended_by), (made.ended_in, ended_in), (made.awaited_names, awaited_names),
                           (made.followers, followers), (made.awaited, awaited), (made.lost, lost)):
         assert index == {key: sorted(items) for key, items in wanted.items()}
     assert made.running == {id: one for id, one in made.jobs.items() if one.status == nexus.RUNNING}
