@@ -70,12 +70,15 @@ class Tab:
         self.context.set_extra_http_headers(headers)
         if self.page.url.partition("#")[0] == address.partition("#")[0]:
             self.page.evaluate("(address) => { sessionStorage.clear(); scrollTo(0, 0); history.replaceState(null, '', address); }", address)
-            self.faults.clear()
+            self.page.once("framenavigated", self.begin)
             self.page.reload()
         else:
-            self.faults.clear()
+            self.page.once("framenavigated", self.begin)
             self.page.goto(address)
-        self.faults[:] = [fault for fault in self.faults if "net::ERR" not in fault]        # of the former visit, whose service has gone
+
+    def begin(self, frame):
+        """What was said before is of the former visit, whose service, or whose job, has gone meanwhile."""
+        self.faults.clear()
 
     def forget(self):
         """Nothing stays of a visit but the page itself."""
