@@ -4451,7 +4451,7 @@ def wait_for_turns(patience: Patience, turns: Turns, free: Container[str], own_u
     resting = {uid: until for uid, until in patience.resting.items() if until > now}
     for uuid, uid in turns.owners.items():
         former, since = patience.left.get(uuid, (uid, now))
-        if uid != own_uid:
+        if uid != own_uid and uuid in free:
             left[uuid] = (uid, since if former == uid else now)
     for uuid, (uid, since) in patience.left.items():
         if uuid in free and left.get(uuid, (0, now)) != (uid, since):
@@ -4479,13 +4479,10 @@ class Box(Value):
     def find_turns(self, free: Iterable[str], now: float) -> Turns:
         return whose_turn(self.users, self.had, free, now, self.resting)
 
-    def list_before(self, now: float) -> list[BoxUser]:
-        """The other users who wait and will have had less than this one, the least first."""
-        charges = {user.uid: self.had.get(user.uid, 0.0) + find_charge(user, now) for user in self.users}
-        own = charges.get(self.own_uid, float("inf"))
-        return sorted((user for user in list_competing(self.users)
-                       if user.uid not in (self.own_uid, *self.resting) and charges[user.uid] < own),
-                      key=lambda user: charges[user.uid])
+    def list_waiting(self, now: float) -> list[BoxUser]:
+        """The other users who wait, first who will have had least."""
+        waiting = [user for user in list_competing(self.users) if user.uid not in (self.own_uid, *self.resting)]
+        return sorted(waiting, key=lambda user: self.had.get(user.uid, 0.0) + find_charge(user, now))
 
 
 # ==== src/schedule/reasons.py ====
@@ -4939,7 +4936,7 @@ def yield_to_others(box: Box, turns: Turns, running: Sequence[Job], now: float) 
     ending = {uuid for job in here if job.current.stop_cause for uuid in job.current.gpu_uuids}
     old = sorted((job for job in list_preemptible(here) if find_age(job, now) >= PREEMPT_AFTER_S),
                  key=lambda job: find_age(job, now))
-    for user in box.list_before(now):
+    for user in box.list_waiting(now):
         want = user.wants[0]
         there = {uuid for uuid in want.uuids if turns.owners.get(uuid) == user.uid or uuid in ending}
         chosen = [job for job in old if not there.issuperset(job.current.gpu_uuids)
@@ -5435,11 +5432,16 @@ class WantList:
         self.begun[queue_class] = self.begun.get(queue_class, 0) + 1
 
     def add(self, queue_class: tuple[Any, ...], job: Job, count: int) -> None:
-        """Add `count` jobs of a class, of which this is the first that does not start, if a GPU here would do."""
+        """Add `count` jobs of a class, of which this is the first that does not start, if a GPU here would do.
+
+        Those that give way to other users have what nobody else wants.
+        """
         uuids = [capacity.gpu.uuid for capacity in self.here
                  if may_use(job, capacity.gpu) and capacity.most_mib >= (job.gpu_mem_mib or 0)]
         gpus = len(list_shares(job))
         waiting = count - self.begun.get(queue_class, 0)
+        if job.preemptible and self.config.preemptible_for_others:
+            return
         if waiting > 0 and 0 < gpus <= len(uuids) and len(self.wants) < MAX_WANTS:
             self.wants[request_class(job)] = Want(
                 gpus, tuple(uuids), waiting, self.find_since(job), self.is_starving(job))

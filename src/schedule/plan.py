@@ -227,11 +227,16 @@ class WantList:
         self.begun[queue_class] = self.begun.get(queue_class, 0) + 1
 
     def add(self, queue_class: tuple[Any, ...], job: Job, count: int) -> None:
-        """Add `count` jobs of a class, of which this is the first that does not start, if a GPU here would do."""
+        """Add `count` jobs of a class, of which this is the first that does not start, if a GPU here would do.
+
+        Those that give way to other users have what nobody else wants.
+        """
         uuids = [capacity.gpu.uuid for capacity in self.here
                  if may_use(job, capacity.gpu) and capacity.most_mib >= (job.gpu_mem_mib or 0)]
         gpus = len(list_shares(job))
         waiting = count - self.begun.get(queue_class, 0)
+        if job.preemptible and self.config.preemptible_for_others:
+            return
         if waiting > 0 and 0 < gpus <= len(uuids) and len(self.wants) < MAX_WANTS:
             self.wants[request_class(job)] = Want(
                 gpus, tuple(uuids), waiting, self.find_since(job), self.is_starving(job))

@@ -56,7 +56,7 @@ def yield_to_others(box: Box, turns: Turns, running: Sequence[Job], now: float) 
     ending = {uuid for job in here if job.current.stop_cause for uuid in job.current.gpu_uuids}
     old = sorted((job for job in list_preemptible(here) if find_age(job, now) >= PREEMPT_AFTER_S),
                  key=lambda job: find_age(job, now))
-    for user in box.list_before(now):
+    for user in box.list_waiting(now):
         want = user.wants[0]
         there = {uuid for uuid in want.uuids if turns.owners.get(uuid) == user.uid or uuid in ending}
         chosen = [job for job in old if not there.issuperset(job.current.gpu_uuids)

@@ -159,7 +159,7 @@ def wait_for_turns(patience: Patience, turns: Turns, free: Container[str], own_u
     resting = {uid: until for uid, until in patience.resting.items() if until > now}
     for uuid, uid in turns.owners.items():
         former, since = patience.left.get(uuid, (uid, now))
-        if uid != own_uid:
+        if uid != own_uid and uuid in free:
             left[uuid] = (uid, since if former == uid else now)
     for uuid, (uid, since) in patience.left.items():
         if uuid in free and left.get(uuid, (0, now)) != (uid, since):
@@ -187,10 +187,7 @@ class Box(Value):
     def find_turns(self, free: Iterable[str], now: float) -> Turns:
         return whose_turn(self.users, self.had, free, now, self.resting)
 
-    def list_before(self, now: float) -> list[BoxUser]:
-        """The other users who wait and will have had less than this one, the least first."""
-        charges = {user.uid: self.had.get(user.uid, 0.0) + find_charge(user, now) for user in self.users}
-        own = charges.get(self.own_uid, float("inf"))
-        return sorted((user for user in list_competing(self.users)
-                       if user.uid not in (self.own_uid, *self.resting) and charges[user.uid] < own),
-                      key=lambda user: charges[user.uid])
+    def list_waiting(self, now: float) -> list[BoxUser]:
+        """The other users who wait, first who will have had least."""
+        waiting = [user for user in list_competing(self.users) if user.uid not in (self.own_uid, *self.resting)]
+        return sorted(waiting, key=lambda user: self.had.get(user.uid, 0.0) + find_charge(user, now))
