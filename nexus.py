@@ -350,8 +350,8 @@ ZONE = "(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 def parse_begin(text: str, now: float) -> float:
     """UTC epoch seconds of a time of starting.  Raises: usage.
 
-    `+2h`: from now.  `22:00`: the next one of the local clock.  `2024-10-24 22:00`: local.  With Z or an offset like
-    +02:00, the clock and the day are those of that time zone.
+    `+2h`: from now.  `22:00`: the next one of the local clock.  `tomorrow 7:00`, `2024-10-24 22:00`: local.  With Z or
+    an offset like +02:00, the clock and the day are those of that time zone.
     """
     import datetime
     if text == "now":
@@ -362,12 +362,49 @@ def parse_begin(text: str, now: float) -> float:
         text = re.sub("(?<![0-9])([0-9]:)", r"0\1", text.replace("Z", "+00:00"))   # 8:30 is 08:30 to fromisoformat()
         if re.match("[0-9]{4}-", text):
             return check_time(max(0.0, datetime.datetime.fromisoformat(text).timestamp()))
-        clock = datetime.time.fromisoformat(text)
+        clock = datetime.time.fromisoformat(re.sub("^to[a-z]+.", "", text))
         at = datetime.datetime.combine(datetime.datetime.fromtimestamp(now, clock.tzinfo), clock)
+        if text.startswith("to"):
+            return (at + datetime.timedelta(days=int(text.startswith("tomorrow")))).timestamp()
         return (at if at.timestamp() > now else at + datetime.timedelta(days=1)).timestamp()
     except (ValueError, OverflowError, OSError):
         refuse(f"begin: there is no time {format_line(text, 40)}",
-               hint="like 22:00, +2h, 2024-10-24 22:00, 2024-10-24T15:30:15Z or 22:00+02:00")
+               hint="like 22:00, +2h, tomorrow 7:00, 2024-10-24 22:00, 2024-10-24T15:30:15Z or 22:00+02:00")
+
+
+WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+
+
+def parse_age(text: str, now: float) -> str:
+    """How long ago a time as AGE_TEXT allows was, as a duration.  Raises: usage.
+
+    `24h` is returned as it is.  `yesterday`, `monday` and `2024-10-24` are local days, from their beginning or from a
+    clock after them; `22:00` is the last one, and `monday` the last one before today.
+    """
+    import datetime
+    today = datetime.date.fromtimestamp(now)
+    match = re.fullmatch(r"([a-z]+|\d{4}-\d\d-\d\d)?[ T]?(\d\d?(?::\d\d){1,2})?", text)
+    if match is None or (match[1] is None and text.count(":") != 1):
+        return text
+    try:
+        clock = datetime.time.fromisoformat(re.sub("^([0-9]:)", r"0\1", match[2] or "00:00"))
+        if match[1] in WEEKDAYS:
+            day = today - datetime.timedelta(days=(today.weekday() - WEEKDAYS.index(match[1]) - 1) % 7 + 1)
+        elif match[1] in (None, "today", "yesterday"):
+            day = today - datetime.timedelta(days=int(match[1] == "yesterday"))
+        else:
+            day = datetime.date.fromisoformat(match[1])
+        at = datetime.datetime.combine(day, clock).timestamp()
+        at -= 86400 if match[1] is None and at > now else 0
+    except (ValueError, OverflowError):
+        refuse(f"there is no time {format_line(text, 40)}", "like 24h, yesterday, 2024-10-24 or 2024-10-24 22:00")
+    if at > now:
+        refuse(f"{format_line(text, 40)} is in the future", "like 24h, yesterday, 2024-10-24 or 2024-10-24 22:00")
+    left, parts = -int(at - now), ""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m"), (1, "s")):
+        parts += f"{left // size}{unit}" if left >= size else ""
+        left %= size
+    return parts or "0s"
 
 
 def check_time(at: float) -> float:
@@ -1098,8 +1135,12 @@ DURATION = f"( *{AMOUNT} ?[smhdw])+ *|([0-9]{{1,4}}-)?[0-9]{{1,6}}:[0-5][0-9]:[0
 DURATION_TEXT = matching(f"^({DURATION}|0)$", "a time with its unit", maxLength=100,
                          examples=["90s", "2h", "1h30m", "1:30:00"])
 DAY, CLOCK = "[12][0-9]{3}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])", "([01]?[0-9]|2[0-3])(:[0-5][0-9]){1,2}"
-BEGIN_TEXT = matching(f"^(now|\\+({DURATION})|({DAY}[ T])?{CLOCK}{ZONE}?)$", "a time", maxLength=100,
-                     examples=["22:00", "+2h", "2024-10-24 22:00", "2024-10-24T15:30:15Z"])
+BEGIN_TEXT = matching(f"^(now|\\+({DURATION})|(({DAY}|today|tomorrow)[ T])?{CLOCK}{ZONE}?)$", "a time", maxLength=100,
+                     examples=["22:00", "+2h", "tomorrow 7:00", "2024-10-24 22:00", "2024-10-24T15:30:15Z"])
+AGE_TEXT = matching(                            # of the command line: a duration, or since when
+    f"^({DURATION}|0|{CLOCK}|(today|yesterday|(mon|tues|wednes|thurs|fri|satur|sun)day|{DAY})([ T]{CLOCK})?)$",
+    "a time with its unit, or a day", maxLength=100,
+    examples=["24h", "7d", "yesterday", "2024-10-24", "2024-10-24 22:00"])
 SIZE_TEXT = matching(f"^{AMOUNT} ?[MGTmgt](i?[Bb])?$", "an amount of memory with its unit", examples=["10G", "500M"])
 
 CHOSEN_BY_SLURM = "wants {}, and which GPUs a job gets is Slurm's to choose"
@@ -2680,7 +2721,8 @@ class Choice(Value):
         flag="--name PATTERN", option="the jobs whose name fits this pattern, like 'lr=0.1*'", told="named")
     since: str | None = optional(
         None, DURATION_TEXT, "only those that ended in the last 24h (7d), or else were added in it", "public",
-        flag="--since TIME", like="24h", option="the jobs that ended, or else were added, in the last 24h or 7d",
+        flag="--since TIME", like="24h",
+        option="the jobs that ended, or else were added, in the last 24h or 7d, or since yesterday or 2024-10-24",
         told="of the last")
     text: str | None = optional(
         None, {**STRING, "maxLength": MAX_SOUGHT},
@@ -4149,12 +4191,18 @@ def translate_sbatch(words: Sequence[str], ignored: list[str]) -> list[str]:
 
 
 def explain_sbatch(words: Sequence[str]) -> str:
-    """What to type here for an option of sbatch with its value, perhaps the next word; empty if that is not known."""
+    """What to type here for an option of sbatch with its value, perhaps the next word.
+
+    Empty if that is not known, or is what was typed: then something else is wrong with it.
+    """
     ignored, ours = list[str](), list[str]()
+    given = words[:1] if "=" in words[0] or words[0] in ("-H", "--hold") else words[:2]
     try:
-        ours = translate_sbatch(words[:1] if "=" in words[0] or words[0] in ("-H", "--hold") else words[:2], ignored)
+        ours = translate_sbatch(given, ignored)
     except NexusError as error:
         return error.hint if error.hint in SBATCH_TAKES.values() else ""
+    if ours == ["=".join(given)]:
+        return ""
     instead = re.search(r"\((.+)\)", "".join(ignored))
     return " ".join(map(quote, ours)) or (f"leave it out; instead: {instead[1]}" if instead else "")
 
@@ -10189,8 +10237,8 @@ def find_work_tree(cwd: str, environ: Mapping[str, str]) -> str:
     except NexusError as error:
         if not re.search("not a git repository|must be run in a work tree", error.message):
             raise
-        raise NexusError("usage", f"{cwd} is not in a git work tree, and --snapshot needs one", hint="make it one: "
-                         f"git -C {cwd} init; or cd to a checkout; or add the job without --snapshot") from None
+        raise NexusError("usage", f"{cwd} is not in a git work tree, and --snapshot needs one", hint=
+                         "name your checkout with --cwd DIR, or cd there; or leave --snapshot out") from None
 
 
 def check_sizes(top: str, untracked: Sequence[str]) -> None:
@@ -22652,9 +22700,11 @@ ALIASES: Mapping[str, Sequence[str]] = {
     "requeue": ["retry"], "resubmit": ["retry"], "rerun": ["retry"], "nodes": ["node"], "sattach": ["attach"],
     "sreport": ["usage"], "sprio": ["queue"]}
 ALL_END = "all that wait or run: nexus cancel --status pending,running"
-# {our commands, and what is typed there by who knows Slurm or ts (status: nothing but an option): what to type}
+# {our commands, and what is typed there by who knows Slurm or ts (status: nothing but an option): what to type}.  {} is
+# the value that stands there; after | is what to type without one
 FOREIGN = {f"{command} {word}": hint for key, hint in {
-    "add -p -A -q -N -c --partition --account --qos --nodes --ntasks --cpus-per-task --mem --exclusive": "leave it out",
+    "add -p -A -q -N -c --partition --account --qos --nodes --ntasks --cpus-per-task --exclusive": "leave it out",
+    "add --mem --mem-per-cpu --mem-per-gpu --memory": "leave it out; of a GPU's memory: --gpu-mem {}",
     "add --wrap": "the command itself, in quotes", "add -W --wait": "nexus run, or nexus wait ID",
     "add -e": "--env NAME=VALUE", "add --parsable": "leave it out: add prints the id alone",
     "add --test-only": "--dry-run", "jobs -u": "--user {}", "jobs --me": '--user "$USER"',
@@ -22664,20 +22714,27 @@ FOREIGN = {f"{command} {word}": hint for key, hint in {
     "jobs -S --starttime --since": "--since {since}", "usage --since": "--since {since}",
     "jobs -a --allusers": "leave it out", "jobs -o -O --format": "--json",
     "jobs -n --jobname": "--name {}", "pause -n --jobname": "--name {}",
-    "add --pty -it": "--tty: nexus run --tty bash", "kill -9": "--signal KILL",
+    "add --pty -it": "--tty: nexus run --tty bash", "kill -9 -KILL -SIGKILL": "--signal KILL",
+    "kill -2 -INT -SIGINT": "--signal INT", "kill -15 -TERM -SIGTERM": "leave it out: TERM comes first",
+    "kill -s": "--signal {}", "wait --timeout -t": "timeout {} nexus wait ID",
     "cancel all --all --me": ALL_END, "stop --all": ALL_END,
     "cancel -u": "nexus cancel --user {}", "cancel -n --jobname": "nexus cancel --name {}",
     "cancel -t --state": "nexus cancel --status {status}", "cancel -s": "nexus kill --signal {} ID",
-    "logs --tail": "-n 5",
-    "status -l": "nexus jobs", "status -t": "nexus logs -f ID", "status -c": "nexus logs ID",
-    "status -k": "nexus kill ID", "status -w": "nexus wait ID", "status -r": "nexus remove ID",
-    "status -C": "nexus clear --all", "status -K": "nexus stop", "status -u": "nexus move ID --first",
-    "status -i": "nexus show ID",
+    "logs --tail --lines": "-n {}|-n 5",
+    "status -l": "nexus jobs", "status -t": "nexus logs -f {}|nexus logs -f", "status -c": "nexus logs {}|nexus logs",
+    "status -k": "nexus kill {}|nexus kill ID", "status -r": "nexus remove {}|nexus remove ID",
+    "status -w": "nexus wait {}|nexus top shows it as it changes; nexus wait ID waits for a job's end",
+    "status -C": "nexus clear --all", "status -K": "nexus stop",
+    "status -u": "nexus move {0} --first; of a user: nexus jobs --user {0}|nexus move ID --first",
+    "status -i": "nexus show {}|nexus show ID",
     "nexus scontrol": "nexus show ID, edit ID --time 2h, hold ID, release ID, or node list",
     "nexus salloc": "nexus run --tty bash: a shell on a GPU",
     "nexus upgrade update": "run the new nexus.py: python3 nexus.py install, then nexus restart (jobs go on)",
 }.items() for command, *words in [key.split()] for word in words}
-SAME = {"run": "add", "history": "jobs", "queue": "jobs", "kill": "cancel", "resume": "pause"}      # in FOREIGN
+# Of these, without a value
+SWITCHES = ("--exclusive", "-W", "--wait", "--parsable", "--test-only", "-H", "--hold", "--pty", "-it")
+SAME = {"run": "add", "edit": "add", "retry": "add", "history": "jobs", "queue": "jobs", "kill": "cancel",
+        "resume": "pause"}                      # in FOREIGN
 # {what scontrol is told to do, perhaps with what: what to type}
 SCONTROL = {"top": "nexus move {} --first", "hold": "nexus hold {}", "release": "nexus release {}",
             "requeue": "nexus retry {}", "update": "nexus edit {}", "show": "nexus show {}",
@@ -22739,7 +22796,11 @@ def translate_word(name: str, flag: str, words: Sequence[str]) -> str:
     for key, value in ((flag, words[0].partition("=")[2]), (flag[:2] if flag[1:2] != "-" else "", flag[2:])):
         hint = FOREIGN.get(f"{name} {key}") or FOREIGN.get(f"{SAME.get(name)} {key}")
         if key and hint:
-            given = value or "".join(word for word in words[1:2] if word[:1] != "-") or "NAME"
+            given = value or "".join(word for word in words[1:2] if word[:1] != "-")
+            if key == "-p" and fits_alone(PRIORITY_TEXT, given):        # and no partition
+                return f"--priority {given}"
+            hint = hint.partition("|")[0 if given or "|" not in hint else 2]
+            given = given or "NAME"
             return hint.format(quote(given), status=translate_states(given), since=translate_since(given))
     return ""
 
@@ -22836,6 +22897,7 @@ def parse_words(command: Subcommand, words: Sequence[str], out: TextIO) -> argpa
         return parse_again(command, words, words.index("--"), out)
     parser, name, takes_command, begin = make_parser(command), command.name, command.name in ("add", "run"), 0
     actions, elsewhere = parser._option_string_actions, dict[str, str]()    # {an option that both have: what to type}
+    unknown = dict[str, str]()                      # {an option that is none here: what to type, if that is known}
     while begin < len(words):
         word = words[begin]
         if takes_command and (word[:1] != "-" or word in ("-", "--")):
@@ -22845,11 +22907,16 @@ def parse_words(command: Subcommand, words: Sequence[str], out: TextIO) -> argpa
         if not hint and (takes_command or name in ("edit", "retry")):
             hint = explain_sbatch(words[begin:])
         ours = next((own for own in (flag, flag[:2]) if own in actions), "")
-        if hint and not ours:
-            refuse(f"{name} does not know '{flag}'", hint=hint)
+        if not ours and (hint or (takes_command and word[:1] == "-")):
+            unknown[flag] = hint
+            is_alone = "=" in word or flag in SWITCHES or not hint or (takes_command and len(words) <= begin + 2)
+            begin += 1 if is_alone or "".join(words[begin + 1:begin + 2])[:1] == "-" else 2
+            continue
         if hint and f"{hint} ".replace("=", " ") not in f"{' '.join(words)} ".replace("=", " "):
             elsewhere[ours] = hint
         begin += 2 if action and action.nargs is None else 1
+    if any(unknown.values()):
+        refuse_unknown(name, unknown, actions)
     rest = words[begin:]                            # the command, and what stands after it
     try:
         with contextlib.redirect_stdout(out):
@@ -22867,6 +22934,16 @@ def parse_words(command: Subcommand, words: Sequence[str], out: TextIO) -> argpa
             return options
     refuse(f"{name}: what stands after {rest[0]} could be meant for it or for nexus", hint=(
         f"nexus {' '.join([name, *map(quote, words[:begin])])} {quote(' '.join(map(quote, rest)))}"))
+
+
+def refuse_unknown(name: str, unknown: Mapping[str, str], ours: Iterable[str]) -> NoReturn:
+    """Raises: usage, which names all options that are none of this command, with what to type for each."""
+    flags_of = dict[str, list[str]]()
+    for flag, hint in unknown.items():
+        flags_of.setdefault(hint or suggest(flag, ours) or f"nexus help {name}", []).append(flag)
+    hints = [hint if len(flags_of) == 1 else f"{', '.join(flags)}: {hint}" for hint, flags in flags_of.items()]
+    told = " and ".join(filter(None, (", ".join(map(repr, [*unknown][:-1])), repr([*unknown][-1]))))
+    refuse(f"{name} does not know {told}", hint="; ".join(hints))
 
 
 def parse_again(command: Subcommand, words: Sequence[str], at: int, out: TextIO) -> argparse.Namespace:
@@ -23125,6 +23202,8 @@ def choose_ids(context: Context, named: Sequence[str], statuses: Sequence[str],
 
 SAID_JOBS = 5                   # of those chosen, by their ids and names
 CHOOSING_FLAGS = {"retry": "--failed", "clear": "--all"}               # {command: its own option that chooses}
+USUAL_FLAGS = {                                 # {command: what often chooses its jobs}; others: those that wait
+    **CHOOSING_FLAGS, **dict.fromkeys(("kill", "wait", "show", "attach"), "--status running")}
 
 
 def check_choice(context: Context, named: Sequence[str], takes_both: bool = False, takes_all: bool = False) -> None:
@@ -23136,7 +23215,8 @@ def check_choice(context: Context, named: Sequence[str], takes_both: bool = Fals
     own = CHOOSING_FLAGS.get(command, "")
     if not (named or choice or takes_all):
         refuse(f"{command} takes jobs: their ids or names, or what chooses them", hint=(
-            f"nexus {command} ID, or nexus {command} {own or '--status pending'}, --group NAME or --name PATTERN; "
+            f"nexus {command} ID, or nexus {command} {USUAL_FLAGS.get(command, '--status pending')}, --group NAME or "
+            f"--name PATTERN{' (these two take pending jobs too)' * (command == 'kill')}; "
             f"nexus help {command} lists all"))
     if named and (choice or takes_all) and not takes_both:
         flags = ", ".join([FILTERS[name].flag for name in choice] or [own])
@@ -24994,10 +25074,15 @@ JOB_OPTIONS = (
 )
 
 
+# A day is one of the reader's time zone: the service gets a duration
+AGE = Field(DURATION_TEXT, like="24h", text=AGE_TEXT, parse=lambda text: parse_age(text, time.time()))
+
+
 def filter_option(name: str, help: str = "") -> Any:
     """The option of a filter.  `edit` and `retry` have options of the same names, for what jobs are to be."""
     row = FILTERS[name]
-    return argument(row.flag, dest=f"by_{name}", metavar=row.metavar or name.upper(), row=row, help=help or row.option)
+    return argument(row.flag, dest=f"by_{name}", metavar=row.metavar or name.upper(),
+                    row=AGE if row.schema is DURATION_TEXT else row, help=help or row.option)
 
 
 def filter_options(*without: str) -> list[Any]:
@@ -25039,7 +25124,7 @@ CHANGE_OPTIONS = (
 LINES = Field(integer_in(0, 10**9), like="20")
 NUMBER_OPTION = argument("-n", "--number", row=LINES, metavar="N",
                          help="show N rows; 0: all (default: what fits on the terminal; all if it is none)")
-SINCE = argument("--since", metavar="TIME", row=Field(DURATION_TEXT, like="24h"), help="at most so old, like 24h or 7d")
+SINCE = argument("--since", metavar="TIME", row=AGE, help="at most so old, like 24h, 7d, yesterday or 2024-10-24")
 IDS = argument("ids", nargs="*", metavar="ID", help="ids or names")
 DRY_RUN = argument("--dry-run", action="store_true", help="show the jobs, do nothing")
 # What a command that is for jobs takes, to be read or to be changed; and one whose --name is also a new value

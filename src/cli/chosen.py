@@ -55,6 +55,8 @@ def choose_ids(context: Context, named: Sequence[str], statuses: Sequence[str],
 
 SAID_JOBS = 5                   # of those chosen, by their ids and names
 CHOOSING_FLAGS = {"retry": "--failed", "clear": "--all"}               # {command: its own option that chooses}
+USUAL_FLAGS = {                                 # {command: what often chooses its jobs}; others: those that wait
+    **CHOOSING_FLAGS, **dict.fromkeys(("kill", "wait", "show", "attach"), "--status running")}
 
 
 def check_choice(context: Context, named: Sequence[str], takes_both: bool = False, takes_all: bool = False) -> None:
@@ -66,7 +68,8 @@ def check_choice(context: Context, named: Sequence[str], takes_both: bool = Fals
     own = CHOOSING_FLAGS.get(command, "")
     if not (named or choice or takes_all):
         refuse(f"{command} takes jobs: their ids or names, or what chooses them", hint=(
-            f"nexus {command} ID, or nexus {command} {own or '--status pending'}, --group NAME or --name PATTERN; "
+            f"nexus {command} ID, or nexus {command} {USUAL_FLAGS.get(command, '--status pending')}, --group NAME or "
+            f"--name PATTERN{' (these two take pending jobs too)' * (command == 'kill')}; "
             f"nexus help {command} lists all"))
     if named and (choice or takes_all) and not takes_both:
         flags = ", ".join([FILTERS[name].flag for name in choice] or [own])

@@ -6,11 +6,14 @@ command alone takes stands in its row of COMMANDS.
 
 from __future__ import annotations
 
+import time
+
 from ..opening import TYPE_CHECKING
 from ..values.choice import CHANGES, CLEARED, FILTERS
-from ..values.job import DURATION_TEXT
+from ..values.job import AGE_TEXT, DURATION_TEXT
 from ..values.schema import FLAG, integer_in
 from ..values.submission import ASKED
+from ..values.text import parse_age
 from ..values.value import Field
 from .chosen import TWOFOLD, set_flag
 from .context import argument
@@ -56,10 +59,15 @@ JOB_OPTIONS = (
 )
 
 
+# A day is one of the reader's time zone: the service gets a duration
+AGE = Field(DURATION_TEXT, like="24h", text=AGE_TEXT, parse=lambda text: parse_age(text, time.time()))
+
+
 def filter_option(name: str, help: str = "") -> Any:
     """The option of a filter.  `edit` and `retry` have options of the same names, for what jobs are to be."""
     row = FILTERS[name]
-    return argument(row.flag, dest=f"by_{name}", metavar=row.metavar or name.upper(), row=row, help=help or row.option)
+    return argument(row.flag, dest=f"by_{name}", metavar=row.metavar or name.upper(),
+                    row=AGE if row.schema is DURATION_TEXT else row, help=help or row.option)
 
 
 def filter_options(*without: str) -> list[Any]:
@@ -101,7 +109,7 @@ CHANGE_OPTIONS = (
 LINES = Field(integer_in(0, 10**9), like="20")
 NUMBER_OPTION = argument("-n", "--number", row=LINES, metavar="N",
                          help="show N rows; 0: all (default: what fits on the terminal; all if it is none)")
-SINCE = argument("--since", metavar="TIME", row=Field(DURATION_TEXT, like="24h"), help="at most so old, like 24h or 7d")
+SINCE = argument("--since", metavar="TIME", row=AGE, help="at most so old, like 24h, 7d, yesterday or 2024-10-24")
 IDS = argument("ids", nargs="*", metavar="ID", help="ids or names")
 DRY_RUN = argument("--dry-run", action="store_true", help="show the jobs, do nothing")
 # What a command that is for jobs takes, to be read or to be changed; and one whose --name is also a new value

@@ -12,7 +12,8 @@ from ..formats.sbatch_options import explain_sbatch
 from ..formats.scripts import parse_directives
 from ..machine.log_reader import read_part
 from ..machine.search_path import find_program
-from ..values.job import CANCELLED, COMPLETED, FAILED, PENDING, RUNNING
+from ..values.job import CANCELLED, COMPLETED, FAILED, PENDING, PRIORITY_TEXT, RUNNING
+from ..values.schema import fits_alone
 from .transport import DISK
 
 # {a word of other queues and of the shell: our words}
@@ -25,9 +26,11 @@ ALIASES: Mapping[str, Sequence[str]] = {
     "requeue": ["retry"], "resubmit": ["retry"], "rerun": ["retry"], "nodes": ["node"], "sattach": ["attach"],
     "sreport": ["usage"], "sprio": ["queue"]}
 ALL_END = "all that wait or run: nexus cancel --status pending,running"
-# {our commands, and what is typed there by who knows Slurm or ts (status: nothing but an option): what to type}
+# {our commands, and what is typed there by who knows Slurm or ts (status: nothing but an option): what to type}.  {} is
+# the value that stands there; after | is what to type without one
 FOREIGN = {f"{command} {word}": hint for key, hint in {
-    "add -p -A -q -N -c --partition --account --qos --nodes --ntasks --cpus-per-task --mem --exclusive": "leave it out",
+    "add -p -A -q -N -c --partition --account --qos --nodes --ntasks --cpus-per-task --exclusive": "leave it out",
+    "add --mem --mem-per-cpu --mem-per-gpu --memory": "leave it out; of a GPU's memory: --gpu-mem {}",
     "add --wrap": "the command itself, in quotes", "add -W --wait": "nexus run, or nexus wait ID",
     "add -e": "--env NAME=VALUE", "add --parsable": "leave it out: add prints the id alone",
     "add --test-only": "--dry-run", "jobs -u": "--user {}", "jobs --me": '--user "$USER"',
@@ -37,20 +40,27 @@ FOREIGN = {f"{command} {word}": hint for key, hint in {
     "jobs -S --starttime --since": "--since {since}", "usage --since": "--since {since}",
     "jobs -a --allusers": "leave it out", "jobs -o -O --format": "--json",
     "jobs -n --jobname": "--name {}", "pause -n --jobname": "--name {}",
-    "add --pty -it": "--tty: nexus run --tty bash", "kill -9": "--signal KILL",
+    "add --pty -it": "--tty: nexus run --tty bash", "kill -9 -KILL -SIGKILL": "--signal KILL",
+    "kill -2 -INT -SIGINT": "--signal INT", "kill -15 -TERM -SIGTERM": "leave it out: TERM comes first",
+    "kill -s": "--signal {}", "wait --timeout -t": "timeout {} nexus wait ID",
     "cancel all --all --me": ALL_END, "stop --all": ALL_END,
     "cancel -u": "nexus cancel --user {}", "cancel -n --jobname": "nexus cancel --name {}",
     "cancel -t --state": "nexus cancel --status {status}", "cancel -s": "nexus kill --signal {} ID",
-    "logs --tail": "-n 5",
-    "status -l": "nexus jobs", "status -t": "nexus logs -f ID", "status -c": "nexus logs ID",
-    "status -k": "nexus kill ID", "status -w": "nexus wait ID", "status -r": "nexus remove ID",
-    "status -C": "nexus clear --all", "status -K": "nexus stop", "status -u": "nexus move ID --first",
-    "status -i": "nexus show ID",
+    "logs --tail --lines": "-n {}|-n 5",
+    "status -l": "nexus jobs", "status -t": "nexus logs -f {}|nexus logs -f", "status -c": "nexus logs {}|nexus logs",
+    "status -k": "nexus kill {}|nexus kill ID", "status -r": "nexus remove {}|nexus remove ID",
+    "status -w": "nexus wait {}|nexus top shows it as it changes; nexus wait ID waits for a job's end",
+    "status -C": "nexus clear --all", "status -K": "nexus stop",
+    "status -u": "nexus move {0} --first; of a user: nexus jobs --user {0}|nexus move ID --first",
+    "status -i": "nexus show {}|nexus show ID",
     "nexus scontrol": "nexus show ID, edit ID --time 2h, hold ID, release ID, or node list",
     "nexus salloc": "nexus run --tty bash: a shell on a GPU",
     "nexus upgrade update": "run the new nexus.py: python3 nexus.py install, then nexus restart (jobs go on)",
 }.items() for command, *words in [key.split()] for word in words}
-SAME = {"run": "add", "history": "jobs", "queue": "jobs", "kill": "cancel", "resume": "pause"}      # in FOREIGN
+# Of these, without a value
+SWITCHES = ("--exclusive", "-W", "--wait", "--parsable", "--test-only", "-H", "--hold", "--pty", "-it")
+SAME = {"run": "add", "edit": "add", "retry": "add", "history": "jobs", "queue": "jobs", "kill": "cancel",
+        "resume": "pause"}                      # in FOREIGN
 # {what scontrol is told to do, perhaps with what: what to type}
 SCONTROL = {"top": "nexus move {} --first", "hold": "nexus hold {}", "release": "nexus release {}",
             "requeue": "nexus retry {}", "update": "nexus edit {}", "show": "nexus show {}",
@@ -112,7 +122,11 @@ def translate_word(name: str, flag: str, words: Sequence[str]) -> str:
     for key, value in ((flag, words[0].partition("=")[2]), (flag[:2] if flag[1:2] != "-" else "", flag[2:])):
         hint = FOREIGN.get(f"{name} {key}") or FOREIGN.get(f"{SAME.get(name)} {key}")
         if key and hint:
-            given = value or "".join(word for word in words[1:2] if word[:1] != "-") or "NAME"
+            given = value or "".join(word for word in words[1:2] if word[:1] != "-")
+            if key == "-p" and fits_alone(PRIORITY_TEXT, given):        # and no partition
+                return f"--priority {given}"
+            hint = hint.partition("|")[0 if given or "|" not in hint else 2]
+            given = given or "NAME"
             return hint.format(quote(given), status=translate_states(given), since=translate_since(given))
     return ""
 

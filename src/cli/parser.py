@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from shlex import quote
 
 from ..formats.sbatch_options import explain_sbatch
@@ -16,7 +16,16 @@ from ..values.choice import CHANGES
 from ..values.errors import NexusError
 from ..values.text import format_line, refuse, suggest
 from .context import Subcommand, parse_option
-from .other_queues import ALIASES, FOREIGN, SINGLE_OPTIONS, complete_command, join_command, translate_scontrol, translate_word
+from .other_queues import (
+    ALIASES,
+    FOREIGN,
+    SINGLE_OPTIONS,
+    SWITCHES,
+    complete_command,
+    join_command,
+    translate_scontrol,
+    translate_word,
+)
 
 if TYPE_CHECKING:
     import argparse
@@ -82,6 +91,7 @@ def parse_words(command: Subcommand, words: Sequence[str], out: TextIO) -> argpa
         return parse_again(command, words, words.index("--"), out)
     parser, name, takes_command, begin = make_parser(command), command.name, command.name in ("add", "run"), 0
     actions, elsewhere = parser._option_string_actions, dict[str, str]()    # {an option that both have: what to type}
+    unknown = dict[str, str]()                      # {an option that is none here: what to type, if that is known}
     while begin < len(words):
         word = words[begin]
         if takes_command and (word[:1] != "-" or word in ("-", "--")):
@@ -91,11 +101,16 @@ def parse_words(command: Subcommand, words: Sequence[str], out: TextIO) -> argpa
         if not hint and (takes_command or name in ("edit", "retry")):
             hint = explain_sbatch(words[begin:])
         ours = next((own for own in (flag, flag[:2]) if own in actions), "")
-        if hint and not ours:
-            refuse(f"{name} does not know '{flag}'", hint=hint)
+        if not ours and (hint or (takes_command and word[:1] == "-")):
+            unknown[flag] = hint
+            is_alone = "=" in word or flag in SWITCHES or not hint or (takes_command and len(words) <= begin + 2)
+            begin += 1 if is_alone or "".join(words[begin + 1:begin + 2])[:1] == "-" else 2
+            continue
         if hint and f"{hint} ".replace("=", " ") not in f"{' '.join(words)} ".replace("=", " "):
             elsewhere[ours] = hint
         begin += 2 if action and action.nargs is None else 1
+    if any(unknown.values()):
+        refuse_unknown(name, unknown, actions)
     rest = words[begin:]                            # the command, and what stands after it
     try:
         with contextlib.redirect_stdout(out):
@@ -113,6 +128,16 @@ def parse_words(command: Subcommand, words: Sequence[str], out: TextIO) -> argpa
             return options
     refuse(f"{name}: what stands after {rest[0]} could be meant for it or for nexus", hint=(
         f"nexus {' '.join([name, *map(quote, words[:begin])])} {quote(' '.join(map(quote, rest)))}"))
+
+
+def refuse_unknown(name: str, unknown: Mapping[str, str], ours: Iterable[str]) -> NoReturn:
+    """Raises: usage, which names all options that are none of this command, with what to type for each."""
+    flags_of = dict[str, list[str]]()
+    for flag, hint in unknown.items():
+        flags_of.setdefault(hint or suggest(flag, ours) or f"nexus help {name}", []).append(flag)
+    hints = [hint if len(flags_of) == 1 else f"{', '.join(flags)}: {hint}" for hint, flags in flags_of.items()]
+    told = " and ".join(filter(None, (", ".join(map(repr, [*unknown][:-1])), repr([*unknown][-1]))))
+    refuse(f"{name} does not know {told}", hint="; ".join(hints))
 
 
 def parse_again(command: Subcommand, words: Sequence[str], at: int, out: TextIO) -> argparse.Namespace:

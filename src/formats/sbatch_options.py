@@ -36,12 +36,18 @@ def translate_sbatch(words: Sequence[str], ignored: list[str]) -> list[str]:
 
 
 def explain_sbatch(words: Sequence[str]) -> str:
-    """What to type here for an option of sbatch with its value, perhaps the next word; empty if that is not known."""
+    """What to type here for an option of sbatch with its value, perhaps the next word.
+
+    Empty if that is not known, or is what was typed: then something else is wrong with it.
+    """
     ignored, ours = list[str](), list[str]()
+    given = words[:1] if "=" in words[0] or words[0] in ("-H", "--hold") else words[:2]
     try:
-        ours = translate_sbatch(words[:1] if "=" in words[0] or words[0] in ("-H", "--hold") else words[:2], ignored)
+        ours = translate_sbatch(given, ignored)
     except NexusError as error:
         return error.hint if error.hint in SBATCH_TAKES.values() else ""
+    if ours == ["=".join(given)]:
+        return ""
     instead = re.search(r"\((.+)\)", "".join(ignored))
     return " ".join(map(quote, ours)) or (f"leave it out; instead: {instead[1]}" if instead else "")
 

@@ -106,8 +106,8 @@ def find_work_tree(cwd: str, environ: Mapping[str, str]) -> str:
     except NexusError as error:
         if not re.search("not a git repository|must be run in a work tree", error.message):
             raise
-        raise NexusError("usage", f"{cwd} is not in a git work tree, and --snapshot needs one", hint="make it one: "
-                         f"git -C {cwd} init; or cd to a checkout; or add the job without --snapshot") from None
+        raise NexusError("usage", f"{cwd} is not in a git work tree, and --snapshot needs one", hint=
+                         "name your checkout with --cwd DIR, or cd there; or leave --snapshot out") from None
 
 
 def check_sizes(top: str, untracked: Sequence[str]) -> None:

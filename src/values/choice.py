@@ -45,7 +45,8 @@ class Choice(Value):
         flag="--name PATTERN", option="the jobs whose name fits this pattern, like 'lr=0.1*'", told="named")
     since: str | None = optional(
         None, DURATION_TEXT, "only those that ended in the last 24h (7d), or else were added in it", "public",
-        flag="--since TIME", like="24h", option="the jobs that ended, or else were added, in the last 24h or 7d",
+        flag="--since TIME", like="24h",
+        option="the jobs that ended, or else were added, in the last 24h or 7d, or since yesterday or 2024-10-24",
         told="of the last")
     text: str | None = optional(
         None, {**STRING, "maxLength": MAX_SOUGHT},

@@ -150,8 +150,12 @@ DURATION = f"( *{AMOUNT} ?[smhdw])+ *|([0-9]{{1,4}}-)?[0-9]{{1,6}}:[0-5][0-9]:[0
 DURATION_TEXT = matching(f"^({DURATION}|0)$", "a time with its unit", maxLength=100,
                          examples=["90s", "2h", "1h30m", "1:30:00"])
 DAY, CLOCK = "[12][0-9]{3}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])", "([01]?[0-9]|2[0-3])(:[0-5][0-9]){1,2}"
-BEGIN_TEXT = matching(f"^(now|\\+({DURATION})|({DAY}[ T])?{CLOCK}{ZONE}?)$", "a time", maxLength=100,
-                     examples=["22:00", "+2h", "2024-10-24 22:00", "2024-10-24T15:30:15Z"])
+BEGIN_TEXT = matching(f"^(now|\\+({DURATION})|(({DAY}|today|tomorrow)[ T])?{CLOCK}{ZONE}?)$", "a time", maxLength=100,
+                     examples=["22:00", "+2h", "tomorrow 7:00", "2024-10-24 22:00", "2024-10-24T15:30:15Z"])
+AGE_TEXT = matching(                            # of the command line: a duration, or since when
+    f"^({DURATION}|0|{CLOCK}|(today|yesterday|(mon|tues|wednes|thurs|fri|satur|sun)day|{DAY})([ T]{CLOCK})?)$",
+    "a time with its unit, or a day", maxLength=100,
+    examples=["24h", "7d", "yesterday", "2024-10-24", "2024-10-24 22:00"])
 SIZE_TEXT = matching(f"^{AMOUNT} ?[MGTmgt](i?[Bb])?$", "an amount of memory with its unit", examples=["10G", "500M"])
 
 CHOSEN_BY_SLURM = "wants {}, and which GPUs a job gets is Slurm's to choose"

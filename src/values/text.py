@@ -134,8 +134,8 @@ ZONE = "(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 def parse_begin(text: str, now: float) -> float:
     """UTC epoch seconds of a time of starting.  Raises: usage.
 
-    `+2h`: from now.  `22:00`: the next one of the local clock.  `2024-10-24 22:00`: local.  With Z or an offset like
-    +02:00, the clock and the day are those of that time zone.
+    `+2h`: from now.  `22:00`: the next one of the local clock.  `tomorrow 7:00`, `2024-10-24 22:00`: local.  With Z or
+    an offset like +02:00, the clock and the day are those of that time zone.
     """
     import datetime
     if text == "now":
@@ -146,12 +146,49 @@ def parse_begin(text: str, now: float) -> float:
         text = re.sub("(?<![0-9])([0-9]:)", r"0\1", text.replace("Z", "+00:00"))   # 8:30 is 08:30 to fromisoformat()
         if re.match("[0-9]{4}-", text):
             return check_time(max(0.0, datetime.datetime.fromisoformat(text).timestamp()))
-        clock = datetime.time.fromisoformat(text)
+        clock = datetime.time.fromisoformat(re.sub("^to[a-z]+.", "", text))
         at = datetime.datetime.combine(datetime.datetime.fromtimestamp(now, clock.tzinfo), clock)
+        if text.startswith("to"):
+            return (at + datetime.timedelta(days=int(text.startswith("tomorrow")))).timestamp()
         return (at if at.timestamp() > now else at + datetime.timedelta(days=1)).timestamp()
     except (ValueError, OverflowError, OSError):
         refuse(f"begin: there is no time {format_line(text, 40)}",
-               hint="like 22:00, +2h, 2024-10-24 22:00, 2024-10-24T15:30:15Z or 22:00+02:00")
+               hint="like 22:00, +2h, tomorrow 7:00, 2024-10-24 22:00, 2024-10-24T15:30:15Z or 22:00+02:00")
+
+
+WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+
+
+def parse_age(text: str, now: float) -> str:
+    """How long ago a time as AGE_TEXT allows was, as a duration.  Raises: usage.
+
+    `24h` is returned as it is.  `yesterday`, `monday` and `2024-10-24` are local days, from their beginning or from a
+    clock after them; `22:00` is the last one, and `monday` the last one before today.
+    """
+    import datetime
+    today = datetime.date.fromtimestamp(now)
+    match = re.fullmatch(r"([a-z]+|\d{4}-\d\d-\d\d)?[ T]?(\d\d?(?::\d\d){1,2})?", text)
+    if match is None or (match[1] is None and text.count(":") != 1):
+        return text
+    try:
+        clock = datetime.time.fromisoformat(re.sub("^([0-9]:)", r"0\1", match[2] or "00:00"))
+        if match[1] in WEEKDAYS:
+            day = today - datetime.timedelta(days=(today.weekday() - WEEKDAYS.index(match[1]) - 1) % 7 + 1)
+        elif match[1] in (None, "today", "yesterday"):
+            day = today - datetime.timedelta(days=int(match[1] == "yesterday"))
+        else:
+            day = datetime.date.fromisoformat(match[1])
+        at = datetime.datetime.combine(day, clock).timestamp()
+        at -= 86400 if match[1] is None and at > now else 0
+    except (ValueError, OverflowError):
+        refuse(f"there is no time {format_line(text, 40)}", "like 24h, yesterday, 2024-10-24 or 2024-10-24 22:00")
+    if at > now:
+        refuse(f"{format_line(text, 40)} is in the future", "like 24h, yesterday, 2024-10-24 or 2024-10-24 22:00")
+    left, parts = -int(at - now), ""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m"), (1, "s")):
+        parts += f"{left // size}{unit}" if left >= size else ""
+        left %= size
+    return parts or "0s"
 
 
 def check_time(at: float) -> float:

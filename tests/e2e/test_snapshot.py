@@ -302,7 +302,7 @@ def make_huge(repo):
 
 
 REFUSED = [  # reason, what the user did, variables, kind, words of the message, words of the hint
-    ("no work tree", lambda repo: shutil.rmtree(repo.top / ".git"), {}, "usage", "{top} is not in a git work tree", "git -C {top} init"),
+    ("no work tree", lambda repo: shutil.rmtree(repo.top / ".git"), {}, "usage", "{top} is not in a git work tree", "--cwd DIR"),
     ("a bare repository", make_bare, {}, "usage", "{top} is not in a git work tree", "checkout"),
     ("too much", make_huge, {}, "usage", "2 files that git neither tracks nor ignores, 600MB together; a snapshot takes 500MB",
      "data.bin (600MB): add it to .gitignore"),

@@ -80,7 +80,8 @@ def parse_begin(text, now=NOON):
 
 PARSERS = {
     "length": lambda text: nexus.parse_field(nexus.ASKED["timeout_seconds"], text, "it"), "begin": lambda text: parse_begin(text) - NOON,
-    "memory": lambda text: nexus.parse_field(nexus.ASKED["gpu_mem_mib"], text, "it"), "indices": nexus.parse_indices}
+    "memory": lambda text: nexus.parse_field(nexus.ASKED["gpu_mem_mib"], text, "it"), "indices": nexus.parse_indices,
+    "age": lambda text: nexus.parse_age(nexus.check(nexus.AGE_TEXT, text, "since"), NOON)}
 PARSED = [  # what it is, text, value
     ("length", "0", 0), ("length", "45s", 45), ("length", "0.5s", 0.5), ("length", "1:30:00", 5400), ("length", "1.5h", 5400),
     ("length", "1d", 86400), ("length", "1w", 604800), ("length", "1h30m", 5400), ("length", "2h 15m", 8100), ("length", " 2 h ", 7200),
@@ -88,6 +89,11 @@ PARSED = [  # what it is, text, value
     ("begin", "1970-01-01T00:00:00Z", -NOON), ("begin", END_OF_TIME, 253402300799 - NOON),
     ("begin", "12:00:30", 30), ("begin", "2024-10-25 12:00", 86400), ("begin", "2024-10-24T13:00", 3600),
     ("begin", "2024-10-24 11:00", -3600),
+    ("begin", "tomorrow 7:00", 68400), ("begin", "today 11:00", -3600), ("begin", "tomorrow 13:00", 90000),
+    ("age", "24h", "24h"), ("age", "0", "0"), ("age", "1:30:00", "1:30:00"), ("age", "yesterday", "1d12h"), ("age", "today", "12h"),
+    ("age", "2024-10-24", "12h"), ("age", "2024-10-20 8:30", "4d3h30m"), ("age", "2024-10-24T11:59:59", "1s"), ("age", "11:00", "1h"),
+    ("age", "13:00", "23h"), ("age", "monday", "3d12h"),
+    ("age", "thursday", "7d12h"), ("age", "friday 18:00", "5d18h"), ("age", "12:00", "0s"),
     ("memory", "500M", 500), ("memory", "10G", 10240), ("memory", "1.5GB", 1536), ("memory", "10GiB", 10240), ("memory", "24g", 24576),
     ("memory", "1 T", 1048576),
     ("indices", "0-3", (0, 1, 2, 3)), ("indices", "0-3,5", (0, 1, 2, 3, 5)), ("indices", "5, 1-2 ,2", (1, 2, 5)),
@@ -104,6 +110,8 @@ REFUSED = {  # what it is: what the hint says, texts
     "length": ("1h30m", ["", "soon", "2y", "-5", "nan", "1:30", "90", "1:61:00", "1h30", "2h\n", "٣h", "9" * 5000]),
     "begin": ("", ["", "2h", "+2", "+", "25:00", "12:60", "noon", "2024-02-30 12:00", "22", "22:00 ", "0000-01-01 00:00",
                    "9999-12-31 23:59:61", END_OF_TIME + "1s", "+1:30", "22:00+24:00", "22:00UTC", "Z", "2024-10-24-05:00"]),
+    "age": ("24h", ["", "soon", "10", "now-2days", "2024-13-01", "2024-02-30", "tomorrow", "2024-10-25",
+                    "today 13:00", "20:00Z", "monday2"]),
     "memory": ("10G", ["", "10", "10K", "-1G", "9" * 5000 + "G"]),
     "indices": ("0-3,5", ["", "1,,2", "3-1", "abc", "-1", "1-", "0-99999", "0-1024", ",".join(map(str, range(1025))), "1-2-3", "²",
                          "0.1-0.3", "0.1.2", ".1", "1."]),
