@@ -298,7 +298,7 @@ def format_line(text: str, width: int = 0) -> str:
     """Text as one harmless line for a terminal: control characters become blanks.
 
     It is cut at `width` columns unless 0, in its middle: a command's beginning names the program, and its end tells it
-    from others.
+    from others.  Between words, where these are short enough.
     """
     text = cut_middle(text, 2 * width + 1) if width else text
     line = text if text.isprintable() else re.sub(CONTROL, " ", text)
@@ -307,8 +307,14 @@ def format_line(text: str, width: int = 0) -> str:
     head, tail = line[:width], line[-width:]
     while count_columns(head) > max(1, width * 3 // 5 - 1):
         head = head[:-1]
+    blank = head.rfind(" ")
+    if 2 * blank >= len(head) and not line.startswith(f"{head} "):
+        head = head[:blank].rstrip()
     while tail and count_columns(head) + 1 + count_columns(tail) > width:
         tail = tail[1:]
+    blank = tail.find(" ")
+    if 0 <= blank < len(tail) // 2 and not line.endswith(f" {tail}"):
+        tail = tail[blank:].lstrip()
     return f"{head}…{tail}"
 
 
@@ -6239,6 +6245,69 @@ def gpu_json(gpu: Gpu, state: State, config: GpuConfig, error: str | None, node:
         "processes": [fields_json(process) for process in gpu.processes]}
 
 
+# ==== src/views/row_labels.py ====
+# What tells the rows of a list apart, where jobs share a sweep or a group.
+
+LONG_COMMON = 8                 # characters that texts must have in common for these to be left out
+LONG_TEXT = 24                  # a value that is no longer stands whole
+
+
+def label_rows(rows: Iterable[Json]) -> dict[str, str]:
+    """{id: what tells a job from the others of its sweep or group in this list}, like `lr=1e-3 bs=64`.
+
+    `rows`: jobs in JSON.  A job that has no such other has no label.
+    """
+    families: dict[tuple[Any, ...], dict[str, Json]] = {}
+    for row in rows:
+        values = row.get("sweep_values") or {}
+        if row["command"] is not None and (row["group"] or values):         # None: another user's
+            families.setdefault((row["user"], row["group"], *sorted(values)), {})[row["id"]] = row
+    return {job_id: label for family in families.values() if len(family) > 1
+            for job_id, label in zip(family, label_family([*family.values()])) if label}
+
+
+def label_family(family: Sequence[Json]) -> list[str]:
+    """The values that differ; where they do not tell jobs apart, names that do, or the words of the commands."""
+    values = [row.get("sweep_values") or {} for row in family]
+    commands = [row["command"] for row in family]
+    parts: list[list[str]] = [[] for _ in family]
+    for name in values[0]:
+        texts = [each[name] for each in values]
+        if len({*texts}) > 1:
+            texts = drop_common(texts) if max(map(len, texts)) > LONG_TEXT else texts
+            parts = [[*part, f"{name}={text}"] for part, text in zip(parts, texts)]
+    if len({*map(tuple, parts)}) < len({*commands}):
+        names = [row["name"] or "" for row in family]
+        is_named = all(names) and len({*names}) == len({*commands}) and not any(parts)
+        words = drop_common(names) if is_named else drop_common_words(commands)
+        parts = [[*part, word] for part, word in zip(parts, words)]
+    return [" ".join(filter(None, part)) for part in parts]
+
+
+def drop_common(texts: Sequence[str]) -> list[str]:
+    """The texts without what they begin with in common, if that is long: whole words."""
+    least, most = min(texts), max(texts)
+    same = next((at for at, letters in enumerate(zip(least, most)) if len({*letters}) > 1), len(least))
+    common = re.sub(r"[^\s=/_.,:-]*$", "", least[:same])
+    return [text[len(common):] or text for text in texts] if len(common) >= LONG_COMMON else [*texts]
+
+
+def drop_common_words(texts: Sequence[str]) -> list[str]:
+    """The texts without the words that all have at one place; an option stays before its value."""
+    rows = [text.split() for text in texts]
+    least = min(map(len, rows))
+    first = next((at for at in range(least) if len({row[at] for row in rows}) > 1), least)
+    last = next((at for at in range(least - first) if len({row[-1 - at] for row in rows}) > 1), least - first)
+    differ = [at for at in range(first, least - last) if len({row[at] for row in rows}) > 1]
+    is_even = len({*map(len, rows)}) == 1
+    made = []
+    for row in rows:
+        kept = {*differ} if is_even else {*range(first, len(row) - last)}
+        kept |= {at - 1 for at in kept if at and re.fullmatch("--?[a-zA-Z][^=]*", row[at - 1])}
+        made.append(" ".join(row[at] for at in sorted(kept)))
+    return made
+
+
 # ==== src/views/status_text.py ====
 # What `nexus` prints: GPUs, running jobs and the queue, with colours.
 # The command line makes it from the API's replies.
@@ -6279,8 +6348,9 @@ def format_history(status: Json) -> str:
     return f"History: {format_count(status['completed_jobs'], 'job')} completed{''.join(others)}"
 
 
-def format_snapshot(status: Json, paint: Paint) -> str:
-    """The output of `nexus`."""
+def format_snapshot(status: Json, paint: Paint, table: Sequence[str] = ()) -> str:
+    """The output of `nexus`.  `table`: lines that stand for GPUs and running jobs, where these have no room."""
+    status = {**status, "running_jobs": label_for_terminal(status["running_jobs"], paint)}
     paused, url = "[PAUSED]" if status["is_paused"] else "[RUNNING]", status.get("url", "")
     queued = f"Queue: {format_count(status['queued_jobs'], 'job')} pending"
     lines = [f"{paint('blue', queued)} {paint('yellow', paused)}",
@@ -6299,7 +6369,7 @@ def format_snapshot(status: Json, paint: Paint) -> str:
                          f"time limit {partition['time_limit']}")
     else:
         lines.append(paint("white", "GPUs:"))
-    gpu_lines = list_gpu_lines(status, paint)
+    gpu_lines = table or list_gpu_lines(status, paint)
     if status["gpu_trouble"]:
         lines.append(paint("red", status["gpu_trouble"]))
     lines += gpu_lines or ([] if status["gpu_trouble"] or slurm else ["none"])
@@ -6310,7 +6380,7 @@ def format_snapshot(status: Json, paint: Paint) -> str:
         "CPU:": [job for job in running if not job["slurm_id"] and not job["gpus"]],
         "On GPUs that cannot be seen now:": [
             job for job in running if not job["slurm_id"] and job["gpus"] and job["id"] not in on_gpus]}
-    for heading, jobs in elsewhere.items():
+    for heading, jobs in elsewhere.items() if not table else ():
         lines += ["", paint("white", heading)] if jobs else []
         lines += [line for job in jobs for line in format_running(job, paint, bool(status["nodes"]))]
     lines += ["", *(f"hint: {hint}" for hint in status["hints"])] if status["hints"] else []
@@ -6323,13 +6393,18 @@ def list_gpu_lines(status: Json, paint: Paint) -> list[str]:
     lines = [line for gpu in status["gpu_status"] if not status["nodes"] or gpu["node"] == status["nodes"][0]["name"]
              for line in format_gpu(gpu, jobs, paint)]
     for node in status["nodes"][1:]:
-        gpus, state = [gpu for gpu in status["gpu_status"] if gpu["node"] == node["name"]], describe_node_state(node)
-        if state != "ok":
-            lines.append(paint("red" if node["unknown_since"] else "yellow", f"{node['name']}: {state}"))
-            lines += [f"  {node['hint']}"] if node["hint"] else []
-            gpus = [gpu for gpu in gpus if gpu["job_ids"]]
-        lines += [line for gpu in gpus for line in format_gpu(gpu, jobs, paint)]
+        gpus, bad = [gpu for gpu in status["gpu_status"] if gpu["node"] == node["name"]], format_bad_node(node, paint)
+        lines += bad
+        lines += [line for gpu in gpus if gpu["job_ids"] or not bad for line in format_gpu(gpu, jobs, paint)]
     return lines
+
+
+def format_bad_node(node: Json, paint: Paint) -> list[str]:
+    """Why a node gets no jobs, and what to do; [] of one that gets some."""
+    if (state := describe_node_state(node)) == "ok":
+        return []
+    return [paint("red" if node["unknown_since"] else "yellow", f"{node['name']}: {state}"),
+            *([f"  {node['hint']}"] if node["hint"] else [])]
 
 
 def describe_node_state(node: Json) -> str:
@@ -6369,7 +6444,7 @@ def format_running(job: Json, paint: Paint, has_node: bool = False) -> list[str]
     if job["unknown_since"]:
         stopping += paint("red", f" unknown since {local_time(job['unknown_since'], '%m-%d %H:%M')}")
     share = [f"  GPUs: {format_known(job['gpus'], '', 2)}"] if job["gpus"] % 1 else []
-    command = format_line(name_or_command(job), paint.width and max(20, paint.width - 11))
+    command = cut_end(name_or_command(job), job["command"], paint.width and max(20, paint.width - 11))
     progress = format_progress(job)
     return [f"  Job ID: {paint('magenta', job['id'])}{stopping}",
             *([f"  Node: {job['node']}"] if has_node else []), *share,
@@ -6448,9 +6523,32 @@ def describe_gpu_use(gpu: Json, paint: Paint) -> str:
 
 
 def name_or_command(job: Json) -> str:
+    """`name: command`; instead of the name, what tells a row from others, where label_for_terminal() has found that."""
     if job["command"] is None:                  # another user's job, seen with a token
         return f"({job['user']}'s)"
-    return f"{job['name']}: {job['command']}" if job["name"] else str(job["command"])
+    name = job.get("label") or job["name"]
+    return f"{name}: {job['command']}" if name else str(job["command"])
+
+
+def label_for_terminal(jobs: Sequence[Json], paint: Paint, seen: Sequence[Json] = ()) -> list[dict[str, Any]]:
+    """Jobs of one list, or of several that are `seen` together, with their labels.
+
+    In a file or a pipe, where nothing is cut, they have their names.
+    """
+    labels = label_rows(seen or jobs) if paint.width else {}
+    return [{**job, "label": labels.get(job["id"])} for job in jobs]
+
+
+LEAST_END = 16                  # columns of what is cut, below which it is left out
+
+
+def cut_end(text: str, end: str | None, width: int) -> str:
+    """A text of at most so many columns, unless 0; what is cut is the `end` that it has, as long as there is some."""
+    begin = text.removesuffix(end or "")
+    room = width - count_columns(format_line(begin))
+    if not width or not begin or not end or count_columns(format_line(text)) <= width:
+        return format_line(text, width)
+    return format_line(begin) + format_line(end, room) if room >= LEAST_END else format_line(begin.rstrip(": "), width)
 
 
 def format_priority(priority: int) -> str:
@@ -6620,7 +6718,8 @@ class Column(Value):
     colour: str = ""
     shown_if: Callable[[Sequence[Any]], bool] | None = None     # whether these rows need the column; None: always
     spare: int = 0              # on a narrow terminal, the columns with the highest are left out first; 0: never
-    is_whole: bool = False      # its cells are not cut
+    is_free: bool = False       # its cells have words of any length: on a terminal they are cut
+    end: Callable[[Any], str | None] | None = None      # row -> what its cell ends with, which is cut first
 
 
 LAST_WIDTH, MOST_WIDTH = 24, 24         # on a terminal: least width of the last column, most width of the others
@@ -6631,38 +6730,50 @@ def format_table(columns: Iterable[Column], rows: Sequence[Any], paint: Paint, b
 
     `below`: on a terminal, a line under each row.
     """
+    return paint.join(line for line, _ in list_table_lines(columns, rows, paint, below))
+
+
+def list_table_lines(columns: Iterable[Column], rows: Sequence[Any], paint: Paint,
+                     below: Sequence[str] = ()) -> list[tuple[str, int]]:
+    """[(line, the number of its row from 1)], 0 for what is no row."""
     import textwrap
     width = paint.width
     shown = [column for column in columns if column.shown_if is None or column.shown_if(rows)]
     *padded, last = range(len(shown))           # places in `shown`: two columns may have one heading
     cells: list[list[str]] = []                 # of each column, its heading first
     for column in shown:
-        is_cut = width and column is not shown[last] and not column.is_whole
+        is_cut = width and column is not shown[last] and column.is_free
         most = min(MOST_WIDTH, max(16, width // 5)) if is_cut else 0
         cells.append([column.heading, *(format_line(column.cell(row), most) for row in rows)])
     sizes = [max(map(count_columns, texts)) for texts in cells]
     least = min(LAST_WIDTH, sizes[last])
-    for place in sorted(padded, key=lambda place: -shown[place].spare):
+    for place in sorted([*padded, last], key=lambda place: -shown[place].spare):
         if shown[place].spare and width and width - sum(sizes[other] + 2 for other in padded) < least:
-            padded.remove(place)
+            if place == last:
+                last = padded.pop()
+                least = sizes[last]         # it stands whole
+            else:
+                padded.remove(place)
     rest = max(20, width - sum(sizes[place] + 2 for place in padded)) if width else 0
     lines = []
     for number in range(len(rows) + 1):
         texts = {place: cells[place][number] + " " * (sizes[place] - count_columns(cells[place][number]))
                  for place in padded}
-        texts[last] = format_line(cells[last][number], rest)
-        lines.append("  ".join(paint(shown[place].colour if number else "white", text)
-                               for place, text in texts.items()).rstrip())
+        end = shown[last].end
+        texts[last] = cut_end(cells[last][number], end(rows[number - 1]) if end and number else None, rest)
+        lines.append(("  ".join(paint(shown[place].colour if number else "white", text)
+                                for place, text in texts.items()).rstrip(), number))
         if number and width and below:
-            lines += textwrap.wrap(below[number - 1], max(20, width), initial_indent="     ", subsequent_indent="     ")
-    return paint.join(lines)
+            lines += [(line, 0) for line in textwrap.wrap(below[number - 1], max(20, width), initial_indent="     ",
+                                                          subsequent_indent="     ")]
+    return lines
 
 
 def field_column(heading: str, key: str, *, show: Callable[[Any], str] = str, colour: str = "",
-                 spare: int = 0) -> Column:
+                 spare: int = 0, is_free: bool = False) -> Column:
     """A column of a key of jobs, which is shown when a job has a value for it."""
     return Column(heading, cell=lambda job: "-" if job[key] is None else show(job[key]), colour=colour,
-                  shown_if=lambda jobs: any(job[key] is not None for job in jobs), spare=spare)
+                  shown_if=lambda jobs: any(job[key] is not None for job in jobs), spare=spare, is_free=is_free)
 
 
 def time_column(heading: str, key: str, *, spare: int) -> Column:
@@ -6692,42 +6803,69 @@ ID_COLUMN = Column("ID", cell=lambda job: job["id"], colour="magenta")
 RESULT_COLUMN = Column("RESULT", cell=format_result)
 RUNTIME_COLUMN = field_column("RUNTIME", "runtime_seconds", show=format_duration, colour="cyan", spare=1)
 LAST_COLUMNS = (
-    Column("USER", cell=lambda job: job["user"], shown_if=lambda jobs: len({job["user"] for job in jobs}) > 1, spare=2),
-    field_column("GROUP", "group", spare=4),
-    field_column("NAME", "name", colour="bright"),
+    Column("USER", cell=lambda job: job["user"], shown_if=lambda jobs: len({job["user"] for job in jobs}) > 1, spare=2,
+           is_free=True),
+    field_column("GROUP", "group", spare=4, is_free=True),
+    field_column("NAME", "name", colour="bright", is_free=True),
     Column("COMMAND", cell=format_command, colour="bright"))
 QUEUE_COLUMNS = (
     ID_COLUMN,
     Column("PRIORITY", cell=lambda job: format_priority(job["priority"]),
            shown_if=lambda jobs: any(job["priority"] != 1 for job in jobs)),
     Column("NODE", cell=lambda job: job["only_node"] or "any",
-           shown_if=lambda jobs: any(job["only_node"] for job in jobs)),
+           shown_if=lambda jobs: any(job["only_node"] for job in jobs), is_free=True),
     Column("GPUS", cell=format_gpu_count),
     time_column("ADDED", "created_at", spare=5),
     time_column("STARTS", "estimated_start", spare=1),
     *LAST_COLUMNS)
 QUEUE_FIELDS = ("id", "priority", "only_node", "gpus", "created_at", "estimated_start", "user", "group", "name",
-                "command", "waiting_for")               # what the columns of format_queue() show
+                "command", "waiting_for", "sweep_values")       # what format_queue() shows
+PROGRESS_COLUMN = Column("PROGRESS", cell=lambda job: format_progress(job) or "-", colour="cyan",
+                         shown_if=lambda jobs: any(map(format_progress, jobs)))
+PROGRESS_PARTS = (                              # the same on a terminal, where one of both may be left out
+    Column("PROGRESS", cell=lambda job: format_progress(job).partition(" · ")[0] or "-", colour="cyan",
+           shown_if=PROGRESS_COLUMN.shown_if, spare=2),
+    Column("LEFT", cell=lambda job: format_progress(job).partition(" · ")[2].removesuffix(" left") or "-",
+           colour="cyan", shown_if=lambda jobs: any(" left" in format_progress(job) for job in jobs), spare=4))
 JOB_COLUMNS = (
     ID_COLUMN,
     Column("STATUS", cell=lambda job: job["status"]),
-    Column("NODE", cell=lambda job: job["node"] or "-", shown_if=have_several_nodes),
-    Column("GPU", cell=lambda job: format_indices(job["gpu_places"]) or "-"),
+    Column("NODE", cell=lambda job: job["node"] or "-", shown_if=have_several_nodes, is_free=True),
+    Column("GPU", cell=lambda job: format_indices(job["gpu_places"]) or "-", is_free=True),
     RESULT_COLUMN,
     RUNTIME_COLUMN,
-    Column("PROGRESS", cell=lambda job: format_progress(job) or "-", colour="cyan",
-           shown_if=lambda jobs: any(map(format_progress, jobs)), spare=3),
+    PROGRESS_COLUMN,
     time_column("STARTED", "started_at", spare=5),
     time_column("FINISHED", "finished_at", spare=6),
     *LAST_COLUMNS)
 
 
+def choose_columns(columns: Sequence[Column], jobs: Sequence[Json], paint: Paint) -> list[Column]:
+    """The columns for these jobs on a terminal, or in a file.
+
+    Labels stand whole, and a narrow terminal may do without the commands beside them.
+    """
+    if not paint.width:
+        return [*columns]
+    columns = [part for column in columns for part in (PROGRESS_PARTS if column is PROGRESS_COLUMN else [column])]
+    if not any(job["label"] for job in jobs):
+        return columns
+    name = Column("NAME", cell=lambda job: job["label"] or format_line(job["name"] or "-", MOST_WIDTH), colour="bright")
+    is_named = all(job["label"] or job["name"] for job in jobs)
+    return [*columns[:-2], name, replace(columns[-1], spare=5 if is_named else 0)]
+
+
 def format_queue(jobs: Sequence[Json], paint: Paint) -> str:
     """On a terminal, a reason stands below the jobs that share it; in a file it is the last column."""
-    reasons = [job["waiting_for"] or "" for job in jobs]
-    below = [reason if reason != former else "" for reason, former in zip(reasons, ["", *reasons])]
     last = [] if paint.width else [Column("WAITING FOR", cell=lambda job: job["waiting_for"] or "")]
-    return format_table([*QUEUE_COLUMNS, *last], jobs, paint, below)
+    jobs = label_for_terminal(jobs, paint)
+    return format_table([*choose_columns(QUEUE_COLUMNS, jobs, paint), *last], jobs, paint, list_new_reasons(jobs))
+
+
+def list_new_reasons(jobs: Sequence[Json]) -> list[str]:
+    """Why each waits, where that is not what stands above it."""
+    reasons = [job["waiting_for"] or "" for job in jobs]
+    return [reason if reason != former else "" for reason, former in zip(reasons, ["", *reasons])]
 
 
 def format_jobs(jobs: Sequence[Json], paint: Paint) -> str:
@@ -6735,7 +6873,8 @@ def format_jobs(jobs: Sequence[Json], paint: Paint) -> str:
     below = [format_line(job["cause_line"] or job["unrecorded"] or "", max(20, paint.width - 5)) for job in jobs]
     if not paint.width:
         jobs = [{**job, "status": "; ".join(filter(None, [job["status"], job["unrecorded"]]))} for job in jobs]
-    return format_table(JOB_COLUMNS, jobs, paint, below)
+    jobs = label_for_terminal(jobs, paint)
+    return format_table(choose_columns(JOB_COLUMNS, jobs, paint), jobs, paint, below)
 
 
 # `nexus top`: a row for each GPU; below them what waits, with one row for a group
@@ -6757,34 +6896,73 @@ def format_runtime(row: TopRow) -> str:
     return format_duration(row.job["runtime_seconds"] or 0) if row.job else "-"
 
 
-def format_row_progress(row: TopRow) -> str:
-    return (row.job and format_progress(row.job)) or "-"
+def format_job_cell(column: Column, row: TopRow) -> str:
+    return column.cell(row.job) if row.job else "-"
+
+
+def has_shown_job(column: Column, rows: Sequence[TopRow]) -> bool:
+    return bool(column.shown_if and column.shown_if([row.job for row in rows if row.job]))
 
 
 TOP_COLUMNS = (
     Column("GPU", cell=lambda row: row.gpu.get("place", "-")),
     Column("TYPE", cell=lambda row: row.gpu.get("profile") or row.gpu.get("name", "-"),
-           shown_if=lambda rows: len({row.gpu["name"] for row in rows if row.gpu}) > 1, spare=4),
+           shown_if=lambda rows: len({row.gpu["name"] for row in rows if row.gpu}) > 1, spare=4, is_free=True),
     Column("UTIL", cell=lambda row: format_reading(row.gpu.get("utilization"), "%"), spare=1),
     Column("MEMORY", cell=format_gpu_memory, spare=1),
     Column("TEMP", cell=lambda row: format_reading(row.gpu.get("temperature"), "C"), spare=2),
     Column("POWER", cell=lambda row: format_reading(row.gpu.get("power_watts"), "W"), spare=3),
     Column("JOB", cell=lambda row: row.job.get("id", "-"), colour="magenta"),
     Column("RUNTIME", cell=format_runtime, colour="cyan"),
-    Column("PROGRESS", cell=format_row_progress, colour="cyan",
-           shown_if=lambda rows: any(format_row_progress(row) != "-" for row in rows), spare=1),
-    Column("COMMAND", cell=lambda row: describe_run(row.gpu, row.job), colour="bright"))
+    *(replace(column, cell=functools.partial(format_job_cell, column),
+              shown_if=functools.partial(has_shown_job, column)) for column in PROGRESS_PARTS),
+    Column("COMMAND", cell=lambda row: describe_run(row.gpu, row.job), colour="bright",
+           end=lambda row: row.job.get("command")))
+COMMAND_COLUMN = Column("COMMAND", cell=name_or_command, colour="bright", end=lambda job: job["command"])
 WAITING_COLUMNS = (
     replace(ID_COLUMN, heading="WAITING"),
     Column("GPUS", cell=format_gpu_count, spare=1),
     Column("STARTS", cell=lambda job: local_time(job["estimated_start"]), colour="cyan", spare=2),
-    Column("COMMAND", cell=name_or_command, colour="bright"),
-    Column("WHY", cell=lambda job: job["waiting_for"] or ""))
+    COMMAND_COLUMN)
 FINISHED_COLUMNS = (
     replace(ID_COLUMN, heading="FINISHED"),
     RESULT_COLUMN,
     RUNTIME_COLUMN,
-    Column("COMMAND", cell=name_or_command, colour="bright"))
+    COMMAND_COLUMN)
+
+
+def make_top_rows(status: Json) -> list[TopRow]:
+    """The jobs of each GPU, or the GPU alone; then the running jobs that are on none of them."""
+    jobs = {job["id"]: job for job in status["running_jobs"]}
+    rows = list[TopRow]()
+    for gpu in status["gpu_status"]:
+        there = [jobs[job_id] for job_id in gpu["job_ids"] if job_id in jobs]
+        rows += [TopRow(gpu, job) for job in there or [{}]]
+    on_gpus = {row.job["id"] for row in rows if row.job}
+    return rows + [TopRow({}, job) for job in status["running_jobs"] if job["id"] not in on_gpus]
+
+
+def format_fitting_snapshot(status: Json, paint: Paint) -> str:
+    """The output of `nexus`: where that is higher than the window, GPUs and jobs have a row each, as in `nexus top`."""
+    text = format_snapshot(status, paint)
+    rows = make_top_rows({**status, "running_jobs": label_for_terminal(status["running_jobs"], paint)})
+    if not paint.height or not rows or text.count("\n") < paint.height:
+        return text
+    bad_nodes = [line for node in status["nodes"][1:] for line in format_bad_node(node, paint)]
+    lines = [line for line, _ in list_table_lines(TOP_COLUMNS, rows, paint)]
+    return format_snapshot(status, paint, lines + bad_nodes)
+
+
+GROUP_WIDTH = 16                # columns before a group's name in `nexus top`, less those of the total left out
+
+
+def make_group_row(group: Json, paint: Paint) -> dict[str, Any]:
+    """A group among what waits; on a terminal its counts stand where jobs have their commands, if there is room."""
+    counts = describe_group(group)
+    row = {"id": "group", "position": group["position"] or 0, "gpus": None, "estimated_start": None}
+    if len(counts) + count_columns(group["name"]) < paint.width - GROUP_WIDTH:
+        return {**row, "name": group["name"], "command": counts.partition(": ")[2], "waiting_for": None}
+    return {**row, "name": None, "command": group["name"], "waiting_for": counts}
 
 
 def list_top(status: Json, waiting: Sequence[Json], more: int, groups: Sequence[Json], finished: Sequence[Json],
@@ -6793,35 +6971,32 @@ def list_top(status: Json, waiting: Sequence[Json], more: int, groups: Sequence[
 
     `waiting`: the first pending jobs that are in none of `groups`, the reply of GET /groups; `more`: how many follow.
     """
-    def add_table(columns: Iterable[Column], rows: Sequence[Any], ids: Iterable[str]) -> None:
-        shown.extend(zip(format_table(columns, rows, paint).split("\n"), ["", *ids]))
+    def add_table(columns: Iterable[Column], rows: Sequence[Any], ids: Sequence[str],
+                  below: Sequence[str] = ()) -> None:
+        for line, number in list_table_lines(columns, rows, paint, below):
+            shown.append((paint.join([line])[:-1], ids[number - 1] if number else ""))
 
+    seen = [*status["running_jobs"], *waiting, *finished]
+    waiting, finished = label_for_terminal(waiting, paint, seen), label_for_terminal(finished, paint, seen)
+    rows = make_top_rows({**status, "running_jobs": label_for_terminal(status["running_jobs"], paint, seen)})
     machine = status["host"]
     lines = [paint("white", f"{machine['name']}  {describe_machine(machine)}"),
              paint("blue", f"Queue: {format_count(status['queued_jobs'], 'job')} pending ")
              + paint("yellow", "[PAUSED]" if status["is_paused"] else "[RUNNING]")
              + f"  {format_history(status)}",
              *(paint("red", f"{name}: see nexus health") for name in status["bad_checks"][:1]), ""]
-    jobs = {job["id"]: job for job in status["running_jobs"]}
-    rows = list[TopRow]()
-    for gpu in status["gpu_status"]:
-        there = [jobs[job_id] for job_id in gpu["job_ids"] if job_id in jobs]
-        rows += [TopRow(gpu, job) for job in there or [{}]]
-    on_gpus = {row.job["id"] for row in rows if row.job}
-    rows += [TopRow({}, job) for job in status["running_jobs"] if job["id"] not in on_gpus]
     shown = [(line, "") for line in paint.join(lines).split("\n")[:-1]]
     if rows:
         add_table(TOP_COLUMNS, rows, [row.job.get("id", "") for row in rows])
     else:
         shown.append(("no job runs", ""))
-    waiting_groups = [
-        {"id": "group", "position": group["position"] or 0, "gpus": None, "estimated_start": None, "name": None,
-         "command": group["name"], "waiting_for": describe_group(group)}
-        for group in groups if group[PENDING] or group[RUNNING]]
+    waiting_groups = [make_group_row(group, paint) for group in groups if group[PENDING] or group[RUNNING]]
     if waiting_groups or waiting:
         waiting = sorted([*waiting_groups, *waiting], key=operator.itemgetter("position"))
         shown.append(("", ""))
-        add_table(WAITING_COLUMNS, waiting, [row["id"] if row["id"] != "group" else "" for row in waiting])
+        last = [] if paint.width else [Column("WHY", cell=lambda job: job["waiting_for"] or "")]
+        add_table([*WAITING_COLUMNS, *last], waiting, [row["id"] if row["id"] != "group" else "" for row in waiting],
+                  list_new_reasons(waiting))
         shown += [(f"… {format_count(more, 'more job')}", "")] if more > 0 else []
     if finished:
         shown.append(("", ""))
@@ -7145,7 +7320,7 @@ def format_results(results: Json, paint: Paint) -> str:
 
         return Column(column["title"].upper() if column["kind"] == "fixed" else column["title"], cell=format_cell,
                       colour=colours.get(column["key"], ""), spare=2 if is_spare else 0,
-                      is_whole=column["kind"] == "sweep")
+                      is_free=column["kind"] == "fixed")
 
     return format_table([make_column(index, column) for index, column in enumerate(results["columns"])],
                         results["rows"], paint)
@@ -23015,7 +23190,7 @@ def draw_top(context: Context, paint: Paint, text: str = "", chosen_id: str = ""
         client, chosen = Client.find(context.environ, is_starting=False), text or None
         waiting, total = client.ask_list("/queue" + encode_query({
             "group": None if text else "", "text": chosen, "limit": max(10, paint.height) if paint.height else 50,
-            "fields": "id,name,command,user,gpus,position,estimated_start,waiting_for"}))
+            "fields": ",".join(TOP_FIELDS)}))
         status, groups = client.status(), [] if text else client.ask("GET", "/groups")
         finished = client.jobs(text=chosen, status=list(FINAL), sort="-finished_at", limit=5) if paint.height else []
         if text:
@@ -23049,6 +23224,8 @@ def find_kept(client: Client, job_id: str, text: str) -> list[dict[str, Any]]:
     return [job] if has_text else []
 
 
+TOP_FIELDS = ("id", "name", "command", "user", "gpus", "position", "estimated_start", "waiting_for", "group",
+              "sweep_values")                           # of what waits
 TOP_KEYS = {"\x1b[A": "up", "\x1bOA": "up", "k": "up", "\x1b[B": "down", "\x1bOB": "down", "j": "down", "\r": "\n"}
 OWN_SCREEN, SHELL_SCREEN = "\x1b[?1049h\x1b[?25l\x1b[?7l", "\x1b[?7h\x1b[?25h\x1b[?1049l"
 
@@ -23426,7 +23603,7 @@ def cmd_screens(context: Context) -> None:
     others = {session: "the service's log" if session.endswith(".nexus") else "over, or of another NEXUS_HOME"
               for session in sessions}
     context.show(list(sessions), functools.partial(format_table, (
-        Column("SESSION", cell=str, colour="magenta"),
+        Column("SESSION", cell=str, colour="magenta", is_free=True),
         Column("STATE", cell=lambda session: sessions[session]),
         Column("WHAT", cell=lambda session: commands.get(session, others[session]), colour="bright"),
     )), "there is no screen session of nexus")
@@ -23910,7 +24087,7 @@ def cmd_status(context: Context) -> None:
     status = context.client.status()
     if context.options.detailed:
         return context.write(format_detailed(status, context.client.health(), context.paint))
-    context.show(status, format_snapshot)
+    context.show(status, format_fitting_snapshot)
     if status["hash"] != (own := file_hash(DISK)) and not context.is_remote:
         context.say(f"the service is nexus {status['version']} ({status['hash']}), this is {__version__} ({own}); "
                   "nexus restart brings them together")
@@ -24001,7 +24178,7 @@ def cmd_usage(context: Context) -> None:
     since = format_time(time.time() - parse_duration(duration))
     rows = context.client.usage(since=duration, by=by)
     context.show(rows, functools.partial(format_table, (
-        Column(by.upper(), cell=lambda row: row[by]),
+        Column(by.upper(), cell=lambda row: row[by], is_free=True),
         Column("JOBS", cell=lambda row: str(row["jobs"])),
         Column("GPU-HOURS", cell=lambda row: f"{row['gpu_hours']:.1f}"),
         Column("CPU-JOB HOURS", cell=lambda row: f"{row['cpu_job_hours']:.1f}",
@@ -24748,7 +24925,7 @@ def cmd_token_list(context: Context) -> None:
         return f"{words} {local_time(token['expires_at'], '%Y-%m-%d %H:%M')}"
 
     context.show(tokens, functools.partial(format_table, (
-        Column("USER", cell=lambda token: token["user"], colour="bright"),
+        Column("USER", cell=lambda token: token["user"], colour="bright", is_free=True),
         Column("SHA-256", cell=lambda token: token["sha256"][:12]),
         Column("MADE", cell=lambda token: local_time(token["created_at"], "%Y-%m-%d %H:%M"), colour="cyan"),
         Column("STATE", cell=describe_token),
@@ -24798,10 +24975,10 @@ def format_address(node: dict[str, Any]) -> str:
 def cmd_node_list(context: Context) -> None:
     nodes = context.client.nodes()
     context.show(nodes, functools.partial(format_table, (
-        Column("NODE", cell=lambda node: node["name"], colour="bright"),
-        Column("ADDRESS", cell=format_address),
+        Column("NODE", cell=lambda node: node["name"], colour="bright", is_free=True),
+        Column("ADDRESS", cell=format_address, is_free=True),
         Column("GPUS", cell=lambda node: str(node["gpus"])),
-        Column("MODEL", cell=lambda node: ", ".join(node["gpu_names"])),
+        Column("MODEL", cell=lambda node: ", ".join(node["gpu_names"]), is_free=True),
         Column("JOBS", cell=lambda node: str(node["running_jobs"])),
         Column("STATE", cell=describe_node_state, colour="yellow"),
     )))

@@ -98,7 +98,7 @@ def cmd_screens(context: Context) -> None:
     others = {session: "the service's log" if session.endswith(".nexus") else "over, or of another NEXUS_HOME"
               for session in sessions}
     context.show(list(sessions), functools.partial(format_table, (
-        Column("SESSION", cell=str, colour="magenta"),
+        Column("SESSION", cell=str, colour="magenta", is_free=True),
         Column("STATE", cell=lambda session: sessions[session]),
         Column("WHAT", cell=lambda session: commands.get(session, others[session]), colour="bright"),
     )), "there is no screen session of nexus")

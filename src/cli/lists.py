@@ -14,10 +14,10 @@ from ..service.service import file_hash
 from ..values.errors import NexusError
 from ..values.job import FINAL, PENDING, RUNNING, STATUSES
 from ..values.text import format_time, load_json, parse_duration
-from ..views.job_tables import QUEUE_FIELDS, Column, format_jobs, format_queue, format_table
+from ..views.job_tables import QUEUE_FIELDS, Column, format_fitting_snapshot, format_jobs, format_queue, format_table
 from ..views.results import format_results, format_results_csv
 from ..views.show import format_job, format_why
-from ..views.status_text import format_detailed, format_snapshot, local_time
+from ..views.status_text import format_detailed, local_time
 from ..views.usage import USAGE_SINCE
 from .chosen import check_choice, check_named, describe_choice, find_all, list_part, read_choice
 from .context import Context
@@ -34,7 +34,7 @@ def cmd_status(context: Context) -> None:
     status = context.client.status()
     if context.options.detailed:
         return context.write(format_detailed(status, context.client.health(), context.paint))
-    context.show(status, format_snapshot)
+    context.show(status, format_fitting_snapshot)
     if status["hash"] != (own := file_hash(DISK)) and not context.is_remote:
         context.say(f"the service is nexus {status['version']} ({status['hash']}), this is {__version__} ({own}); "
                   "nexus restart brings them together")
@@ -125,7 +125,7 @@ def cmd_usage(context: Context) -> None:
     since = format_time(time.time() - parse_duration(duration))
     rows = context.client.usage(since=duration, by=by)
     context.show(rows, functools.partial(format_table, (
-        Column(by.upper(), cell=lambda row: row[by]),
+        Column(by.upper(), cell=lambda row: row[by], is_free=True),
         Column("JOBS", cell=lambda row: str(row["jobs"])),
         Column("GPU-HOURS", cell=lambda row: f"{row['gpu_hours']:.1f}"),
         Column("CPU-JOB HOURS", cell=lambda row: f"{row['cpu_job_hours']:.1f}",

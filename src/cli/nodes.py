@@ -59,10 +59,10 @@ def format_address(node: dict[str, Any]) -> str:
 def cmd_node_list(context: Context) -> None:
     nodes = context.client.nodes()
     context.show(nodes, functools.partial(format_table, (
-        Column("NODE", cell=lambda node: node["name"], colour="bright"),
-        Column("ADDRESS", cell=format_address),
+        Column("NODE", cell=lambda node: node["name"], colour="bright", is_free=True),
+        Column("ADDRESS", cell=format_address, is_free=True),
         Column("GPUS", cell=lambda node: str(node["gpus"])),
-        Column("MODEL", cell=lambda node: ", ".join(node["gpu_names"])),
+        Column("MODEL", cell=lambda node: ", ".join(node["gpu_names"]), is_free=True),
         Column("JOBS", cell=lambda node: str(node["running_jobs"])),
         Column("STATE", cell=describe_node_state, colour="yellow"),
     )))

@@ -45,7 +45,7 @@ def cmd_token_list(context: Context) -> None:
         return f"{words} {local_time(token['expires_at'], '%Y-%m-%d %H:%M')}"
 
     context.show(tokens, functools.partial(format_table, (
-        Column("USER", cell=lambda token: token["user"], colour="bright"),
+        Column("USER", cell=lambda token: token["user"], colour="bright", is_free=True),
         Column("SHA-256", cell=lambda token: token["sha256"][:12]),
         Column("MADE", cell=lambda token: local_time(token["created_at"], "%Y-%m-%d %H:%M"), colour="cyan"),
         Column("STATE", cell=describe_token),

@@ -77,7 +77,7 @@ def draw_top(context: Context, paint: Paint, text: str = "", chosen_id: str = ""
         client, chosen = Client.find(context.environ, is_starting=False), text or None
         waiting, total = client.ask_list("/queue" + encode_query({
             "group": None if text else "", "text": chosen, "limit": max(10, paint.height) if paint.height else 50,
-            "fields": "id,name,command,user,gpus,position,estimated_start,waiting_for"}))
+            "fields": ",".join(TOP_FIELDS)}))
         status, groups = client.status(), [] if text else client.ask("GET", "/groups")
         finished = client.jobs(text=chosen, status=list(FINAL), sort="-finished_at", limit=5) if paint.height else []
         if text:
@@ -111,6 +111,8 @@ def find_kept(client: Client, job_id: str, text: str) -> list[dict[str, Any]]:
     return [job] if has_text else []
 
 
+TOP_FIELDS = ("id", "name", "command", "user", "gpus", "position", "estimated_start", "waiting_for", "group",
+              "sweep_values")                           # of what waits
 TOP_KEYS = {"\x1b[A": "up", "\x1bOA": "up", "k": "up", "\x1b[B": "down", "\x1bOB": "down", "j": "down", "\r": "\n"}
 OWN_SCREEN, SHELL_SCREEN = "\x1b[?1049h\x1b[?25l\x1b[?7l", "\x1b[?7h\x1b[?25h\x1b[?1049l"
 

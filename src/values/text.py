@@ -82,7 +82,7 @@ def format_line(text: str, width: int = 0) -> str:
     """Text as one harmless line for a terminal: control characters become blanks.
 
     It is cut at `width` columns unless 0, in its middle: a command's beginning names the program, and its end tells it
-    from others.
+    from others.  Between words, where these are short enough.
     """
     text = cut_middle(text, 2 * width + 1) if width else text
     line = text if text.isprintable() else re.sub(CONTROL, " ", text)
@@ -91,8 +91,14 @@ def format_line(text: str, width: int = 0) -> str:
     head, tail = line[:width], line[-width:]
     while count_columns(head) > max(1, width * 3 // 5 - 1):
         head = head[:-1]
+    blank = head.rfind(" ")
+    if 2 * blank >= len(head) and not line.startswith(f"{head} "):
+        head = head[:blank].rstrip()
     while tail and count_columns(head) + 1 + count_columns(tail) > width:
         tail = tail[1:]
+    blank = tail.find(" ")
+    if 0 <= blank < len(tail) // 2 and not line.endswith(f" {tail}"):
+        tail = tail[blank:].lstrip()
     return f"{head}…{tail}"
 
 

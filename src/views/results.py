@@ -172,7 +172,7 @@ def format_results(results: Json, paint: Paint) -> str:
 
         return Column(column["title"].upper() if column["kind"] == "fixed" else column["title"], cell=format_cell,
                       colour=colours.get(column["key"], ""), spare=2 if is_spare else 0,
-                      is_whole=column["kind"] == "sweep")
+                      is_free=column["kind"] == "fixed")
 
     return format_table([make_column(index, column) for index, column in enumerate(results["columns"])],
                         results["rows"], paint)

@@ -6,15 +6,18 @@ The command line makes it from the API's replies.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..opening import TYPE_CHECKING
 from ..values.config import is_usual
 from ..values.job import CANCELLED, FAILED, PRIORITIES
-from ..values.text import format_count, format_duration, format_indices, format_known, format_line, parse_time
+from ..values.text import count_columns, format_count, format_duration, format_indices, format_known, format_line, parse_time
 from .api_json import format_progress
+from .row_labels import label_rows
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from ..opening import Json
 
 # White is bold: the terminal's default colour is readable on its background, and white is not on a light one.
@@ -53,8 +56,9 @@ def format_history(status: Json) -> str:
     return f"History: {format_count(status['completed_jobs'], 'job')} completed{''.join(others)}"
 
 
-def format_snapshot(status: Json, paint: Paint) -> str:
-    """The output of `nexus`."""
+def format_snapshot(status: Json, paint: Paint, table: Sequence[str] = ()) -> str:
+    """The output of `nexus`.  `table`: lines that stand for GPUs and running jobs, where these have no room."""
+    status = {**status, "running_jobs": label_for_terminal(status["running_jobs"], paint)}
     paused, url = "[PAUSED]" if status["is_paused"] else "[RUNNING]", status.get("url", "")
     queued = f"Queue: {format_count(status['queued_jobs'], 'job')} pending"
     lines = [f"{paint('blue', queued)} {paint('yellow', paused)}",
@@ -73,7 +77,7 @@ def format_snapshot(status: Json, paint: Paint) -> str:
                          f"time limit {partition['time_limit']}")
     else:
         lines.append(paint("white", "GPUs:"))
-    gpu_lines = list_gpu_lines(status, paint)
+    gpu_lines = table or list_gpu_lines(status, paint)
     if status["gpu_trouble"]:
         lines.append(paint("red", status["gpu_trouble"]))
     lines += gpu_lines or ([] if status["gpu_trouble"] or slurm else ["none"])
@@ -84,7 +88,7 @@ def format_snapshot(status: Json, paint: Paint) -> str:
         "CPU:": [job for job in running if not job["slurm_id"] and not job["gpus"]],
         "On GPUs that cannot be seen now:": [
             job for job in running if not job["slurm_id"] and job["gpus"] and job["id"] not in on_gpus]}
-    for heading, jobs in elsewhere.items():
+    for heading, jobs in elsewhere.items() if not table else ():
         lines += ["", paint("white", heading)] if jobs else []
         lines += [line for job in jobs for line in format_running(job, paint, bool(status["nodes"]))]
     lines += ["", *(f"hint: {hint}" for hint in status["hints"])] if status["hints"] else []
@@ -97,13 +101,18 @@ def list_gpu_lines(status: Json, paint: Paint) -> list[str]:
     lines = [line for gpu in status["gpu_status"] if not status["nodes"] or gpu["node"] == status["nodes"][0]["name"]
              for line in format_gpu(gpu, jobs, paint)]
     for node in status["nodes"][1:]:
-        gpus, state = [gpu for gpu in status["gpu_status"] if gpu["node"] == node["name"]], describe_node_state(node)
-        if state != "ok":
-            lines.append(paint("red" if node["unknown_since"] else "yellow", f"{node['name']}: {state}"))
-            lines += [f"  {node['hint']}"] if node["hint"] else []
-            gpus = [gpu for gpu in gpus if gpu["job_ids"]]
-        lines += [line for gpu in gpus for line in format_gpu(gpu, jobs, paint)]
+        gpus, bad = [gpu for gpu in status["gpu_status"] if gpu["node"] == node["name"]], format_bad_node(node, paint)
+        lines += bad
+        lines += [line for gpu in gpus if gpu["job_ids"] or not bad for line in format_gpu(gpu, jobs, paint)]
     return lines
+
+
+def format_bad_node(node: Json, paint: Paint) -> list[str]:
+    """Why a node gets no jobs, and what to do; [] of one that gets some."""
+    if (state := describe_node_state(node)) == "ok":
+        return []
+    return [paint("red" if node["unknown_since"] else "yellow", f"{node['name']}: {state}"),
+            *([f"  {node['hint']}"] if node["hint"] else [])]
 
 
 def describe_node_state(node: Json) -> str:
@@ -143,7 +152,7 @@ def format_running(job: Json, paint: Paint, has_node: bool = False) -> list[str]
     if job["unknown_since"]:
         stopping += paint("red", f" unknown since {local_time(job['unknown_since'], '%m-%d %H:%M')}")
     share = [f"  GPUs: {format_known(job['gpus'], '', 2)}"] if job["gpus"] % 1 else []
-    command = format_line(name_or_command(job), paint.width and max(20, paint.width - 11))
+    command = cut_end(name_or_command(job), job["command"], paint.width and max(20, paint.width - 11))
     progress = format_progress(job)
     return [f"  Job ID: {paint('magenta', job['id'])}{stopping}",
             *([f"  Node: {job['node']}"] if has_node else []), *share,
@@ -222,9 +231,32 @@ def describe_gpu_use(gpu: Json, paint: Paint) -> str:
 
 
 def name_or_command(job: Json) -> str:
+    """`name: command`; instead of the name, what tells a row from others, where label_for_terminal() has found that."""
     if job["command"] is None:                  # another user's job, seen with a token
         return f"({job['user']}'s)"
-    return f"{job['name']}: {job['command']}" if job["name"] else str(job["command"])
+    name = job.get("label") or job["name"]
+    return f"{name}: {job['command']}" if name else str(job["command"])
+
+
+def label_for_terminal(jobs: Sequence[Json], paint: Paint, seen: Sequence[Json] = ()) -> list[dict[str, Any]]:
+    """Jobs of one list, or of several that are `seen` together, with their labels.
+
+    In a file or a pipe, where nothing is cut, they have their names.
+    """
+    labels = label_rows(seen or jobs) if paint.width else {}
+    return [{**job, "label": labels.get(job["id"])} for job in jobs]
+
+
+LEAST_END = 16                  # columns of what is cut, below which it is left out
+
+
+def cut_end(text: str, end: str | None, width: int) -> str:
+    """A text of at most so many columns, unless 0; what is cut is the `end` that it has, as long as there is some."""
+    begin = text.removesuffix(end or "")
+    room = width - count_columns(format_line(begin))
+    if not width or not begin or not end or count_columns(format_line(text)) <= width:
+        return format_line(text, width)
+    return format_line(begin) + format_line(end, room) if room >= LEAST_END else format_line(begin.rstrip(": "), width)
 
 
 def format_priority(priority: int) -> str:

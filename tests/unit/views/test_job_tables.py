@@ -1,5 +1,7 @@
 """Lists of jobs, and nexus top."""
 
+import re
+
 import pytest
 from makers import GB, NOW, finished, foreign, gpu, job, mig_slice, running
 from shown import PLAIN, TERMINAL, listed, status
@@ -73,17 +75,18 @@ GPU  UTIL  MEMORY     TEMP  POWER  JOB  RUNTIME  COMMAND
 0    98%   20GB/24GB  70C   300W   abc  2h 15m   torchrun train.py…xxxxxxxxxxxxx
 1    98%   20GB/24GB  70C   300W   abc  2h 15m   torchrun train.py…xxxxxxxxxxxxx
 2    98%   20GB/24GB  70C   300W   abc  2h 15m   torchrun train.py…xxxxxxxxxxxxx
-3    98%   20GB/24GB  70C   300W   abd  1m       (stopping: killed…thon train.py
-4    0%    0GB/24GB   -     -      -    -        in use by bob (pi…python, 16GB)
+3    98%   20GB/24GB  70C   300W   abd  1m       (stopping: killed)
+4    0%    0GB/24GB   -     -      -    -        in use by bob…python, 16GB)
 5    0%    0GB/24GB   -     -      -    -        paused
 6    0%    0GB/24GB   -     -      -    -        unusable (GPU is lost)
 7    0%    0GB/24GB   -     -      -    -        available
 -    -     -          -     -      abe  1m       load: python train.py
 
-WAITING  GPUS  STARTS  COMMAND          WHY
-group    -     -       sweep            7 jobs: 1 running, 2 fa…g; paused by ann
-qqa      2     -       python train.py  no GPU is free
-qqb      1     -       python train.py  no GPU is free
+WAITING  GPUS  STARTS  COMMAND
+group    -     -       sweep: 1 running, 2 failed, 4 pending; paused by ann
+qqa      2     -       python train.py
+     no GPU is free
+qqb      1     -       python train.py
 … 2 more jobs
 
 FINISHED  RESULT  RUNTIME  COMMAND
@@ -111,3 +114,93 @@ abg  failed     gpu1  0    exit 3   1m       10-24 15:29  10-24 15:30  python tr
 abh  running    n1    1    unknown  1m       10-24 15:29  -            python train.py
 """
     assert "FINISHED" not in nexus.format_jobs([ran[2]], PLAIN)
+
+
+# Sweeps, and what is cut
+
+SWEEP = [{"lr": rate, "bs": size} for rate in ("1e-3", "1e-4") for size in ("32", "64", "128", "256")]
+TRAIN = "python train.py --data /scratch/imagenet --lr {lr} --bs {bs} --epochs 90 --out runs/x"
+WIDTHS = [60, 80, 100, 132]
+
+
+def sweep_of(make, prefix, **facts):
+    return [make(f"{prefix}{letter}", number=number, group="exp1", name=f"lr={values['lr']} bs={values['bs']}",
+                 sweep_values=tuple(values.items()), command=nexus.fill_placeholders(TRAIN, values), **facts)
+            for number, (letter, values) in enumerate(zip("cdefghjk", SWEEP), 1)]
+
+
+def eight_busy_gpus():
+    """A status of eight GPUs with a job of the sweep on each."""
+    busy = {"utilization": 98.0, "memory_used_mib": 20 * GB, "temperature": 70.0, "power_watts": 300.0}
+    jobs = [nexus.replace(one, attempts=(nexus.replace(one.current, gpu_indices=(index,), gpu_uuids=(gpu(index).uuid,)),))
+            for index, one in enumerate(sweep_of(running, "ab"))]
+    made = status(jobs, [gpu(index, **busy) for index in range(8)])
+    for row in made["running_jobs"]:
+        row.update(fraction=0.21, estimated_end="2024-10-24T15:33:42Z")
+    return made
+
+
+def all_tables(width):
+    """{what prints it: its lines} at a terminal."""
+    paint, made = nexus.Paint("", width, 24), eight_busy_gpus()
+    waits = listed(*sweep_of(job, "qq"), waiting_for="no GPU is free: 8 of 8 are in use", position=1,
+                   estimated_start="2024-10-24T15:40:15Z")
+    ended = [{**row, "outcome": "dependency", "status": "cancelled"} for row in listed(*sweep_of(finished, "zz"))]
+    others = listed(job("www", command="python other.py --x y"), waiting_for="no GPU is free: 8 of 8 are in use", position=9)
+    crowd = [group_of("exp2", pending=40, running=2, completed=3, failed=1, cancelled=3, hold="paused by ann"),
+             group_of("exp3", pending=4)]
+    return {
+        "top": [line for line, _ in nexus.list_top(made, waits[:2] + others, 2, crowd, ended[:5], paint)],
+        "nexus": nexus.format_fitting_snapshot(made, paint).splitlines(),
+        "jobs": nexus.format_jobs([*ended, *made["running_jobs"], *waits], paint).splitlines(),
+        "running": nexus.format_jobs(made["running_jobs"], paint).splitlines(), "queue": nexus.format_queue(waits, paint).splitlines()}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_word_is_cut_in_its_middle(width):
+    """Beside what is cut stand whole words of what was there, and each line fits."""
+    words = {*TRAIN.format(lr="1e-3", bs="32").split(), *(text for values in SWEEP for text in values.values())}
+    for what, lines in all_tables(width).items():
+        assert [line for line in lines if nexus.count_columns(line) > width] == [], what
+        for line in lines:
+            for before, after in re.findall(r"(\S*)…(\S*)", line):
+                assert (before in words and after in words) or line.startswith("… "), f"{what}: {line}"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_rows_of_a_sweep_begin_with_what_differs_whole(width):
+    for what, lines in all_tables(width).items():
+        for values in SWEEP[:2] if what == "top" else SWEEP:
+            told = [line for line in lines if re.search(rf"\blr={values['lr']} bs={values['bs']}(:|\s|$)", line)]
+            assert told, f"{what}: {values}"
+    assert "lr=1e-3 bs=32" in nexus.format_jobs(listed(*sweep_of(job, "qq")), PLAIN), "the name, in a pipe"
+
+
+def test_a_reason_stands_once_in_top():
+    lines = all_tables(80)["top"]
+    assert sum("no GPU is free" in line for line in lines) == 1
+    assert any("49 jobs: 2 running, 3 completed, 1 failed, 3 cancelled" in line for line in lines)
+
+
+FITS = [  # reason, GPUs with jobs, window's height, whether each has a row
+    ("the jobs fit", 3, 24, False), ("they do not", 8, 24, True), ("a high window", 8, 60, False), ("a pipe", 8, 0, False)]
+
+
+@pytest.mark.parametrize("reason, count, height, is_table", FITS)
+def test_the_snapshot_fits_the_window(reason, count, height, is_table):
+    made = eight_busy_gpus()
+    made = {**made, "gpu_status": made["gpu_status"][:count], "running_jobs": made["running_jobs"][:count]}
+    paint = nexus.Paint("", 80 if height else 0, height)
+    text = nexus.format_fitting_snapshot(made, paint)
+    assert ("GPU  UTIL" in text) == is_table == ("Job ID: " not in text), reason
+    if is_table:
+        assert text.startswith("Queue: 0 jobs pending [RUNNING]\n") and len(text.splitlines()) < height
+        assert all(row["id"] in text for row in made["running_jobs"])
+    else:
+        assert text == nexus.format_snapshot(made, paint)
+
+
+def test_a_small_window_shows_the_nodes_that_get_no_jobs():
+    bad = {"name": "n1", "trouble": "cannot reach n1", "hint": "ssh n1", "unknown_since": None, "is_leaving": False}
+    text = nexus.format_fitting_snapshot({**eight_busy_gpus(), "nodes": [{"name": ""}, bad]}, nexus.Paint("", 80, 24))
+    assert "n1: cannot reach n1\n  ssh n1\n" in text

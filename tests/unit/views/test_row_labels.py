@@ -1,0 +1,54 @@
+"""What tells the rows of a list apart."""
+
+import pytest
+from makers import job
+from shown import listed
+
+import nexus
+
+
+def sweep(values, command="python train.py --lr {lr} --bs {bs}", **facts):
+    """A job of a sweep; its number makes its id."""
+    facts.setdefault("name", " ".join(f"{name}={text}" for name, text in values.items()))
+    return {"sweep_values": tuple(values.items()), "command": nexus.fill_placeholders(command, values), "group": "g", **facts}
+
+
+def plain(command, **facts):
+    return {"command": command, "group": "g", **facts}
+
+
+LABELS = [  # reason, what the jobs have, their labels
+    ("what all have is left out", [sweep({"lr": "1e-3", "bs": size}) for size in ("32", "64")], ["bs=32", "bs=64"]),
+    ("what differs, in the sweep's order", [sweep({"lr": rate, "bs": size}) for rate, size in (("1e-3", "32"), ("1e-4", "64"))],
+     ["lr=1e-3 bs=32", "lr=1e-4 bs=64"]),
+    ("a name of its own does not hide the values", [sweep({"lr": rate, "bs": "1"}, name="a name") for rate in "12"], ["lr=1", "lr=2"]),
+    ("a sweep without a group", [sweep({"lr": rate, "bs": "1"}, group=None) for rate in "12"], ["lr=1", "lr=2"]),
+    ("several programs with the same values", [sweep({"lr": "1", "bs": size}, f"python {file} {{bs}}") for file in "ab" for size in "34"],
+     ["bs=3 a 3", "bs=4 a 4", "bs=3 b 3", "bs=4 b 4"]),
+    ("the same again, after a retry", [sweep({"lr": rate, "bs": "1"}) for rate in "121"], ["lr=1", "lr=2", "lr=1"]),
+    ("long values begin where they differ", [sweep({"lr": f"/scratch/ann/data/part-{part}.tar", "bs": "1"}) for part in "12"],
+     ["lr=1.tar", "lr=2.tar"]),
+    ("jobs of a loop in the shell", [plain(f"python train.py --data x --lr {rate} --bs {size} --out y") for rate, size in
+                                     (("1e-3", "32"), ("1e-4", "64"))], ["--lr 1e-3 --bs 32", "--lr 1e-4 --bs 64"]),
+    ("a word more or less", [plain("python train.py --out y"), plain("python train.py --amp --big --out y")], [None, "--amp --big"]),
+    ("names that tell them apart", [plain(f"python train.py {seed}", name=f"llama-sft-on-alpaca seed={seed}") for seed in "78"],
+     ["7", "8"]),
+    ("names that do not", [plain(f"python train.py --seed {seed}", name="train") for seed in "78"], ["--seed 7", "--seed 8"]),
+    ("one command", [plain("python train.py", name=name) for name in "ab"], [None, None]),
+    ("alone", [sweep({"lr": "1", "bs": "2"}), plain("true"), plain("true", group="h")], [None, None, None]),
+    ("neither a sweep nor a group", [plain(f"python train.py {seed}", group=None) for seed in "78"], [None, None]),
+    ("another user's", [{**sweep({"lr": rate, "bs": "1"}), "user": user} for rate, user in (("1", "ann"), ("2", "bob"))], [None, None]),
+]
+
+
+@pytest.mark.parametrize("reason, facts, labels", LABELS, ids=[case[0] for case in LABELS])
+def test_what_tells_rows_apart(reason, facts, labels):
+    rows = listed(*(job(f"ab{letter}", **each) for letter, each in zip("cdefgh", facts)))
+    made = nexus.label_rows(rows)
+    assert [made.get(row["id"]) for row in rows] == labels, reason
+    assert nexus.label_rows([*rows, *rows]) == made, "a row that is seen twice is the same"
+
+
+def test_what_another_user_may_not_see_has_no_label():
+    rows = listed(*(job(f"ab{rate}", **sweep({"lr": rate, "bs": "1"})) for rate in "cd"))
+    assert nexus.label_rows([nexus.hide_private(row, nexus.PUBLIC_JOB_KEYS) for row in rows]) == {}
