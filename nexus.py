@@ -1034,6 +1034,16 @@ def get_cause(word: str | None) -> Cause:
     return CAUSES.get(word or "", UNKNOWN_CAUSE)
 
 
+MISSING_PYTHON = r"\bNo module named |\bpython[\d.]*: (command )?not found"
+THIS_ENV = "nexus retry {id} --this-env, in a shell where the venv or conda environment that has it is active"
+
+
+def find_remedy(cause: str | None, line: str | None, job_id: str) -> str:
+    """What may help a job that failed for this cause, as this line tells; "" where nothing is known."""
+    is_missing = cause == EXIT and re.search(MISSING_PYTHON, line or "")
+    return (THIS_ENV if is_missing else get_cause(cause).remedy).format(id=job_id)
+
+
 def describe_causes() -> str:
     """What each cause means: `killed: somebody cancelled or killed it; ...`."""
     return "; ".join(f"{word}: {row.meaning}" for word, row in CAUSES.items())
@@ -1295,6 +1305,8 @@ class Job(Value):
     key: str | None = None                      # of its submission, in case the client sends it again
     env_digest: str | None = optional(
         None, TEXT, "digest of its `env`: with command, directory and conda what `unique` compares", "kept")
+    env_names: tuple[str, ...] = optional(
+        (), list_of(STRING), "the variables of `environment` that are its own, and not its shell's", "kept hidden")
     conda: str | None = optional(
         None, CONDA, "activate this conda environment", "asked kept", flag="--conda ENV",
         label="Conda environment", line="conda environment: {}")
@@ -2804,8 +2816,9 @@ CANCEL_KEYS = {**CHOICE_KEYS, "signal": Field(
 CANCEL = object_of(CANCEL_KEYS, "which jobs", minProperties=1, examples=CHOICE["examples"])
 # What `edit` may change of a pending job, and `retry` of a finished one: what `add` takes.
 CHANGES = {name: row for name, row in ASKED.items()
-           if (row.flag and name != "unique") or name in ("command", "snapshot", "snapshot_repo")}
-CLEARED = CHANGES.keys() - {"command", "cwd", "env", "llm"}     # of these, null takes away what was set
+           if (row.flag and name != "unique") or name in (
+               "command", "snapshot", "snapshot_repo", "environment", "umask")}
+CLEARED = CHANGES.keys() - {"command", "cwd", "env", "environment", "llm"}     # of these, null takes away what was set
 LIVE_CHANGES = {name: row for name, row in CHANGES.items() if row.live}        # of a running one
 LIVE_IN_SLURM = {name for name, row in CHANGES.items() if row.live_in_slurm}
 LIVE_FLAGS = ", ".join(row.flag for row in LIVE_CHANGES.values())
@@ -6003,6 +6016,9 @@ JOB: dict[str, Field] = {
     "idle_since": Field(or_null(TIME), "since when its GPUs do nothing, if that is for [jobs] idle_minutes"),
     "rss_mib": Field(or_null(FLOAT), "memory of its processes now, as in peak_rss_mib"),
     "cpu_percent": Field(or_null(FLOAT), "CPU in use now"),
+    "python": Field(or_null(STRING), "the Python that its PATH has; null: none, or it is not known, as on a node"),
+    "python_env": Field(or_null(STRING), "what is active in it: `venv /home/ann/.venv`, `conda ml`"),
+    "remedy": Field(or_null(STRING), "what may help a failed job, with a command to type"),
     "unrecorded": Field(or_null(STRING), "how it has ended, while it counts as running: the disk takes no record"),
     "fraction": Field(or_null(FLOAT), "how far it is, 0 to 1"),
     "estimated_end": Field(or_null(TIME), "when it will have ended, as far as is known"),
@@ -6106,6 +6122,8 @@ def job_json(job: Job, now: float, node: str | None, **computed: Any) -> dict[st
         **preemptions_json(job.attempts),
         "status_history": [[status, format_time(at)] for status, at in job.status_history],
         "unknown_since": None, "idle_since": None, "rss_mib": None, "cpu_percent": None, "unrecorded": None,
+        "python": None, "python_env": None,
+        "remedy": find_remedy(last.cause, last.cause_line, job.id) or None if job.status == FAILED else None,
         "fraction": None, "estimated_end": None, "progress_by": None, **computed}
 
 
@@ -6161,19 +6179,19 @@ class JobTexts:
         self.usual: dict[str, Any] = {}                     # the first job's
         self.others: dict[tuple[str, ...], str] = {}        # {keys that a job has for itself: text of the others}
 
-    def format(self, job: Job, planned: Mapping[str, Any], most: int) -> str:
-        """`planned`: its PLANNED_JOB_KEYS.  `most`: how many texts are kept."""
+    def format(self, job: Job, planned: Mapping[str, Any], most: int, describe: Callable[[Job], Json]) -> str:
+        """`planned`: its PLANNED_JOB_KEYS.  `most`: how many texts are kept.  `describe`: what else its JSON has."""
         kept = self.kept.get(job.id)
         if kept is None or kept[0] is not job:
             if len(self.kept) >= most:                      # also of jobs that are forgotten
                 self.forget()
-            kept = self.kept[job.id] = job, *self.format_lasting(job)
+            kept = self.kept[job.id] = job, *self.format_lasting(job, describe(job))
         _, own, others = kept
         shown = hide_private(planned, PUBLIC_JOB_KEYS) if self.is_public else planned
         return f"{{{encode_json(shown)[1:-1]},{own}{others}}}"
 
-    def format_lasting(self, job: Job) -> tuple[str, str]:
-        whole = job_json(job, 0.0, None)
+    def format_lasting(self, job: Job, facts: Json) -> tuple[str, str]:
+        whole = job_json(job, 0.0, None, **facts)
         shown = hide_private(whole, PUBLIC_JOB_KEYS) if self.is_public else whole
         for key in PLANNED_JOB_KEYS:
             del shown[key]
@@ -6614,7 +6632,7 @@ SHOW_LINES: Mapping[str, Mapping[str, tuple[str, str]]] = {
         **{name: (row.line or name.replace("_", " ") + ": {}", row.unit)
            for name, row in JOB_FIELDS.items() if row.asked},
         "only_node": ("only on: {}", "text"), "begin_at": ("not before: {}", "clock"), "labels": ("labels: {}", "text"),
-        "user": ("user: {}", "text")},
+        "python": ("Python: {}", "text"), "python_env": ("environment: {}", "text"), "user": ("user: {}", "text")},
     "Where and when": {
         "waiting_for": ("waits: {}", "text"), "position": ("jobs before it: {}", "text"),
         "estimated_start": ("starts about: {}", "clock"), "retry_at": ("next attempt: {}", "clock"),
@@ -6681,6 +6699,11 @@ def format_job(job: Json, paint: Paint, last_lines: Sequence[str] = (), gpus: It
     return paint.join(lines)
 
 
+def format_python(python: str | None, env: str | None) -> str:
+    """`/usr/bin/python3`, `/opt/ml/bin/python (conda ml)`."""
+    return f"{python or 'no Python'}{f' ({env})' if env else ''}"
+
+
 def describe_end(job: Json) -> str:
     outcome = f" ({job['outcome'] or '-'})" if job["status"] != COMPLETED else ""
     return f"job {job['id']} {job['status']}{outcome}" + (f": {job['cause_line']}" if job["cause_line"] else "")
@@ -6693,7 +6716,7 @@ def describe_seen_end(job: Json) -> str:
 
 def describe_remedy(job: Json) -> str:
     """What to type when a job failed for a cause that an option may take away; "" for any other."""
-    return get_cause(job["cause"]).remedy.format(id=job["id"]) if job["status"] == FAILED else ""
+    return job.get("remedy") or ""              # an older service has none
 
 
 def format_why(reply: Json, paint: Paint) -> str:
@@ -9260,6 +9283,13 @@ def is_own_folder(path: str) -> bool:
     return False
 
 
+@functools.lru_cache(1000)
+def find_job_python(path: str, minute: int) -> str | None:
+    """The Python of a job with this PATH; None: it has none.  It is looked for once in a minute."""
+    found = find_programs(("python", "python3"), path)
+    return found.get("python", found.get("python3"))
+
+
 def find_python(environ: Mapping[str, str]) -> str:
     """`python`, or `python3` where PATH has no python."""
     return "python" if find_program("python", environ.get("PATH") or os.defpath) else "python3"
@@ -10223,6 +10253,10 @@ class Machine:
         """Whether job.sh can be run, as was seen last."""
         return "bash" in self.places
 
+    def find_job_python(self, path: str, now: float) -> str | None:
+        """The Python of a job with this PATH; None: it has none."""
+        return find_job_python(path, int(now // 60))
+
     def count_oom_kills(self) -> int | None:
         return count_oom_kills()
 
@@ -10962,6 +10996,14 @@ def build_environment(job: Job, variables: Mapping[str, str], gpus: Sequence[Gpu
     port_text = passed.get("MASTER_PORT") or passed.get("PET_MASTER_PORT") or str(port)
     kept = {"SHLVL": "0", "PYTHONUNBUFFERED": "1", **dict.fromkeys(PORT_VARIABLES, port_text), **passed}
     return {**kept, **{name: text for name, text in own.items() if name not in unset}}
+
+
+def find_python_env(variables: Mapping[str, str]) -> str | None:
+    """`venv /home/ann/exp/.venv`, `conda ml`: the environment that is active, the first on PATH; None: none is."""
+    path = variables.get("PATH", "").split(":")
+    venv, conda = variables.get("VIRTUAL_ENV", ""), variables.get("CONDA_PREFIX", "")
+    envs = {f"{venv}/bin": f"venv {venv}", f"{conda}/bin": f"conda {variables.get('CONDA_DEFAULT_ENV') or conda}"}
+    return next((envs[folder] for folder in path if folder in envs and folder != "/bin"), None)
 
 
 PORT_VARIABLES = ("MASTER_PORT", "PET_MASTER_PORT")         # of torch.distributed, and what torchrun makes that of
@@ -14985,6 +15027,13 @@ def find_own_job(state: State, told: str, caller: Identity, statuses: Container[
     return job
 
 
+def check_environment(environment: object, caller: Identity, owner: str) -> None:
+    """Raises: forbidden."""
+    if environment is not None and not caller.is_owner:
+        raise NexusError("forbidden", f"the whole environment is for {owner} to send",
+                         hint='send what is to be set as "env"')
+
+
 def check_priority(priority: int | None, caller: Identity) -> None:
     """Users of one priority share the GPUs; only the owner may give a higher priority.  Raises: forbidden."""
     if priority is not None and priority < PRIORITIES["normal"] and not caller.is_owner:
@@ -15324,7 +15373,7 @@ class Validator(Component):
             defaults["gpus"] = find_llm_share(self.disk, config.llm_config, model)
         env_digest = hash_env(asked.env) if asked.env else None
         job = Job(**{**defaults, **fields}, user=user, created_at=0.0, queue_key=(), environment=digest,
-                  env_digest=env_digest, **self.find_conditions(vars(asked)))
+                  env_digest=env_digest, env_names=tuple(asked.env), **self.find_conditions(vars(asked)))
         self.check_job(job)
         return job
 
@@ -15395,8 +15444,9 @@ class Validator(Component):
     def make_change(self, jobs: Iterable[Job], change: Mapping[str, Any], caller: Identity) -> dict[str, Any]:
         """The fields of Job for a `change` (None: the default), checked for each job.  Raises: usage, forbidden."""
         check_priority(change.get("priority"), caller)
+        check_environment(change.get("environment"), caller, self.service.user)
         drafted = {name: self.defaults.get(name, JOB_FIELDS[name].default) if value is None else value
-                   for name, value in change.items() if name in JOB_FIELDS}
+                   for name, value in change.items() if name in JOB_FIELDS and name != "environment"}
         drafted.update(self.find_conditions(change))
         if "snapshot" in drafted:
             drafted.setdefault("snapshot_repo", None)
@@ -15426,12 +15476,26 @@ class Validator(Component):
         return (request_class(job), job.command, job.cwd, job.user, job.name, job.group, job.warn, job.timeout_seconds,
                 job.expected_time, job.conda, job.code, job.snapshot, job.snapshot_repo)
 
-    def change_env(self, state: State, job: Job, env: Mapping[str, str]) -> tuple[dict[str, Any], Mapping[str, str]]:
-        """(the fields of a job with further variables, its environment then).  Raises: usage."""
-        digest, variables = self.make_environment(state.environments.get(job.environment, {}), env)
-        others = tuple(pair for pair in job.variables if pair[0] not in env)
-        own = {**env, "": job.env_digest} if job.env_digest else env
-        return {"environment": digest, "variables": others, "env_digest": hash_env(own)}, variables
+    def change_env(self, state: State, job: Job,
+                   change: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, str] | None]:
+        """(the fields of a job with a change's `env` or `environment`, its environment then); ({}, None) without them.
+
+        In another environment it has its own variables as before.  Raises: usage.
+        """
+        env, base = change.get("env") or {}, state.environments.get(job.environment, {})
+        if "environment" in change:
+            if job.env_digest and not job.env_names and not env:
+                refuse(f"job {job.id} was given variables in an older nexus, which did not keep their names",
+                       hint="give them again beside --this-env: --env NAME=VALUE")
+            base = {**change["environment"], **{name: base[name] for name in job.env_names if name in base}}
+        elif not env:
+            return {}, None
+        digest, variables = self.make_environment(base, env)
+        facts: dict[str, Any] = {"environment": digest, "env_names": tuple(dict.fromkeys((*job.env_names, *env)))}
+        if env:
+            facts["variables"] = tuple(pair for pair in job.variables if pair[0] not in env)
+            facts["env_digest"] = hash_env({**env, "": job.env_digest} if job.env_digest else env)
+        return facts, variables
 
     def check_ever_run(self, jobs: Collection[Job]) -> None:
         """Raises: usage, when no machine can ever run one of these jobs."""
@@ -15614,8 +15678,8 @@ class Admission(Component):
         retried yet.
         Raises: usage, not_found, forbidden, conflict, queue_full.
         """
-        now, env, limits = self.clock.now(), change.get("env"), find_group_limits(change)
-        self.service.scripts.check_env(env, caller)
+        now, limits = self.clock.now(), find_group_limits(change)
+        self.service.scripts.check_env(change.get("env"), caller)
         chosen = choose_jobs(self.store.state, choice, caller, FINAL, now)
 
         def find(state: State) -> list[Job]:
@@ -15642,7 +15706,7 @@ class Admission(Component):
                 # check_priority(): only the owner may give a priority above normal.
                 priority = job.priority if caller.is_owner else max(job.priority, PRIORITIES["normal"])
                 kept = {name: getattr(job, name) for name in KEPT}
-                own, variables = self.service.validator.change_env(state, job, env) if env else ({}, None)
+                own, variables = self.service.validator.change_env(state, job, change)
                 again = Job(**{**kept, **links, "priority": priority, **fields, **own}, id="", created_at=now,
                             queue_key=())
                 new = yield from self.add_job(state, again, caller, now, variables, limits, len(jobs) > MANY)
@@ -15706,14 +15770,14 @@ class Editor(Component):
         now, asked = self.clock.now(), {*change}
         statuses = (PENDING, RUNNING) if asked <= LIVE_CHANGES.keys() else (PENDING,)
         fields = {name: fact for name, fact in change.items() if name not in ("position", "before")}
-        env, position, before = (change.get(name) for name in ("env", "position", "before"))
+        position, before = change.get("position"), change.get("before")
         chosen = choose_jobs(self.store.state, choice, caller, statuses, now)
 
         def find(state: State) -> list[Job]:
             jobs = confirm_jobs(state, chosen, choice, now)
             return jobs if choice.ids else [job for job in jobs if job.status not in FINAL]
 
-        self.service.scripts.check_env(env, caller)
+        self.service.scripts.check_env(change.get("env"), caller)
         fields = self.check_change(find(self.store.state), fields, caller)
         if not asked.isdisjoint(("position", "before")) and not caller.is_owner:
             raise NexusError("forbidden", f"only {self.service.user} may move a job ahead of other users' jobs",
@@ -15729,7 +15793,7 @@ class Editor(Component):
             for job in jobs:
                 try:
                     check_can_edit(job, asked, statuses)
-                    yield from self.edit_job(state, job, fields, env, find_group_limits(change), caller)
+                    yield from self.edit_job(state, job, fields, change, find_group_limits(change), caller)
                 except NexusError as error:
                     refused[job.id] = error
             raise_refused(refused, len(jobs))
@@ -15749,7 +15813,8 @@ class Editor(Component):
 
         ids: list[str] = self.service.transactions.update(caller.user, chosen, edit)
         if ids:
-            told = {**change, **fields, **({} if env is None else {"env": sorted(env)})}
+            secret = {name: sorted(change[name]) for name in ("env", "environment") if change.get(name) is not None}
+            told = {**change, **fields, **secret}
             self.log.info("Job %s changed by %s: %s", join_some(ids), caller.name, format_line(encode_json(told), 300))
             self.service.wake()
         return [self.store.state.jobs[job_id] for job_id in ids]
@@ -15770,9 +15835,9 @@ class Editor(Component):
             raise_refused(refused, len(jobs))
             raise
 
-    def edit_job(self, state: State, job: Job, change: Mapping[str, Any], env: Mapping[str, str] | None,
+    def edit_job(self, state: State, job: Job, change: Mapping[str, Any], asked: Mapping[str, Any],
                  limits: Mapping[str, Any], caller: Identity) -> Changes:
-        """Change a job by fields of it, by variables of its environment, and by its group's limits.
+        """Change a job by fields of it, by the variables of what was `asked`, and by its group's limits.
 
         Raises: not_found, forbidden, conflict, usage.
         """
@@ -15785,8 +15850,8 @@ class Editor(Component):
             if lost := find_lost(state, replace(job, **facts), change.get("after_group", ())):
                 raise NexusError("conflict", f"job {job.id} could never start: {lost}",
                                  "--after-any or --after-any-group: however that ended")
-        if env is not None:
-            own, variables = self.service.validator.change_env(state, job, env)
+        own, variables = self.service.validator.change_env(state, job, asked)
+        if variables is not None:
             facts.update(own)
             yield Put("environments", facts["environment"], variables)
         if limits:
@@ -17168,7 +17233,7 @@ class Explainer(Component):
 # Jobs in JSON, each as a caller may see it.
 
 JOBS_A_PIECE = 200              # of a list that is streamed
-
+PYTHON_KEYS = {"python", "python_env"}
 
 
 class JobSerializer(Component):
@@ -17188,6 +17253,8 @@ class JobSerializer(Component):
         shown = []
         for job in jobs:
             facts = self.measure_running(job, now) if job.status == RUNNING else describe(job)
+            if not fields or not PYTHON_KEYS.isdisjoint(fields):
+                facts = {**facts, **self.describe_python(job)}
             node = self.find_place(job)
             shown.append(pick_json(job, now, node, fields, **facts) if fields else job_json(job, now, node, **facts))
         return shown
@@ -17207,7 +17274,8 @@ class JobSerializer(Component):
                     continue
                 planned = {**describe(job), **place_json(job, self.find_place(job))}
                 with self.texts_lock:
-                    texts.append(self.texts[not caller.may_see(job.user)].format(job, planned, most))
+                    kept = self.texts[not caller.may_see(job.user)]
+                    texts.append(kept.format(job, planned, most, self.describe_python))
             yield (("," if at else "[") + ",".join(texts)).encode()
         yield b"]\n" if jobs else b"[]\n"
 
@@ -17247,6 +17315,15 @@ class JobSerializer(Component):
         has_begun = job.status == RUNNING or (job.status in FINAL and job.current.started_at is not None)
         name = job.current.node if has_begun or not self.service.pool.nodes else job.only_node
         return None if name is None else name or self.service.node
+
+    def describe_python(self, job: Job) -> dict[str, Any]:
+        """Which Python a job has, and in which environment.  What conda or a node makes of its PATH is not known."""
+        variables = {**self.store.state.environments.get(job.environment, {}), **dict(job.variables)}
+        if job.conda:
+            return {"python": None, "python_env": f"conda {job.conda}"}
+        path = None if job.only_node or job.current.node else variables.get("PATH") or os.defpath
+        return {"python": path and self.machine.find_job_python(path, self.clock.now()),
+                "python_env": find_python_env(variables)}
 
     def measure_running(self, job: Job, now: float) -> dict[str, Any]:
         """Return what a running job uses, and its run time, by their keys in its JSON."""
@@ -18394,9 +18471,8 @@ def post_queue(api: Api, caller: Identity, body: Any, idempotency_key: str | Non
     is_dry = any(asked.dry_run for asked in submissions)
     if limit is not None and not is_dry:
         refuse("limit is for a dry run, whose answer has the jobs", hint="leave it out")
-    if not caller.is_owner and any(asked.environment is not None for asked in submissions):
-        raise NexusError("forbidden", f"the whole environment is for {api.service.user} to send",
-                         hint='send what is to be set as "env"')
+    for asked in submissions:
+        check_environment(asked.environment, caller, api.service.user)
     added = api.service.admission.admit(submissions, caller, None if is_dry else idempotency_key, is_dry)
     waiting = [job for job in added.jobs if job.status == PENDING]
     lost = next((job for job in added.jobs if job.status != PENDING), None)
@@ -21854,7 +21930,7 @@ function drawActions(job) {
 
 function drawFacts(job) {
   const {id, user, why, idle_since: idle, unknown_since: unknown} = {...job, ...jobPage};
-  const {remedy} = job.status === 'failed' && CAUSES[job.cause] || {};
+  const {remedy} = job;
   const list = (lines, kind) => lines.map((line) => el('li', {class: kind}, worded(line)));
   const attempts = job.attempts.map((attempt) => listed(`attempt ${attempt.attempt}: ${attempt.outcome ?? 'running'}`,
     where(attempt), duration(attempt.runtime_seconds ?? 0), attempt.cause_line));
@@ -21891,7 +21967,7 @@ function drawFacts(job) {
     banner('warn', idle && `Its GPUs have done nothing since ${clock(idle)}. `
       + `If it waits for an answer, on the machine: nexus attach ${id}`),
     banner('bad', job.cause_line),
-    banner('warn', remedy && `What may help, on the machine: ${remedy.replace('{id}', id)}`),
+    banner('warn', remedy && `What may help, on the machine: ${remedy}`),
     banner('bad', job.unrecorded && `${job.status}; ${job.unrecorded}`),
     banner('warn', job.notes.join('; ')),
     el('pre', {class: 'panel pad', key: 'command', 'aria-label': 'Command'}, commandOf(job)),
@@ -23362,7 +23438,8 @@ def choose_ids(context: Context, named: Sequence[str], statuses: Sequence[str],
     is_dry: bool = context.options.dry_run
     jobs: Sequence[Json] = ()
     if takes_all or read_choice(context):
-        jobs = [job for job in find_chosen(context, statuses, CHOSEN_FIELDS) if is_meant(job)]
+        more = ("python", "python_env") if context.options.subcommand == "retry" else ()
+        jobs = [job for job in find_chosen(context, statuses, (*CHOSEN_FIELDS, *more)) if is_meant(job)]
         if not jobs:
             context.say(when_empty or f"no such job is {name_statuses(statuses)}")
         else:
@@ -23614,13 +23691,9 @@ def cmd_screens(context: Context) -> None:
 
 def make_options(context: Context) -> dict[str, Any]:
     """The body of POST /queue from the options, the environment and the current directory.  Raises: usage."""
-    options = context.options
+    options, environ = context.options, list_variables(context)
     if options.snapshot:
         context.need_local("--snapshot keeps a work tree")
-    # A git hook that adds a job has these set; in the job they would point to another work tree.
-    misleading = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE") if options.snapshot else ()
-    environ = {name: text for name, text in list_inherited(context.environ).items()
-               if name not in ("CUDA_VISIBLE_DEVICES", *misleading)}
     if is_interactive(context):
         environ = {name: text for name, text in environ.items() if name not in TERMINAL_VARIABLES}
         environ["TERM"] = WINDOW_TERM
@@ -23628,9 +23701,7 @@ def make_options(context: Context) -> dict[str, Any]:
     if not context.is_remote:
         # With --node, an absolute --cwd is of that machine.
         is_there = options.node and not options.snapshot and (options.cwd or "").startswith("/")
-        umask = os.umask(0o077)
-        os.umask(umask)
-        body.update(environment=environ, cwd=options.cwd if is_there else find_cwd(options.cwd), umask=umask)
+        body.update(environment=environ, cwd=options.cwd if is_there else find_cwd(options.cwd), umask=read_umask())
         nice, cpus = os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0)
         if nice > 0:
             body["nice"] = nice
@@ -23638,6 +23709,20 @@ def make_options(context: Context) -> dict[str, Any]:
             body["cpus"] = format_ranges(cpus)
         check_bash(context, (body.get("env") or {}).get("PATH") or environ.get("PATH") or os.defpath)
     return body
+
+
+def list_variables(context: Context) -> dict[str, str]:
+    """The variables of this shell that a job gets."""
+    # A git hook that adds a job has these set; in the job they would point to another work tree.
+    misleading = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE") if context.options.snapshot else ()
+    return {name: text for name, text in list_inherited(context.environ).items()
+            if name not in ("CUDA_VISIBLE_DEVICES", *misleading)}
+
+
+def read_umask() -> int:
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask
 
 
 def check_bash(context: Context, path: str) -> None:
@@ -23910,9 +23995,11 @@ def show_added(context: Context, answer: Json) -> None:
 
 
 def describe_changes(change: Json) -> str:
-    """`GPUs 2, after abc`; of what is secret, the names."""
-    told = []
+    """`GPUs 2, after abc`; of what is secret, the names; of a whole environment that it is this shell's."""
+    told = ["this shell's variables and umask"] if "environment" in change else []
     for name, value in change.items():
+        if "environment" in change and name in ("environment", "umask"):
+            continue
         line, unit = SHOW_LINES["Asked for"].get(name, (f"{name}: {{}}", "text"))
         told.append(line.replace(":", "", 1).format("none" if value in (None, [], (), {}) else UNIT_TEXTS[unit](
             list(value) if is_secret(ASKED[name].schema) else value)))
@@ -24306,6 +24393,9 @@ def read_change(context: Context) -> dict[str, Any]:
     change = read_fields(context, [name for name, row in CHANGES.items() if row.flag or name == "command"])
     if "cwd" in change and not context.is_remote:
         change["cwd"] = os.path.abspath(change["cwd"])
+    if context.options.this_env:
+        context.need_local("--this-env takes a shell's variables")
+        change = {"environment": list_variables(context), "umask": read_umask(), "cwd": find_cwd(None), **change}
     return {**change, **({"snapshot": None} if context.options.snapshot is False else {})}
 
 
@@ -24324,7 +24414,10 @@ def cmd_retry(context: Context) -> None:
     settle_twofold(context)
     options, ids = context.options, context.options.ids
 
+    chosen: list[Json] = []
+
     def is_meant(job: Json) -> bool:
+        chosen.append(job)
         if options.by_status and not options.failed:
             return not job["retried_as"]
         return is_left_to_retry(job["status"], job["cause"], job["retried_as"])
@@ -24335,7 +24428,34 @@ def cmd_retry(context: Context) -> None:
         change = read_change(context)
         change.update(take_work_tree(context, ids, change))
         body = {"ids": ids, **({"change": change} if change else {})}
-        show_added(context, context.client.ask("POST", "/jobs/retry", body))
+        others = list_other_pythons(context, [job for job in chosen if job["id"] in ids], change)
+        answer = context.client.ask("POST", "/jobs/retry", body)
+        show_added(context, answer)
+        if others:
+            new = " ".join(answer["ids"]) if len(answer["ids"]) <= MAX_TYPED else "ID..."
+            context.say(f"{'; '.join(others)}; if it is to be this shell's: nexus cancel {new} && "
+                        f"nexus retry {new} --this-env")
+
+
+MAX_TYPED = 40                  # ids in a line that is to be typed
+
+
+def list_other_pythons(context: Context, chosen: Sequence[Json], change: Json) -> list[str]:
+    """What to say of a retry whose jobs have another Python than this shell, or another environment.
+
+    `chosen`: by filters; of jobs that were named the first ones are looked at.
+    """
+    if context.is_remote or not change.keys().isdisjoint(("environment", "conda", "env", "node")):
+        return []
+    jobs = [*chosen, *map(context.client.job, context.options.ids[:MAX_TYPED])]
+    variables = list_variables(context)
+    here = find_job_python(variables.get("PATH") or os.defpath, 0), find_python_env(variables)
+    others: dict[tuple[str, str | None], list[str]] = {}
+    for job in jobs:
+        if job["python"] and (there := (job["python"], job["python_env"])) != here:
+            others.setdefault(there, []).append(job["id"])
+    return [f"{join_some(ids, 5)} {'has' if len(ids) == 1 else 'have'} {format_python(*there)}, and this shell has "
+            f"{format_python(*here)}" for there, ids in others.items()]
 
 
 def cmd_clear(context: Context) -> None:
@@ -25294,6 +25414,8 @@ def switch_options(name: str, flag: str, help: str) -> list[Any]:
 
 
 CHANGE_OPTIONS = (
+    argument("--this-env", action="store_true", help="this shell's variables, directory and umask, with the venv or "
+             "conda environment that is active now; what --env has set stays"),
     *(change_option(name, row) for name, row in CHANGES.items()
       if row.schema is not FLAG and (row.flag or name == "command")),
     *(each for name, row in CHANGES.items() if row.schema is FLAG for each in switch_options(name, row.flag, row.help)),

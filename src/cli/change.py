@@ -7,18 +7,28 @@ import re
 import sys
 from collections.abc import Sequence
 
+from ..machine.search_path import find_job_python
 from ..opening import TYPE_CHECKING
+from ..runner.environment import find_python_env
 from ..values.causes import DEPENDENCY
 from ..values.changes import is_left_to_retry
 from ..values.choice import CHANGES, describe_filters
 from ..values.job import CANCELLED, FINAL, PENDING, RUNNING
 from ..values.schema import GPU_PLACE
 from ..values.text import format_count, format_indices, join_some, refuse
-from ..views.show import describe_end
+from ..views.show import describe_end, format_python
 from ..views.status_text import local_time
 from .chosen import check_choice, choose_ids, find_targets, read_choice, settle_twofold
 from .context import Context
-from .submit import describe_changes, keep_work_tree, read_fields, show_added
+from .submit import (
+    describe_changes,
+    find_cwd,
+    keep_work_tree,
+    list_variables,
+    read_fields,
+    read_umask,
+    show_added,
+)
 
 if TYPE_CHECKING:
     from typing import Any
@@ -120,6 +130,9 @@ def read_change(context: Context) -> dict[str, Any]:
     change = read_fields(context, [name for name, row in CHANGES.items() if row.flag or name == "command"])
     if "cwd" in change and not context.is_remote:
         change["cwd"] = os.path.abspath(change["cwd"])
+    if context.options.this_env:
+        context.need_local("--this-env takes a shell's variables")
+        change = {"environment": list_variables(context), "umask": read_umask(), "cwd": find_cwd(None), **change}
     return {**change, **({"snapshot": None} if context.options.snapshot is False else {})}
 
 
@@ -138,7 +151,10 @@ def cmd_retry(context: Context) -> None:
     settle_twofold(context)
     options, ids = context.options, context.options.ids
 
+    chosen: list[Json] = []
+
     def is_meant(job: Json) -> bool:
+        chosen.append(job)
         if options.by_status and not options.failed:
             return not job["retried_as"]
         return is_left_to_retry(job["status"], job["cause"], job["retried_as"])
@@ -149,7 +165,34 @@ def cmd_retry(context: Context) -> None:
         change = read_change(context)
         change.update(take_work_tree(context, ids, change))
         body = {"ids": ids, **({"change": change} if change else {})}
-        show_added(context, context.client.ask("POST", "/jobs/retry", body))
+        others = list_other_pythons(context, [job for job in chosen if job["id"] in ids], change)
+        answer = context.client.ask("POST", "/jobs/retry", body)
+        show_added(context, answer)
+        if others:
+            new = " ".join(answer["ids"]) if len(answer["ids"]) <= MAX_TYPED else "ID..."
+            context.say(f"{'; '.join(others)}; if it is to be this shell's: nexus cancel {new} && "
+                        f"nexus retry {new} --this-env")
+
+
+MAX_TYPED = 40                  # ids in a line that is to be typed
+
+
+def list_other_pythons(context: Context, chosen: Sequence[Json], change: Json) -> list[str]:
+    """What to say of a retry whose jobs have another Python than this shell, or another environment.
+
+    `chosen`: by filters; of jobs that were named the first ones are looked at.
+    """
+    if context.is_remote or not change.keys().isdisjoint(("environment", "conda", "env", "node")):
+        return []
+    jobs = [*chosen, *map(context.client.job, context.options.ids[:MAX_TYPED])]
+    variables = list_variables(context)
+    here = find_job_python(variables.get("PATH") or os.defpath, 0), find_python_env(variables)
+    others: dict[tuple[str, str | None], list[str]] = {}
+    for job in jobs:
+        if job["python"] and (there := (job["python"], job["python_env"])) != here:
+            others.setdefault(there, []).append(job["id"])
+    return [f"{join_some(ids, 5)} {'has' if len(ids) == 1 else 'have'} {format_python(*there)}, and this shell has "
+            f"{format_python(*here)}" for there, ids in others.items()]
 
 
 def cmd_clear(context: Context) -> None:

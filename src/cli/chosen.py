@@ -38,7 +38,8 @@ def choose_ids(context: Context, named: Sequence[str], statuses: Sequence[str],
     is_dry: bool = context.options.dry_run
     jobs: Sequence[Json] = ()
     if takes_all or read_choice(context):
-        jobs = [job for job in find_chosen(context, statuses, CHOSEN_FIELDS) if is_meant(job)]
+        more = ("python", "python_env") if context.options.subcommand == "retry" else ()
+        jobs = [job for job in find_chosen(context, statuses, (*CHOSEN_FIELDS, *more)) if is_meant(job)]
         if not jobs:
             context.say(when_empty or f"no such job is {name_statuses(statuses)}")
         else:

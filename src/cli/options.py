@@ -102,6 +102,8 @@ def switch_options(name: str, flag: str, help: str) -> list[Any]:
 
 
 CHANGE_OPTIONS = (
+    argument("--this-env", action="store_true", help="this shell's variables, directory and umask, with the venv or "
+             "conda environment that is active now; what --env has set stays"),
     *(change_option(name, row) for name, row in CHANGES.items()
       if row.schema is not FLAG and (row.flag or name == "command")),
     *(each for name, row in CHANGES.items() if row.schema is FLAG for each in switch_options(name, row.flag, row.help)),

@@ -40,13 +40,9 @@ if TYPE_CHECKING:
 
 def make_options(context: Context) -> dict[str, Any]:
     """The body of POST /queue from the options, the environment and the current directory.  Raises: usage."""
-    options = context.options
+    options, environ = context.options, list_variables(context)
     if options.snapshot:
         context.need_local("--snapshot keeps a work tree")
-    # A git hook that adds a job has these set; in the job they would point to another work tree.
-    misleading = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE") if options.snapshot else ()
-    environ = {name: text for name, text in list_inherited(context.environ).items()
-               if name not in ("CUDA_VISIBLE_DEVICES", *misleading)}
     if is_interactive(context):
         environ = {name: text for name, text in environ.items() if name not in TERMINAL_VARIABLES}
         environ["TERM"] = WINDOW_TERM
@@ -54,9 +50,7 @@ def make_options(context: Context) -> dict[str, Any]:
     if not context.is_remote:
         # With --node, an absolute --cwd is of that machine.
         is_there = options.node and not options.snapshot and (options.cwd or "").startswith("/")
-        umask = os.umask(0o077)
-        os.umask(umask)
-        body.update(environment=environ, cwd=options.cwd if is_there else find_cwd(options.cwd), umask=umask)
+        body.update(environment=environ, cwd=options.cwd if is_there else find_cwd(options.cwd), umask=read_umask())
         nice, cpus = os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0)
         if nice > 0:
             body["nice"] = nice
@@ -64,6 +58,20 @@ def make_options(context: Context) -> dict[str, Any]:
             body["cpus"] = format_ranges(cpus)
         check_bash(context, (body.get("env") or {}).get("PATH") or environ.get("PATH") or os.defpath)
     return body
+
+
+def list_variables(context: Context) -> dict[str, str]:
+    """The variables of this shell that a job gets."""
+    # A git hook that adds a job has these set; in the job they would point to another work tree.
+    misleading = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE") if context.options.snapshot else ()
+    return {name: text for name, text in list_inherited(context.environ).items()
+            if name not in ("CUDA_VISIBLE_DEVICES", *misleading)}
+
+
+def read_umask() -> int:
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask
 
 
 def check_bash(context: Context, path: str) -> None:
@@ -336,9 +344,11 @@ def show_added(context: Context, answer: Json) -> None:
 
 
 def describe_changes(change: Json) -> str:
-    """`GPUs 2, after abc`; of what is secret, the names."""
-    told = []
+    """`GPUs 2, after abc`; of what is secret, the names; of a whole environment that it is this shell's."""
+    told = ["this shell's variables and umask"] if "environment" in change else []
     for name, value in change.items():
+        if "environment" in change and name in ("environment", "umask"):
+            continue
         line, unit = SHOW_LINES["Asked for"].get(name, (f"{name}: {{}}", "text"))
         told.append(line.replace(":", "", 1).format("none" if value in (None, [], (), {}) else UNIT_TEXTS[unit](
             list(value) if is_secret(ASKED[name].schema) else value)))

@@ -18,7 +18,7 @@ from .layout import Layout
 from .leases import Leases, find_lease_folder
 from .processes import Processes, count_oom_kills, import_psutil, read_boot_id
 from .programs import Spawned, run, spawn
-from .search_path import find_programs, keep_needed
+from .search_path import find_job_python, find_programs, keep_needed
 
 if TYPE_CHECKING:
     import subprocess
@@ -84,6 +84,10 @@ class Machine:
     def has_bash(self) -> bool:
         """Whether job.sh can be run, as was seen last."""
         return "bash" in self.places
+
+    def find_job_python(self, path: str, now: float) -> str | None:
+        """The Python of a job with this PATH; None: it has none."""
+        return find_job_python(path, int(now // 60))
 
     def count_oom_kills(self) -> int | None:
         return count_oom_kills()

@@ -173,6 +173,13 @@ def is_own_folder(path: str) -> bool:
     return False
 
 
+@functools.lru_cache(1000)
+def find_job_python(path: str, minute: int) -> str | None:
+    """The Python of a job with this PATH; None: it has none.  It is looked for once in a minute."""
+    found = find_programs(("python", "python3"), path)
+    return found.get("python", found.get("python3"))
+
+
 def find_python(environ: Mapping[str, str]) -> str:
     """`python`, or `python3` where PATH has no python."""
     return "python" if find_program("python", environ.get("PATH") or os.defpath) else "python3"

@@ -85,7 +85,7 @@ function drawActions(job) {
 
 function drawFacts(job) {
   const {id, user, why, idle_since: idle, unknown_since: unknown} = {...job, ...jobPage};
-  const {remedy} = job.status === 'failed' && CAUSES[job.cause] || {};
+  const {remedy} = job;
   const list = (lines, kind) => lines.map((line) => el('li', {class: kind}, worded(line)));
   const attempts = job.attempts.map((attempt) => listed(`attempt ${attempt.attempt}: ${attempt.outcome ?? 'running'}`,
     where(attempt), duration(attempt.runtime_seconds ?? 0), attempt.cause_line));
@@ -122,7 +122,7 @@ function drawFacts(job) {
     banner('warn', idle && `Its GPUs have done nothing since ${clock(idle)}. `
       + `If it waits for an answer, on the machine: nexus attach ${id}`),
     banner('bad', job.cause_line),
-    banner('warn', remedy && `What may help, on the machine: ${remedy.replace('{id}', id)}`),
+    banner('warn', remedy && `What may help, on the machine: ${remedy}`),
     banner('bad', job.unrecorded && `${job.status}; ${job.unrecorded}`),
     banner('warn', job.notes.join('; ')),
     el('pre', {class: 'panel pad', key: 'command', 'aria-label': 'Command'}, commandOf(job)),

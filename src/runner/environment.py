@@ -34,6 +34,14 @@ def build_environment(job: Job, variables: Mapping[str, str], gpus: Sequence[Gpu
     return {**kept, **{name: text for name, text in own.items() if name not in unset}}
 
 
+def find_python_env(variables: Mapping[str, str]) -> str | None:
+    """`venv /home/ann/exp/.venv`, `conda ml`: the environment that is active, the first on PATH; None: none is."""
+    path = variables.get("PATH", "").split(":")
+    venv, conda = variables.get("VIRTUAL_ENV", ""), variables.get("CONDA_PREFIX", "")
+    envs = {f"{venv}/bin": f"venv {venv}", f"{conda}/bin": f"conda {variables.get('CONDA_DEFAULT_ENV') or conda}"}
+    return next((envs[folder] for folder in path if folder in envs and folder != "/bin"), None)
+
+
 PORT_VARIABLES = ("MASTER_PORT", "PET_MASTER_PORT")         # of torch.distributed, and what torchrun makes that of
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ..opening import TYPE_CHECKING
 from ..schedule.reasons import find_pause
-from ..service.access import Identity
+from ..service.access import Identity, check_environment
 from ..service.dependencies import describe_old_groups
 from ..service.job_lists import choose_pending
 from ..service.job_serializer import JOBS_A_PIECE
@@ -26,7 +26,6 @@ from ..values.choice import (
     RETRY_KEYS,
     Choice,
 )
-from ..values.errors import NexusError
 from ..values.job import FINAL, PENDING, RUNNING, STATUSES, Job
 from ..values.queue_order import PendingQueue, list_holds
 from ..values.schema import read_object
@@ -55,9 +54,8 @@ def post_queue(api: Api, caller: Identity, body: Any, idempotency_key: str | Non
     is_dry = any(asked.dry_run for asked in submissions)
     if limit is not None and not is_dry:
         refuse("limit is for a dry run, whose answer has the jobs", hint="leave it out")
-    if not caller.is_owner and any(asked.environment is not None for asked in submissions):
-        raise NexusError("forbidden", f"the whole environment is for {api.service.user} to send",
-                         hint='send what is to be set as "env"')
+    for asked in submissions:
+        check_environment(asked.environment, caller, api.service.user)
     added = api.service.admission.admit(submissions, caller, None if is_dry else idempotency_key, is_dry)
     waiting = [job for job in added.jobs if job.status == PENDING]
     lost = next((job for job in added.jobs if job.status != PENDING), None)

@@ -101,6 +101,13 @@ def find_own_job(state: State, told: str, caller: Identity, statuses: Container[
     return job
 
 
+def check_environment(environment: object, caller: Identity, owner: str) -> None:
+    """Raises: forbidden."""
+    if environment is not None and not caller.is_owner:
+        raise NexusError("forbidden", f"the whole environment is for {owner} to send",
+                         hint='send what is to be set as "env"')
+
+
 def check_priority(priority: int | None, caller: Identity) -> None:
     """Users of one priority share the GPUs; only the owner may give a higher priority.  Raises: forbidden."""
     if priority is not None and priority < PRIORITIES["normal"] and not caller.is_owner:

@@ -118,8 +118,8 @@ class Admission(Component):
         retried yet.
         Raises: usage, not_found, forbidden, conflict, queue_full.
         """
-        now, env, limits = self.clock.now(), change.get("env"), find_group_limits(change)
-        self.service.scripts.check_env(env, caller)
+        now, limits = self.clock.now(), find_group_limits(change)
+        self.service.scripts.check_env(change.get("env"), caller)
         chosen = choose_jobs(self.store.state, choice, caller, FINAL, now)
 
         def find(state: State) -> list[Job]:
@@ -146,7 +146,7 @@ class Admission(Component):
                 # check_priority(): only the owner may give a priority above normal.
                 priority = job.priority if caller.is_owner else max(job.priority, PRIORITIES["normal"])
                 kept = {name: getattr(job, name) for name in KEPT}
-                own, variables = self.service.validator.change_env(state, job, env) if env else ({}, None)
+                own, variables = self.service.validator.change_env(state, job, change)
                 again = Job(**{**kept, **links, "priority": priority, **fields, **own}, id="", created_at=now,
                             queue_key=())
                 new = yield from self.add_job(state, again, caller, now, variables, limits, len(jobs) > MANY)

@@ -39,14 +39,14 @@ class Editor(Component):
         now, asked = self.clock.now(), {*change}
         statuses = (PENDING, RUNNING) if asked <= LIVE_CHANGES.keys() else (PENDING,)
         fields = {name: fact for name, fact in change.items() if name not in ("position", "before")}
-        env, position, before = (change.get(name) for name in ("env", "position", "before"))
+        position, before = change.get("position"), change.get("before")
         chosen = choose_jobs(self.store.state, choice, caller, statuses, now)
 
         def find(state: State) -> list[Job]:
             jobs = confirm_jobs(state, chosen, choice, now)
             return jobs if choice.ids else [job for job in jobs if job.status not in FINAL]
 
-        self.service.scripts.check_env(env, caller)
+        self.service.scripts.check_env(change.get("env"), caller)
         fields = self.check_change(find(self.store.state), fields, caller)
         if not asked.isdisjoint(("position", "before")) and not caller.is_owner:
             raise NexusError("forbidden", f"only {self.service.user} may move a job ahead of other users' jobs",
@@ -62,7 +62,7 @@ class Editor(Component):
             for job in jobs:
                 try:
                     check_can_edit(job, asked, statuses)
-                    yield from self.edit_job(state, job, fields, env, find_group_limits(change), caller)
+                    yield from self.edit_job(state, job, fields, change, find_group_limits(change), caller)
                 except NexusError as error:
                     refused[job.id] = error
             raise_refused(refused, len(jobs))
@@ -82,7 +82,8 @@ class Editor(Component):
 
         ids: list[str] = self.service.transactions.update(caller.user, chosen, edit)
         if ids:
-            told = {**change, **fields, **({} if env is None else {"env": sorted(env)})}
+            secret = {name: sorted(change[name]) for name in ("env", "environment") if change.get(name) is not None}
+            told = {**change, **fields, **secret}
             self.log.info("Job %s changed by %s: %s", join_some(ids), caller.name, format_line(encode_json(told), 300))
             self.service.wake()
         return [self.store.state.jobs[job_id] for job_id in ids]
@@ -103,9 +104,9 @@ class Editor(Component):
             raise_refused(refused, len(jobs))
             raise
 
-    def edit_job(self, state: State, job: Job, change: Mapping[str, Any], env: Mapping[str, str] | None,
+    def edit_job(self, state: State, job: Job, change: Mapping[str, Any], asked: Mapping[str, Any],
                  limits: Mapping[str, Any], caller: Identity) -> Changes:
-        """Change a job by fields of it, by variables of its environment, and by its group's limits.
+        """Change a job by fields of it, by the variables of what was `asked`, and by its group's limits.
 
         Raises: not_found, forbidden, conflict, usage.
         """
@@ -118,8 +119,8 @@ class Editor(Component):
             if lost := find_lost(state, replace(job, **facts), change.get("after_group", ())):
                 raise NexusError("conflict", f"job {job.id} could never start: {lost}",
                                  "--after-any or --after-any-group: however that ended")
-        if env is not None:
-            own, variables = self.service.validator.change_env(state, job, env)
+        own, variables = self.service.validator.change_env(state, job, asked)
+        if variables is not None:
             facts.update(own)
             yield Put("environments", facts["environment"], variables)
         if limits:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ..formats.codec import encode_json
 from ..formats.progress import drop_bar
 from ..hosting.loop import Component
 from ..opening import TYPE_CHECKING
+from ..runner.environment import find_python_env
 from ..schedule.plan import find_delay_s
 from ..schedule.reasons import format_reasons
 from ..values.job import FINAL, LIVE, PENDING, RUNNING, Job
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from .service import Service
 
 JOBS_A_PIECE = 200              # of a list that is streamed
-
+PYTHON_KEYS = {"python", "python_env"}
 
 
 class JobSerializer(Component):
@@ -43,6 +45,8 @@ class JobSerializer(Component):
         shown = []
         for job in jobs:
             facts = self.measure_running(job, now) if job.status == RUNNING else describe(job)
+            if not fields or not PYTHON_KEYS.isdisjoint(fields):
+                facts = {**facts, **self.describe_python(job)}
             node = self.find_place(job)
             shown.append(pick_json(job, now, node, fields, **facts) if fields else job_json(job, now, node, **facts))
         return shown
@@ -62,7 +66,8 @@ class JobSerializer(Component):
                     continue
                 planned = {**describe(job), **place_json(job, self.find_place(job))}
                 with self.texts_lock:
-                    texts.append(self.texts[not caller.may_see(job.user)].format(job, planned, most))
+                    kept = self.texts[not caller.may_see(job.user)]
+                    texts.append(kept.format(job, planned, most, self.describe_python))
             yield (("," if at else "[") + ",".join(texts)).encode()
         yield b"]\n" if jobs else b"[]\n"
 
@@ -102,6 +107,15 @@ class JobSerializer(Component):
         has_begun = job.status == RUNNING or (job.status in FINAL and job.current.started_at is not None)
         name = job.current.node if has_begun or not self.service.pool.nodes else job.only_node
         return None if name is None else name or self.service.node
+
+    def describe_python(self, job: Job) -> dict[str, Any]:
+        """Which Python a job has, and in which environment.  What conda or a node makes of its PATH is not known."""
+        variables = {**self.store.state.environments.get(job.environment, {}), **dict(job.variables)}
+        if job.conda:
+            return {"python": None, "python_env": f"conda {job.conda}"}
+        path = None if job.only_node or job.current.node else variables.get("PATH") or os.defpath
+        return {"python": path and self.machine.find_job_python(path, self.clock.now()),
+                "python_env": find_python_env(variables)}
 
     def measure_running(self, job: Job, now: float) -> dict[str, Any]:
         """Return what a running job uses, and its run time, by their keys in its JSON."""

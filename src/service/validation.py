@@ -25,7 +25,7 @@ from ..values.state import State, request_class
 from ..values.submission import JOB_FIELDS, Asked, check_gpus, check_snapshot, refuse_group_limits
 from ..values.text import format_duration, format_line, hash_text, parse_begin, parse_duration, parse_json, refuse, suggest
 from ..values.value import replace
-from .access import Identity, check_priority
+from .access import Identity, check_environment, check_priority
 
 if TYPE_CHECKING:
     from typing import Any
@@ -75,7 +75,7 @@ class Validator(Component):
             defaults["gpus"] = find_llm_share(self.disk, config.llm_config, model)
         env_digest = hash_env(asked.env) if asked.env else None
         job = Job(**{**defaults, **fields}, user=user, created_at=0.0, queue_key=(), environment=digest,
-                  env_digest=env_digest, **self.find_conditions(vars(asked)))
+                  env_digest=env_digest, env_names=tuple(asked.env), **self.find_conditions(vars(asked)))
         self.check_job(job)
         return job
 
@@ -146,8 +146,9 @@ class Validator(Component):
     def make_change(self, jobs: Iterable[Job], change: Mapping[str, Any], caller: Identity) -> dict[str, Any]:
         """The fields of Job for a `change` (None: the default), checked for each job.  Raises: usage, forbidden."""
         check_priority(change.get("priority"), caller)
+        check_environment(change.get("environment"), caller, self.service.user)
         drafted = {name: self.defaults.get(name, JOB_FIELDS[name].default) if value is None else value
-                   for name, value in change.items() if name in JOB_FIELDS}
+                   for name, value in change.items() if name in JOB_FIELDS and name != "environment"}
         drafted.update(self.find_conditions(change))
         if "snapshot" in drafted:
             drafted.setdefault("snapshot_repo", None)
@@ -177,12 +178,26 @@ class Validator(Component):
         return (request_class(job), job.command, job.cwd, job.user, job.name, job.group, job.warn, job.timeout_seconds,
                 job.expected_time, job.conda, job.code, job.snapshot, job.snapshot_repo)
 
-    def change_env(self, state: State, job: Job, env: Mapping[str, str]) -> tuple[dict[str, Any], Mapping[str, str]]:
-        """(the fields of a job with further variables, its environment then).  Raises: usage."""
-        digest, variables = self.make_environment(state.environments.get(job.environment, {}), env)
-        others = tuple(pair for pair in job.variables if pair[0] not in env)
-        own = {**env, "": job.env_digest} if job.env_digest else env
-        return {"environment": digest, "variables": others, "env_digest": hash_env(own)}, variables
+    def change_env(self, state: State, job: Job,
+                   change: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, str] | None]:
+        """(the fields of a job with a change's `env` or `environment`, its environment then); ({}, None) without them.
+
+        In another environment it has its own variables as before.  Raises: usage.
+        """
+        env, base = change.get("env") or {}, state.environments.get(job.environment, {})
+        if "environment" in change:
+            if job.env_digest and not job.env_names and not env:
+                refuse(f"job {job.id} was given variables in an older nexus, which did not keep their names",
+                       hint="give them again beside --this-env: --env NAME=VALUE")
+            base = {**change["environment"], **{name: base[name] for name in job.env_names if name in base}}
+        elif not env:
+            return {}, None
+        digest, variables = self.make_environment(base, env)
+        facts: dict[str, Any] = {"environment": digest, "env_names": tuple(dict.fromkeys((*job.env_names, *env)))}
+        if env:
+            facts["variables"] = tuple(pair for pair in job.variables if pair[0] not in env)
+            facts["env_digest"] = hash_env({**env, "": job.env_digest} if job.env_digest else env)
+        return facts, variables
 
     def check_ever_run(self, jobs: Collection[Job]) -> None:
         """Raises: usage, when no machine can ever run one of these jobs."""

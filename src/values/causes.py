@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from .config import LIMITS
@@ -54,6 +55,16 @@ UNKNOWN_CAUSE = Cause("")
 def get_cause(word: str | None) -> Cause:
     """The row of a cause.  One of another version of nexus, and None, have the defaults."""
     return CAUSES.get(word or "", UNKNOWN_CAUSE)
+
+
+MISSING_PYTHON = r"\bNo module named |\bpython[\d.]*: (command )?not found"
+THIS_ENV = "nexus retry {id} --this-env, in a shell where the venv or conda environment that has it is active"
+
+
+def find_remedy(cause: str | None, line: str | None, job_id: str) -> str:
+    """What may help a job that failed for this cause, as this line tells; "" where nothing is known."""
+    is_missing = cause == EXIT and re.search(MISSING_PYTHON, line or "")
+    return (THIS_ENV if is_missing else get_cause(cause).remedy).format(id=job_id)
 
 
 def describe_causes() -> str:

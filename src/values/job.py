@@ -304,6 +304,8 @@ class Job(Value):
     key: str | None = None                      # of its submission, in case the client sends it again
     env_digest: str | None = optional(
         None, TEXT, "digest of its `env`: with command, directory and conda what `unique` compares", "kept")
+    env_names: tuple[str, ...] = optional(
+        (), list_of(STRING), "the variables of `environment` that are its own, and not its shell's", "kept hidden")
     conda: str | None = optional(
         None, CONDA, "activate this conda environment", "asked kept", flag="--conda ENV",
         label="Conda environment", line="conda environment: {}")

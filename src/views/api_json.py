@@ -14,10 +14,10 @@ from ..formats.codec import encode_json
 from ..opening import TYPE_CHECKING
 from ..schedule.capacity import describe_users, find_foreign, find_gpu_reason, find_unseen
 from ..schedule.reasons import Reason
-from ..values.causes import CAUSES, EXIT, KILLED, PREEMPTED, SIGNAL
+from ..values.causes import CAUSES, EXIT, KILLED, PREEMPTED, SIGNAL, find_remedy
 from ..values.config import GpuConfig
 from ..values.gpu import Gpu, GpuProcess
-from ..values.job import COMPLETED, FINAL, NO_ATTEMPT, STATUS, Attempt, Job, list_shares
+from ..values.job import COMPLETED, FAILED, FINAL, NO_ATTEMPT, STATUS, Attempt, Job, list_shares
 from ..values.schema import FLAG, FLOAT, INTEGER, JOB_ID, STRING, TIME, list_of, one_of, or_null
 from ..values.state import State
 from ..values.text import format_duration, format_gb, format_line, format_time, list_some, parse_time
@@ -121,6 +121,9 @@ JOB: dict[str, Field] = {
     "idle_since": Field(or_null(TIME), "since when its GPUs do nothing, if that is for [jobs] idle_minutes"),
     "rss_mib": Field(or_null(FLOAT), "memory of its processes now, as in peak_rss_mib"),
     "cpu_percent": Field(or_null(FLOAT), "CPU in use now"),
+    "python": Field(or_null(STRING), "the Python that its PATH has; null: none, or it is not known, as on a node"),
+    "python_env": Field(or_null(STRING), "what is active in it: `venv /home/ann/.venv`, `conda ml`"),
+    "remedy": Field(or_null(STRING), "what may help a failed job, with a command to type"),
     "unrecorded": Field(or_null(STRING), "how it has ended, while it counts as running: the disk takes no record"),
     "fraction": Field(or_null(FLOAT), "how far it is, 0 to 1"),
     "estimated_end": Field(or_null(TIME), "when it will have ended, as far as is known"),
@@ -224,6 +227,8 @@ def job_json(job: Job, now: float, node: str | None, **computed: Any) -> dict[st
         **preemptions_json(job.attempts),
         "status_history": [[status, format_time(at)] for status, at in job.status_history],
         "unknown_since": None, "idle_since": None, "rss_mib": None, "cpu_percent": None, "unrecorded": None,
+        "python": None, "python_env": None,
+        "remedy": find_remedy(last.cause, last.cause_line, job.id) or None if job.status == FAILED else None,
         "fraction": None, "estimated_end": None, "progress_by": None, **computed}
 
 
@@ -279,19 +284,19 @@ class JobTexts:
         self.usual: dict[str, Any] = {}                     # the first job's
         self.others: dict[tuple[str, ...], str] = {}        # {keys that a job has for itself: text of the others}
 
-    def format(self, job: Job, planned: Mapping[str, Any], most: int) -> str:
-        """`planned`: its PLANNED_JOB_KEYS.  `most`: how many texts are kept."""
+    def format(self, job: Job, planned: Mapping[str, Any], most: int, describe: Callable[[Job], Json]) -> str:
+        """`planned`: its PLANNED_JOB_KEYS.  `most`: how many texts are kept.  `describe`: what else its JSON has."""
         kept = self.kept.get(job.id)
         if kept is None or kept[0] is not job:
             if len(self.kept) >= most:                      # also of jobs that are forgotten
                 self.forget()
-            kept = self.kept[job.id] = job, *self.format_lasting(job)
+            kept = self.kept[job.id] = job, *self.format_lasting(job, describe(job))
         _, own, others = kept
         shown = hide_private(planned, PUBLIC_JOB_KEYS) if self.is_public else planned
         return f"{{{encode_json(shown)[1:-1]},{own}{others}}}"
 
-    def format_lasting(self, job: Job) -> tuple[str, str]:
-        whole = job_json(job, 0.0, None)
+    def format_lasting(self, job: Job, facts: Json) -> tuple[str, str]:
+        whole = job_json(job, 0.0, None, **facts)
         shown = hide_private(whole, PUBLIC_JOB_KEYS) if self.is_public else whole
         for key in PLANNED_JOB_KEYS:
             del shown[key]

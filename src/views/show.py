@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..opening import TYPE_CHECKING
-from ..values.causes import EXIT, get_cause
+from ..values.causes import EXIT
 from ..values.choice import CHANGES, LIVE_CHANGES
 from ..values.job import CANCELLED, COMPLETED, FAILED, FINAL, PENDING, RUNNING, STATUSES
 from ..values.submission import ASKED, JOB_FIELDS
@@ -76,7 +76,7 @@ SHOW_LINES: Mapping[str, Mapping[str, tuple[str, str]]] = {
         **{name: (row.line or name.replace("_", " ") + ": {}", row.unit)
            for name, row in JOB_FIELDS.items() if row.asked},
         "only_node": ("only on: {}", "text"), "begin_at": ("not before: {}", "clock"), "labels": ("labels: {}", "text"),
-        "user": ("user: {}", "text")},
+        "python": ("Python: {}", "text"), "python_env": ("environment: {}", "text"), "user": ("user: {}", "text")},
     "Where and when": {
         "waiting_for": ("waits: {}", "text"), "position": ("jobs before it: {}", "text"),
         "estimated_start": ("starts about: {}", "clock"), "retry_at": ("next attempt: {}", "clock"),
@@ -143,6 +143,11 @@ def format_job(job: Json, paint: Paint, last_lines: Sequence[str] = (), gpus: It
     return paint.join(lines)
 
 
+def format_python(python: str | None, env: str | None) -> str:
+    """`/usr/bin/python3`, `/opt/ml/bin/python (conda ml)`."""
+    return f"{python or 'no Python'}{f' ({env})' if env else ''}"
+
+
 def describe_end(job: Json) -> str:
     outcome = f" ({job['outcome'] or '-'})" if job["status"] != COMPLETED else ""
     return f"job {job['id']} {job['status']}{outcome}" + (f": {job['cause_line']}" if job["cause_line"] else "")
@@ -155,7 +160,7 @@ def describe_seen_end(job: Json) -> str:
 
 def describe_remedy(job: Json) -> str:
     """What to type when a job failed for a cause that an option may take away; "" for any other."""
-    return get_cause(job["cause"]).remedy.format(id=job["id"]) if job["status"] == FAILED else ""
+    return job.get("remedy") or ""              # an older service has none
 
 
 def format_why(reply: Json, paint: Paint) -> str:

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import re
 import subprocess
 import time
@@ -193,6 +194,52 @@ def test_retry_with_other_options(home):
     again = home.job(home.main("retry", "--failed", "--timeout", "1:00:00", "--command", "true").id)
     assert (again["timeout_seconds"], again["command"], again["name"]) == (3600, "true", None)
     assert home.main("wait", again["id"]).code == 0
+
+
+def make_venv(folder):
+    """The variables of a shell where a made-up venv is active: its Python has a module that others lack."""
+    program = folder / "bin" / "python"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\necho it has torch in $(pwd) $(umask)\n")
+    program.chmod(0o755)
+    return {"VIRTUAL_ENV": str(folder), "PATH": f"{program.parent}:{os.environ['PATH']}"}
+
+
+def test_a_retry_in_another_environment(home, tmp_path):
+    """The job was added where no venv was active: that is told by its failure, by `show`, and by a retry; --this-env takes it."""
+    bare = tmp_path / "bare" / "python"
+    bare.parent.mkdir()
+    bare.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'torch'\" >&2; exit 1\n")
+    bare.chmod(0o755)
+    outside = {"PATH": f"{bare.parent}:{os.environ['PATH']}", "VIRTUAL_ENV": None, "CONDA_PREFIX": None}
+    inside = make_venv(tmp_path / "v")
+    there = str(tmp_path / "v/bin/python")
+    bad = home.main("add", "--gpus", "0", "--env", "MODE=off", "python train.py; s=$?; echo mode $MODE; exit $s", **outside).id
+    hint = f"hint: nexus retry {bad} --this-env, in a shell where the venv or conda environment that has it is active"
+    assert hint in home.main("wait", bad, **outside).err
+    shown, job = home.main("show", bad).out, home.job(bad)
+    assert hint in shown and f"  Python: {bare}\n" in shown and "environment:" not in shown
+    assert (job["python"], job["python_env"], job["remedy"]) == (str(bare), None, hint.partition(" ")[2])
+    told = f"has {bare}, and this shell has {there} (venv {tmp_path / 'v'}); if it is to be this shell's: nexus cancel "
+    for words in ([bad], ["--failed"]):
+        done = home.main("retry", *words, **inside)
+        assert told + f"{done.id} && nexus retry {done.id} --this-env" in done.err, done
+        assert home.main("wait", done.id).code == 1 and home.job(done.id)["python"] == str(bare)
+    assert "this shell has" not in home.main("retry", bad, **outside).err
+    again = home.run("retry", bad, "--this-env", cwd=str(tmp_path), **inside)
+    assert again.err == "" and home.main("wait", again.id).code == 0
+    assert home.main("logs", again.id).out.startswith(f"it has torch in {tmp_path} 00") and "mode off" in home.main("logs", again.id).out
+    job = home.job(again.id)
+    assert (job["python"], job["python_env"], job["cwd"]) == (there, f"venv {tmp_path / 'v'}", str(tmp_path))
+    assert f"  environment: venv {tmp_path / 'v'}\n" in home.main("show", again.id).out
+    home.main("pause")
+    waits = home.main("add", "--gpus", "0", "true", **outside).id
+    done = home.run("edit", waits, "--this-env", "--cwd", "/", **inside)
+    assert done.err.endswith(f"job {waits} is changed: this shell's variables and umask, directory /\n"), done
+    assert (home.job(waits)["python"], home.job(waits)["cwd"]) == (there, "/")
+    home.main("resume")
+    done = home.main("retry", bad, "--this-env", NEXUS_URL="http://gpubox:6234")
+    assert done.code == 2 and "NEXUS_URL is set" in done.err
 
 
 def test_after_a_lack_of_gpu_memory_the_line_is_there(home):

@@ -549,6 +549,9 @@ class SimMachine(nexus.Machine):
     def look_for_programs(self) -> None:
         self.places = {"bash": "/usr/bin/bash"}
 
+    def find_job_python(self, path: str, now: float) -> str | None:
+        return None
+
     def count_oom_kills(self) -> int | None:
         return 0
 

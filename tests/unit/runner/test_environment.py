@@ -16,6 +16,23 @@ def test_what_is_one_jobs_alone_is_not_inherited(name):
     assert nexus.list_inherited({name: "1", "HOME": "/home/ann", "BUILD_ID": "7"}) == {"HOME": "/home/ann", "BUILD_ID": "7"}
 
 
+ACTIVE = [  # reason, variables, the environment that is active
+    ("none", {"PATH": "/usr/bin:/bin"}, None),
+    ("a venv", {"PATH": "/v/bin:/usr/bin", "VIRTUAL_ENV": "/v"}, "venv /v"),
+    ("a venv that PATH does not have: it was left", {"PATH": "/usr/bin", "VIRTUAL_ENV": "/v"}, None),
+    ("conda, by its name", {"PATH": "/c/envs/ml/bin:/bin", "CONDA_PREFIX": "/c/envs/ml", "CONDA_DEFAULT_ENV": "ml"}, "conda ml"),
+    ("conda that lacks a name", {"PATH": "/c/bin", "CONDA_PREFIX": "/c"}, "conda /c"),
+    ("a venv in conda's: the first on PATH", {"PATH": "/v/bin:/c/bin", "VIRTUAL_ENV": "/v", "CONDA_PREFIX": "/c"}, "venv /v"),
+    ("the other way round", {"PATH": "/c/bin:/v/bin", "VIRTUAL_ENV": "/v", "CONDA_PREFIX": "/c"}, "conda /c"),
+    ("no PATH", {"VIRTUAL_ENV": "/v"}, None),
+]
+
+
+@pytest.mark.parametrize("reason, variables, active", ACTIVE, ids=[case[0] for case in ACTIVE])
+def test_which_environment_is_active(reason, variables, active):
+    assert nexus.find_python_env(variables) == active, reason
+
+
 IN_JOB = {"NEXUS_JOB_ID": "abc", "NEXUS_JOB_PORT": "20001"}
 PORTS = [  # reason, variables, those that are inherited
     ("a job's own port", {**IN_JOB, "MASTER_PORT": "20001", "PET_MASTER_PORT": "20001"}, {}),

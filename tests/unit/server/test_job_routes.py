@@ -94,6 +94,21 @@ def test_the_end_of_a_job_is_waited_for(bench):
         assert bench.ask("GET", f"/jobs/{job_id}", query={"wait": bad})[0] == 400
 
 
+def test_another_environment_is_the_owners_to_send_and_is_written_nowhere(bench):
+    own, theirs = bench.add(), bench.make_bearer("ann")
+    hers = bench.ask("POST", "/queue", {"command": "true"}, theirs)[1]["id"]
+    change = {"environment": {"API_KEY": "secret-value"}, "umask": 0o27}
+    for request in (("PATCH", f"/queue/{hers}", change), ("POST", "/jobs/retry", {"ids": [hers], "change": change})):
+        bench.ask("POST", "/jobs/cancel", {"ids": [hers]}) if request[0] == "POST" else None
+        status, answer = bench.ask(*request, theirs)
+        assert status == 403 and "the whole environment is for" in answer["message"]
+    assert bench.ask("PATCH", f"/queue/{own}", {"environment": None})[0] == 400
+    assert bench.ask("PATCH", f"/queue/{own}", change)[0] == 200
+    changed, = [line for line in bench.lines if " changed by " in line]
+    assert "API_KEY" in changed and "secret-value" not in "".join(bench.lines)
+    assert "secret-value" not in json.dumps(bench.ask("GET", f"/jobs/{own}")[1])
+
+
 def test_a_list_is_added_wholly_or_not_at_all(bench):
     status, answer = bench.ask("POST", "/queue", [{"command": "a"}, {"command": "b", "gpus": 0}])
     assert status == 200 and len(answer["ids"]) == 2 and bench.commands == ["a", "b"]

@@ -132,6 +132,40 @@ def test_what_this_machine_lacks_another_may_have(world, monkeypatch, reason, as
         assert kind is None or refused.value.kind == kind
 
 
+def test_in_another_environment_a_job_keeps_what_it_was_given(world):
+    """The variables of --env and of its sweep, and none of the former shell."""
+    w = world(gpus=0)
+    row = {"command": "a 1", "env": {"SEED": "1"}}
+    body = {"each": [row], "cwd": "/", "gpus": 0, "env": {"MODE": "off"}, "environment": {"PATH": "/bin", "OLD": "1"}}
+    job_id, = w.service.admission.admit(nexus.parse_submissions([body]), ANN).ids
+    w.service.editor.edit(nexus.Choice([job_id]), ANN, {"env": {"LATER": "1"}})
+    digest = w.job(job_id).env_digest
+    change = {"environment": {"PATH": "/v/bin:/bin", "VIRTUAL_ENV": "/v"}, "umask": 0o027, "cwd": "/tmp"}
+
+    def see(job):
+        return {**w.store.state.environments[job.environment], **dict(job.variables)}
+
+    wanted = {"PATH": "/v/bin:/bin", "VIRTUAL_ENV": "/v", "MODE": "off", "LATER": "1", "SEED": "1"}
+    w.service.editor.edit(nexus.Choice([job_id]), ANN, change)
+    edited = w.job(job_id)
+    assert (see(edited), edited.umask, edited.cwd, edited.env_digest) == (wanted, 0o027, "/tmp", digest)
+    w.service.cancellation.cancel(nexus.Choice([job_id]), ANN)
+    again, = w.service.admission.retry(nexus.Choice([job_id]), ANN, {**change, "environment": {"NEW": "1"}, "env": {"MODE": "on"}})
+    assert see(w.job(again)) == {"NEW": "1", "MODE": "on", "LATER": "1", "SEED": "1"}
+    other, = w.service.admission.retry(nexus.Choice([again]) if w.service.cancellation.cancel(nexus.Choice([again]), ANN) else None, ANN)
+    assert see(w.job(other)) == see(w.job(again)), "without --this-env it has all as before"
+
+
+def test_variables_that_an_older_nexus_has_mixed_in_are_asked_for_again(world):
+    w = world(gpus=0)
+    job_id = w.add(gpus=0, env={"A": "1"})
+    w.store.update(lambda state: [nexus.change_job(state.jobs[job_id], env_names=())])
+    with pytest.raises(nexus.NexusError, match="did not keep their names"):
+        w.service.editor.edit(nexus.Choice([job_id]), ANN, {"environment": {"B": "2"}})
+    w.service.editor.edit(nexus.Choice([job_id]), ANN, {"environment": {"B": "2"}, "env": {"A": "1"}})
+    assert w.store.state.environments[w.job(job_id).environment] == {"A": "1", "B": "2"}
+
+
 def test_a_change_takes_what_belongs_to_the_former_value(world):
     """The values of a sweep go with its command, the repository with its snapshot; variables stay beside those that are changed."""
     w = world(gpus=0)

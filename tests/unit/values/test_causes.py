@@ -35,6 +35,22 @@ def test_what_people_read_of_it(word):
     assert row.is_stop == (word in nexus.JOB["stopping"].help.split(": ")[1].split(", "))
 
 
+REMEDIES = [  # cause, its line, whether the remedy is the environment of a shell
+    ("exit", "ModuleNotFoundError: No module named 'torch'", True), ("exit", "ImportError: No module named torch", True),
+    ("exit", "/usr/bin/python3: No module named torch", True), ("exit", "bash: line 1: python: command not found", True),
+    ("exit", "sh: 1: python3.11: not found", True), ("exit", "ValueError: No module", False), ("exit", None, False),
+    ("signal", "No module named torch", False),
+]
+
+
+@pytest.mark.parametrize("cause, line, is_missing", REMEDIES, ids=[f"{case[0]} {case[1]}" for case in REMEDIES])
+def test_where_a_python_or_its_module_is_missing_the_shells_environment_may_help(cause, line, is_missing):
+    remedy = nexus.find_remedy(cause, line, "abc")
+    assert (remedy == nexus.THIS_ENV.format(id="abc")) == is_missing and (is_missing or not remedy)
+    told = nexus.job_json(finished("abc", status="failed", cause=cause, cause_line=line, exit_code=1), NOW, None)
+    assert told["remedy"] == (remedy or None) and (f"hint: {remedy}" in nexus.format_job(told, nexus.Paint(""))) == is_missing
+
+
 def test_they_are_what_others_may_tell():
     """The limits, what job.sh and nodes tell, and what Slurm's words mean."""
     told = [*nexus.LIMITS.values(), *nexus.FACT_KINDS["EndCause"].schema["enum"], *filter(None, nexus.SLURM_ENDS.values()),

@@ -85,9 +85,9 @@ def test_the_text_of_a_job_says_what_its_json_says(some, is_public, data):
     texts = nexus.JobTexts(is_public)
     versions = [nexus.replace(one, id=f"j{number % 3}", attempts=()) for number, one in enumerate(some)]
     for one in data.draw(st.permutations(versions * 2)):
-        whole = nexus.job_json(one, NOW, "n1", **PLANNED)
+        whole = nexus.job_json(one, NOW, "n1", **PLANNED, python="/usr/bin/python3")
         shown = nexus.hide_private(whole, nexus.PUBLIC_JOB_KEYS) if is_public else whole
-        text = texts.format(one, {**PLANNED, **nexus.place_json(one, "n1")}, 2)
+        text = texts.format(one, {**PLANNED, **nexus.place_json(one, "n1")}, 2, lambda job: {"python": "/usr/bin/python3"})
         assert json.loads(text) == as_json(shown)
     assert len(texts.kept) <= 2
 
