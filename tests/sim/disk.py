@@ -19,7 +19,7 @@ class Status:
     """The part of an os.stat_result that nexus looks at."""
 
     def __init__(self, file: File) -> None:
-        self.st_ino, self.st_dev, self.st_uid, self.st_nlink = file.number, 1, os.geteuid(), file.links
+        self.st_ino, self.st_dev, self.st_uid, self.st_nlink = file.number, 1, file.uid, file.links
         self.st_mode = file.mode | (stat.S_IFDIR if file.is_folder else stat.S_IFREG)
         self.st_size, self.st_mtime_ns = len(file.content), file.changed_ns
         self.st_mtime = file.changed_ns / 1e9
@@ -28,20 +28,15 @@ class Status:
 class File:
     """A file or a folder, with what of it is sure to survive a power cut."""
 
-    def __init__(self, number: int, mode: int, is_folder: bool) -> None:
-        self.number, self.mode, self.is_folder, self.links, self.changed_ns = number, mode, is_folder, 1, 0
+    def __init__(self, number: int, mode: int, is_folder: bool, uid: int) -> None:
+        self.number, self.mode, self.is_folder, self.uid, self.links, self.changed_ns = number, mode, is_folder, uid, 1, 0
         self.content, self.synced = bytearray(), b""
         self.writes: list[tuple[int, bytes | None]] = []        # since then: (at, what); None: cut off there
         self.names: dict[str, File] = {}                        # of a folder
         self.synced_names: dict[str, File] = {}
         self.renames: list[dict[str, File | None]] = []         # since then, each as one
         self.locks: dict[OpenFile, bool] = {}                   # {who has it open: whether the lock is shared}
-
-
-    def apply(self, changes: dict[str, File | None]) -> None:
-        """Give or take names, as one change."""
-        put_names(self.names, changes)
-        self.renames.append(changes)
+        self.guard: SimProcess | None = None                    # which has a lock on it as a process
 
     def sync(self) -> None:
         self.synced, self.writes = bytes(self.content), []
@@ -62,7 +57,7 @@ class File:
             if rnd.random() < 0.3:                              # torn: the length is there, and not all blocks
                 piece = piece[:rnd.randint(0, len(piece))].ljust(len(piece), b"\0")
             put_bytes(content, at, piece)
-        self.content, self.locks = content, {}
+        self.content, self.locks, self.guard = content, {}, None
         self.sync()
 
 
@@ -97,14 +92,23 @@ class FileSystem:
 
     def __init__(self, get_time: Callable[[], float]) -> None:
         self.get_time, self.last_number = get_time, 1
-        self.root = File(1, 0o755, True)
+        self.root = File(1, 0o755, True, os.geteuid())
         self.is_full, self.is_read_only = False, False
 
-    def make(self, mode: int, is_folder: bool) -> File:
+    def make(self, mode: int, is_folder: bool, uid: int) -> File:
         self.last_number += 1
-        file = File(self.last_number, mode, is_folder)
-        file.changed_ns = int(self.get_time() * 1e9)
+        file = File(self.last_number, mode, is_folder, uid)
+        file.changed_ns = self.now_ns()
         return file
+
+    def now_ns(self) -> int:
+        return int(self.get_time() * 1e9)
+
+    def apply(self, folder: File, changes: dict[str, File | None]) -> None:
+        """Give or take names in a folder, as one change."""
+        put_names(folder.names, changes)
+        folder.renames.append(changes)
+        folder.changed_ns = self.now_ns()
 
     def find(self, path: str, start: File | None = None) -> File:
         """Raises: OSError."""
@@ -198,8 +202,8 @@ class SimDisk(nexus.Disk):
             self.change(path, takes_room=True)
             if not place.is_folder:
                 raise fault(errno.ENOTDIR, path)
-            file = self.files.make(mode, False)
-            place.apply({name: file})
+            file = self.files.make(mode, False, self.process.uid)
+            self.files.apply(place, {name: file})
         elif file is None:
             raise fault(errno.ENOENT, path)
         elif flags & os.O_CREAT and flags & os.O_EXCL:
@@ -218,6 +222,12 @@ class SimDisk(nexus.Disk):
         opened = self.process.handles.pop(handle, None)
         if opened:
             opened.release()
+            self.drop_guard(opened.file)
+
+    def drop_guard(self, file: File) -> None:
+        """A process that closes a file loses its lock, also where it has that open once more: see fcntl(2)."""
+        if file.guard is self.process:
+            file.guard = None
 
     def read(self, handle: int, count: int) -> bytes:
         self.see()
@@ -247,7 +257,7 @@ class SimDisk(nexus.Disk):
                 raise fault(errno.ENOSPC, handle)
         put_bytes(file.content, at, content)
         file.writes.append((at, content))
-        file.changed_ns = int(self.files.get_time() * 1e9)
+        file.changed_ns = self.files.now_ns()
         return len(content)
 
     def size(self, handle: int) -> int:
@@ -257,7 +267,7 @@ class SimDisk(nexus.Disk):
     def cut(self, file: File, size: int) -> None:
         file.content[size:] = bytes(max(0, size - len(file.content)))
         file.writes.append((size, None))
-        file.changed_ns = int(self.files.get_time() * 1e9)
+        file.changed_ns = self.files.now_ns()
 
     def truncate(self, handle: int, size: int) -> None:
         self.change(handle)
@@ -274,6 +284,7 @@ class SimDisk(nexus.Disk):
         self.see()
         opened = self.process.handles.pop(handle)
         opened.handles -= 1
+        self.drop_guard(opened.file)
         return self.process.add_handle(opened, least)
 
     def lock(self, handle: int, is_shared: bool = False, waits: bool = False) -> bool:
@@ -287,6 +298,20 @@ class SimDisk(nexus.Disk):
             return False
         locks[opened] = is_shared
         return True
+
+    def guard(self, handle: int) -> bool:
+        self.see()
+        file = self.get(handle).file
+        if file.guard not in (None, self.process):
+            return False
+        file.guard = self.process
+        return True
+
+    def is_guarded(self, handle: int) -> bool:
+        self.see()
+        file = self.get(handle).file
+        self.drop_guard(file)               # to ask is to take the lock, and to give it back
+        return file.guard is not None
 
     def stat(self, file: str | int, folder: int | None = None, is_followed: bool = True) -> Any:
         self.see()
@@ -302,7 +327,7 @@ class SimDisk(nexus.Disk):
 
     def touch(self, file: str | int) -> None:
         self.change(file)
-        self.look_up(file).changed_ns = int(self.files.get_time() * 1e9)
+        self.look_up(file).changed_ns = self.files.now_ns()
 
     def link(self, path: str, other: str) -> None:
         self.change(other, takes_room=True)
@@ -310,7 +335,7 @@ class SimDisk(nexus.Disk):
         if name in folder.names:
             raise fault(errno.EEXIST, other)
         file.links += 1
-        folder.apply({name: file})
+        self.files.apply(folder, {name: file})
 
     def replace(self, path: str, other: str) -> None:
         self.change(other)
@@ -325,10 +350,10 @@ class SimDisk(nexus.Disk):
         if former:
             former.links -= 1
         if folder is target:
-            folder.apply({name: None, new_name: file})
+            self.files.apply(folder, {name: None, new_name: file})
         else:
-            folder.apply({name: None})
-            target.apply({new_name: file})
+            self.files.apply(folder, {name: None})
+            self.files.apply(target, {new_name: file})
 
     def unlink(self, path: str, folder: int | None = None) -> None:
         self.see()
@@ -339,7 +364,7 @@ class SimDisk(nexus.Disk):
             raise fault(errno.EISDIR, path)
         self.change(path)
         place.names[name].links -= 1
-        place.apply({name: None})
+        self.files.apply(place, {name: None})
 
     def mkdir(self, path: str, mode: int = 0o700) -> None:
         self.see()
@@ -347,7 +372,7 @@ class SimDisk(nexus.Disk):
         if name in place.names:
             raise fault(errno.EEXIST, path)
         self.change(path, takes_room=True)
-        place.apply({name: self.files.make(mode, True)})
+        self.files.apply(place, {name: self.files.make(mode, True, self.process.uid)})
 
     def makedirs(self, path: str, mode: int = 0o700) -> None:
         self.see()
@@ -368,7 +393,7 @@ class SimDisk(nexus.Disk):
         if place.names[name].names:
             raise fault(errno.ENOTEMPTY, path)
         self.change(path)
-        place.apply({name: None})
+        self.files.apply(place, {name: None})
 
     def listdir(self, folder: str | int) -> list[str]:
         self.see()

@@ -62,7 +62,7 @@ FAULTS = {
     "after is taken for after-any": Fault(
         "values/changes", "branch = find_branch(state, [job.id]) if status != COMPLETED else {}", "branch = {}"),
     "nothing is kept for who waits for long": Fault(
-        "schedule/plan", "if now - since >= config.jobs.reserve_after_seconds:", "if False:"),
+        "schedule/plan", "            if wants.is_starving(job):\n", "            if False:\n"),
     "a preemptible job is stopped in its first minute": Fault(
         "schedule/preemption", "if find_age(other, now) >= PREEMPT_AFTER_S]", "if find_age(other, now) >= 1.0]"),
     "more make room than must": Fault(

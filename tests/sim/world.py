@@ -99,6 +99,7 @@ class SimProcess:
                  user: str = "") -> None:
         self.world, self.host, self.name, self.parent, self.mark, self.role = host.world, host, name, parent, mark, role
         self.user = user                        # of somebody else's
+        self.uid = os.geteuid()
         self.pid, self.started = host.next_pid(), host.uptime_cs()
         self.session = session or self.pid
         self.state, self.is_alive, self.exit_code = "S", True, 0
@@ -145,9 +146,8 @@ class SimProcess:
         if not self.is_alive:
             return
         self.is_alive, self.exit_code, self.ended_at = False, code, self.world.now
-        for opened in self.handles.values():
-            opened.release()
-        self.handles = {}
+        for handle in list(self.handles):
+            self.disk.close(handle)
         self.host.processes.pop(self.pid, None)
         if self.mark or self.role:
             self.host.former[self.pid] = self
@@ -515,7 +515,7 @@ class SimMachine(nexus.Machine):
         self.process = current().running
         self.process.world.machine_count += 1
         is_slurm = config.jobs.launcher == "slurm"
-        self.is_mock, self.processes, self.psutil = False, SimProcesses(), PSUTIL
+        self.is_mock, self.uid, self.processes, self.psutil = False, self.process.uid, SimProcesses(), PSUTIL
         self.gpu_source = nexus.MockGpus(0) if is_slurm else SimGpus()
         folder = nexus.find_lease_folder(disk, config.gpu)
         self.leases = None if is_slurm else nexus.Leases(disk, folder, service_id)
