@@ -27,6 +27,7 @@ MAX_BIDS = 256
 MAX_NEW_NAMES = 500             # that one look at the folder judges
 CROWDED_NAMES = 2000            # a folder of more is read only now and then: LIST_INTERVAL_S
 LIST_INTERVAL_S = 1.0
+LIST_SETTLED_S = 1.0            # a folder that changed so long ago has another time when it changes again
 HUNG_S = 10.0                   # a service writes its bid each second while others have one
 LITTER_S = 60.0                 # a file that was never finished
 
@@ -120,7 +121,8 @@ class Bids:
         new = [name for name in found if name not in self.judged and name not in self.others]
         for name in new[:MAX_NEW_NAMES]:
             self.judge(name, now)
-        if len(new) <= MAX_NEW_NAMES:               # else the others are judged at the next look
+        # Else the others are judged at the next look; or what comes in the same tick of a clock would never be seen.
+        if len(new) <= MAX_NEW_NAMES and abs(now - changed_ns / 1e9) > LIST_SETTLED_S:
             self.listed_ns = changed_ns
 
     def judge(self, name: str, now: float) -> None:
