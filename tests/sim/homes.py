@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import versions
-from world import HOME_FOLDER, LEASE_FOLDER, SIGKILL, Crash, Host, SimProcess, SimStore, Task, Violation, World
+from world import HOME_FOLDER, LEASE_FOLDER, REAL_UID, SIGKILL, Crash, Host, SimProcess, SimStore, Task, Violation, World
 
 import nexus
 
@@ -80,8 +80,8 @@ class Setup:
 class Home:
     """A service's home, and what its callers were told."""
 
-    def __init__(self, world: World, host: Host, path: str, setup: Setup) -> None:
-        self.world, self.host, self.path = world, host, path
+    def __init__(self, world: World, host: Host, path: str, setup: Any, uid: int = REAL_UID) -> None:
+        self.world, self.host, self.path, self.uid = world, host, path, uid
         nodes = [{"name": f"n{number}", "host": f"n{number}"} for number in range(1, setup.nodes + 1)]
         self.config = nexus.parse_config({
             "gpu": {"lease_dir": LEASE_FOLDER},
@@ -100,7 +100,10 @@ class Home:
         self.power_cuts = 0
         self.faults: list[str] = []
         self.key = ""                               # of the request that is being sent: its Idempotency-Key
-        disk = self.disk = SimProcess(host, "shell").disk
+        shell = SimProcess(host, "shell")
+        shell.uid = uid
+        disk = self.disk = shell.disk
+        disk.makedirs(path)
         tokens: dict[str, nexus.Token] = {}
         for user in USERS:
             tokens = nexus.add_token(tokens, user, f"{user}-" + "0" * 40, None, host.wall())
@@ -125,7 +128,7 @@ class Home:
         self.note_end()
         process = self.process = SimProcess(self.host, "nexus serve", role="service")
         process.version = versions.find_version(self.host)
-        process.home = self                 # type: ignore[attr-defined]
+        process.home, process.uid = self, self.uid          # type: ignore[attr-defined]
         environ = {"HOME": HOME_FOLDER, "PATH": "/usr/bin:/bin"}
         before = self.read_files()
 
@@ -192,7 +195,7 @@ class Home:
         if body is not None:
             headers["content-type"] = "application/json"
         request = nexus.Request(method, path, {name: [text] for name, text in parameters.items()}, headers,
-                                lambda: content, uid=None if user else os.geteuid(), body_length=len(content))
+                                lambda: content, uid=None if user else self.uid, body_length=len(content))
         with process.being_run():
             try:
                 response = process.api.handle(request)          # type: ignore[attr-defined]

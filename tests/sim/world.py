@@ -27,10 +27,11 @@ import nexus
 if TYPE_CHECKING:
     from judges.judge import Judge
 
-real_run = nexus.run
+real_run, find_user = nexus.run, nexus.find_user
 HOME_FOLDER = "/home/ann"
 WORK_FOLDER = f"{HOME_FOLDER}/work"
 LEASE_FOLDER = "/run/lock/nexus-leases"
+REAL_UID = os.geteuid()
 BEGIN = 1_700_000_000.0             # the wall clock at the begin of each history
 SIGKILL, SIGSTOP, SIGCONT = 9, 19, 18
 
@@ -99,7 +100,7 @@ class SimProcess:
                  user: str = "") -> None:
         self.world, self.host, self.name, self.parent, self.mark, self.role = host.world, host, name, parent, mark, role
         self.user = user                        # of somebody else's
-        self.uid = os.geteuid()
+        self.uid = self.world.current.uid if self.world.current else REAL_UID
         self.pid, self.started = host.next_pid(), host.uptime_cs()
         self.session = session or self.pid
         self.state, self.is_alive, self.exit_code = "S", True, 0
@@ -505,6 +506,12 @@ def measure_memory(psutil: Any, processes: Sequence[nexus.Process]) -> float:
     return sum(one.command.memory_mib for one in found if one and one.command)
 
 
+def find_process_user(pid: int) -> str:
+    """Who computes on a GPU: one of the world's users, or bob."""
+    found = current().running.host.processes.get(pid)
+    return current().users.get(found.uid, "bob") if found else "bob"
+
+
 PSUTIL = types.SimpleNamespace(virtual_memory=lambda: types.SimpleNamespace(total=2**36, available=2**35), cpu_percent=lambda: 1.0)
 
 
@@ -765,6 +772,7 @@ class World:
         self.tracebacks: list[str] = []
         self.hosts: dict[str, Host] = {}
         self.cluster: Any = None                # cluster.Cluster, where jobs run under Slurm
+        self.users: dict[int, str] = {}         # {uid: name} of those that the histories made up
         self.current: SimProcess | None = None
         self.agent_config = nexus.parse_config({"gpu": {"lease_dir": LEASE_FOLDER}, "jobs": {"launcher": "direct"}}, "")
         self.log = logging.Logger("nexus", logging.ERROR)
@@ -891,12 +899,14 @@ class Patches:
             "find_programs": lambda names, path=None: {name: f"/usr/bin/{name}" for name in names}, "import_psutil": lambda: PSUTIL,
             "measure_memory": measure_memory,
             "MIN_JOURNAL_BYTES": 4000,          # so that state.json is written often
-            "find_process_user": lambda pid: "bob", "count_oom_kills": lambda: 0}
+            "find_user": lambda uid: current().users.get(uid) or find_user(uid),
+            "find_process_user": find_process_user,
+            "count_oom_kills": lambda: 0}
         self.former = {name: getattr(nexus, name) for name in replaced}
-        self.former_os, self.path = (os.getpid, os.kill, os.umask, signal.signal), os.environ["PATH"]
+        self.former_os, self.path = (os.getpid, os.geteuid, os.kill, os.umask, signal.signal), os.environ["PATH"]
         for name, stand_in in replaced.items():
             setattr(nexus, name, stand_in)
-        os.getpid = lambda: current().running.pid
+        os.getpid, os.geteuid = lambda: current().running.pid, lambda: current().current.uid if current().current else REAL_UID
         os.umask, signal.signal = (lambda mask: 0o022), lambda number, handler: None    # type: ignore
         os.kill = lambda pid, number: current().running.host.processes[pid].hear(number) if (
             pid in current().running.host.processes) else None
@@ -904,5 +914,5 @@ class Patches:
     def __exit__(self, *_: object) -> None:
         for name, real in self.former.items():
             setattr(nexus, name, real)
-        os.getpid, os.kill, os.umask, signal.signal = self.former_os
+        os.getpid, os.geteuid, os.kill, os.umask, signal.signal = self.former_os
         os.environ["PATH"] = self.path
