@@ -1204,6 +1204,8 @@ class Attempt(Value):
     last_line: Words | None = optional(
         None, STRING, "the last line that it printed, or what its progress bar shows; of a completed job, the last "
         "that says more than a bar")
+    metric_line: Words | None = optional(
+        None, STRING, "the last line that it printed with numbers, like loss=0.31; null: there is none")
     peak_rss_mib: Amount | None = optional(
         None, FLOAT, "host memory of its processes together, shared pages counted once; null without psutil")
     cpu_seconds: Amount | None = optional(None, FLOAT, "CPU time of its processes")
@@ -3801,6 +3803,15 @@ def read_metrics(line: str) -> dict[str, float]:
     return found
 
 
+def find_metric_line(texts: Sequence[Sequence[str]]) -> str | None:
+    """The last line with numbers of the first text that has one, cut to MAX_METRIC_LINE.  `texts`: lines."""
+    line = next((line for lines in texts for line in reversed(lines) if read_metrics(line)), None)
+    return line and format_line(line.strip())[:MAX_METRIC_LINE]
+
+
+MAX_METRIC_LINE = 1000
+
+
 def find_direction(name: str) -> str | None:
     """Which is better of the results of a name: "low" or "high"; None: unknown.  The last word decides: `acc_loss`."""
     for word in reversed(re.findall(r"[a-z]+[0-9]*", re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", " ", name).lower())):
@@ -5583,6 +5594,7 @@ class Evidence(Value):
     samples: Usage = Usage()
     stdout: str = ""                            # the end of its stdout
     last_line: str | None = None                # the last line that it printed
+    metric_line: str | None = None              # the last line with numbers
 
 
 def judge_end(job: Job, result: Result, evidence: Evidence, runtime_s: float, config: JobsConfig,
@@ -5594,7 +5606,8 @@ def judge_end(job: Job, result: Result, evidence: Evidence, runtime_s: float, co
     finished_at = max(min(result.finished_at or now, now), job.current.started_at or 0)     # another clock may be wrong
     notes = [evidence.error] if evidence.error and evidence.error != line else []
     facts = {"exit_code": code, "signal": number, "cause": cause, "cause_line": line, "finished_at": finished_at,
-             "last_line": evidence.last_line, "runtime_seconds": runtime_s, "processes_left": None,
+             "last_line": evidence.last_line, "metric_line": evidence.metric_line,
+             "runtime_seconds": runtime_s, "processes_left": None,
              "notes": add_notes(job.current.notes, notes), **vars(evidence.samples),
              "log_base": tuple(map(max, job.log_base, evidence.log_sizes))}
     if cause is None:
@@ -6033,8 +6046,8 @@ PLAIN_JOB_KEYS = {"status", *PLANNED_JOB_KEYS, *SHOWN_FIELDS[Job]} - ATTEMPT.key
 OVERVIEW_JOB_KEYS = (                           # what GET /status?after= has of a job
     "status", "id", "command", "user", "gpus", "name", "group", "only_node", "node", "gpu_places", "started_at",
     "finished_at", "runtime_seconds", "processes_left", "stopping", "unknown_since", "idle_since", "outcome",
-    "cause_line", "waiting_for", "is_held", "estimated_start", "last_line", "unrecorded", "fraction", "estimated_end",
-    "progress_by", "preemptions", "preempted_seconds")
+    "cause_line", "waiting_for", "is_held", "estimated_start", "last_line", "metric_line", "unrecorded", "fraction",
+    "estimated_end", "progress_by", "preemptions", "preempted_seconds")
 OVERVIEW_GPU_KEYS = ("uuid", "name", "profile", "node", "place", "state", "job_ids", "memory_total_mib", "is_paused",
                      "is_available", "unavailable", "used_by", "fault")
 GPU_READINGS = ("memory_used_mib", "utilization", "utilization_mean", "temperature", "power_watts")
@@ -7191,13 +7204,13 @@ def usage_json(state: State, by: str, since: float, now: float,
 
 
 # ==== src/views/results.py ====
-# The results of a group: a table with the values of its sweep and the numbers of the jobs' last lines.
+# The results of a group: a table with the values of its sweep and the numbers that its jobs print.
 
 TABLE_COLUMN = {
     "key": Field(STRING, "its name for `order`: sweep.lr, metric.loss, or that of the key of Job"),
     "title": Field(STRING, "its name for people"),
     "kind": Field(one_of("fixed", "sweep", "metric"), "sweep: a value that the job has of its sweep; metric: a number "
-                  "with this name in the last line that the job printed; fixed: what all jobs have"),
+                  "with this name in the last line with numbers that the job printed; fixed: what all jobs have"),
     "form": Field(one_of("text", "number", "duration", "size"), "what its cells are; in seconds, in MiB"),
     "direction": Field(one_of("low", "high"), "which of its numbers are better; null: unknown", default=None),
 }
@@ -7206,6 +7219,9 @@ TABLE_ROW = {
     "status": Field(STATUS, "its status"),
     "cells": Field(list_of({"type": ["string", "number", "null"]}),
                    "one for each column; nan, inf and -inf are texts, and null is what there is not"),
+    "ids": Field(list_of(JOB_ID), "the jobs whose mean it is; only it: without `mean` and `over`"),
+    "deviations": Field(list_of({"type": ["number", "null"]}), "of means, one for each column: the standard deviation "
+                        "of these jobs' numbers (n - 1); null where there are not two", default=None),
 }
 RESULTS = {
     "group": Field(STRING, "its name"),
@@ -7216,66 +7232,158 @@ RESULTS = {
                    "what there is not, come last", default=None),
     "best_id": Field(JOB_ID, "the completed job with the best number in the first column of which one is better",
                      default=None),
+    "over": Field(STRING, "the value of the sweep that the rows are means over; null: each row is a job", default=None),
     "total": Field(INTEGER, "how many rows there are, of jobs of any status"),
 }
 FIXED_COLUMNS = {                               # {key: (title, form)}
     "id": ("Job", "text"), "name": ("Name", "text"), "status": ("Status", "text"),
     "runtime_seconds": ("Runtime", "duration"), "peak_gpu_mem_mib": ("GPU memory", "size"),
-    "last_line": ("Last line", "text")}
+    "jobs": ("Jobs", "number"), "last_line": ("Last line", "text")}
 MAX_METRIC_COLUMNS, MAX_SWEEP_COLUMNS = 20, 50          # those that most jobs have
 STATUS_ORDER = {COMPLETED: 0, FAILED: 1, CANCELLED: 1, RUNNING: 2, PENDING: 3}
 
 
 class ResultRow(Value):
-    """What a job has in the table."""
-    id: str
+    """What a job, or several together, have in the table."""
+    id: str                                     # of several, that of the first
     status: str
     cells: Mapping[str, Any]                    # by the keys of the columns
     metrics: tuple[str, ...]                    # the names of those that make columns
+    command: str
+    ids: tuple[str, ...] = ()                   # all its jobs
+    deviations: Mapping[str, float] = {}        # by the keys of the columns
 
 
 def make_results(group: str, jobs: Sequence[Job], live: Mapping[str, Mapping[str, Any]],
-                 order: str | None = None) -> dict[str, Any]:
+                 order: str | None = None, mean: bool = False, over: str | None = None) -> dict[str, Any]:
     """GET /groups/{group}/results, of all these jobs.
 
     `live`: of running jobs, what their last attempt does not hold yet.  Raises: usage, when there is no such column.
     """
     rows = [make_result_row(job, live.get(job.id, {})) for job in jobs]
+    if mean or over is not None:
+        over = find_seed(rows, over)
+        rows = fold_rows(rows, over)
     columns = list_result_columns(rows)
     first = next((column for column in columns if column["direction"]), None)
-    if order is None and first:
-        order = order_best(first)
-    if order is not None and order.removeprefix("-") not in [column["key"] for column in columns]:
-        keys = [column["key"] for column in columns]
-        refuse(f"there is no column {format_line(order, 60)}", suggest(order, keys) or f"there are {join_some(keys)}")
+    order = order_best(first) if order is None and first else order and find_order(columns, order)
     ended = [row for row in rows if row.status == COMPLETED
              and isinstance(row.cells.get(first["key"]), (int, float))] if first else []
     best = sort_results(ended, order_best(first)) if first and len(ended) > 1 else []
-    shown = [{"id": row.id, "status": row.status, "cells": [row.cells.get(column["key"]) for column in columns]}
-             for row in sort_results(rows, order)]
-    return {"group": group, "columns": columns, "rows": shown, "order": order,
+    shown = [make_row_json(row, columns) for row in sort_results(rows, order)]
+    return {"group": group, "columns": columns, "rows": shown, "order": order, "over": over,
             "best_id": best[0].id if best else None, "total": len(rows)}
+
+
+def make_row_json(row: ResultRow, columns: Sequence[Json]) -> dict[str, Any]:
+    keys = [column["key"] for column in columns]
+    return {"id": row.id, "status": row.status, "cells": [row.cells.get(key) for key in keys], "ids": list(row.ids),
+            "deviations": [row.deviations.get(key) for key in keys] if len(row.ids) > 1 else None}
+
+
+def find_order(columns: Sequence[Json], order: str) -> str:
+    """The order by the key of a column, or by its name for people.  Raises: usage, when there is no such column."""
+    sign, name = ("-", order[1:]) if order.startswith("-") else ("", order)
+    keys = [column["key"] for column in columns]
+    found = next((column["key"] for column in columns if column["title"] == name), name)
+    if name in keys or found in keys:
+        return sign + (name if name in keys else str(found))
+    refuse(f"there is no column {format_line(order, 60)}", suggest(order, keys) or f"there are {join_some(keys)}")
+
+
+def find_seed(rows: Sequence[ResultRow], name: str | None) -> str:
+    """The value of a sweep to make means over; without a name, the seed.  Raises: usage, when there is none."""
+    names = list(dict.fromkeys(key[6:] for row in rows for key in row.cells if key.startswith("sweep.")))
+    seeds = [each for each in names if "seed" in each.lower()]
+    found = name if name is not None else "seed" if "seed" in names or len(seeds) != 1 else seeds[0]
+    if found in names:
+        return found
+    refuse(f"no job of the group has a value {format_line(found, 60)} of a sweep",
+           f"there are {join_some(names)}: nexus results GROUP --over NAME" if names else
+           "means are over a value of --sweep, like --sweep seed=0..4")
+
+
+def fold_rows(rows: Sequence[ResultRow], over: str) -> list[ResultRow]:
+    """Rows for jobs of one status which differ in this value of their sweep alone, in the order of the first ones."""
+    key = f"sweep.{over}"
+    folded: dict[Any, list[list[ResultRow]]] = {}
+    for row in rows:
+        others = tuple((name, cell) for name, cell in row.cells.items() if name.startswith("sweep.") and name != key)
+        alike = folded.setdefault((row.status, others) if key in row.cells else row.id, [])
+        same = next((group for group in alike if is_same_but(
+            group[0].command, row.command, group[0].cells[key], row.cells[key])), None)
+        if same:
+            same.append(row)
+        else:
+            alike.append([row])
+    return [fold_row(group, key) for alike in folded.values() for group in alike]
+
+
+def is_same_but(first: str, second: str, value: str, other: str) -> bool:
+    """Whether the second text is the first one, with another value in some of the places where that has its own."""
+    start, *parts = first.split(value, MAX_PLACES) if value else [first]
+    ends = {len(start)} if second.startswith(start) else set()
+    for part in parts:
+        ends = {end + len(word) + len(part) for end in ends for word in (value, other)
+                if second.startswith(word + part, end)}
+    return len(second) in ends
+
+
+MAX_PLACES = 100                # of a value in a command
+
+
+def fold_row(rows: Sequence[ResultRow], over: str) -> ResultRow:
+    """The means of these rows' numbers, how they deviate, and their values, which are the same; of memory the peak."""
+    first, deviations = rows[0], dict[str, float]()
+    cells: dict[str, Any] = {}
+    names = dict.fromkeys(name for row in rows for name in row.metrics)
+    for key in dict.fromkeys(key for row in rows for key in row.cells):
+        found = [row.cells[key] for row in rows if row.cells.get(key) is not None]
+        if key.startswith("metric.") or key == "runtime_seconds":
+            numbers = list(map(float, found))
+            cells[key] = make_cell(compute_mean(numbers)) if numbers else None
+            if key != "runtime_seconds" and (deviation := compute_deviation(numbers)) is not None:
+                deviations[key] = deviation
+        elif key == "peak_gpu_mem_mib":
+            cells[key] = max(found, default=None)
+        elif key not in (over, "last_line"):
+            cells[key] = first.cells.get(key)
+    return ResultRow(first.id, first.status, {**cells, "jobs": len(rows)}, tuple(names), first.command,
+                     tuple(row.id for row in rows), deviations)
+
+
+def compute_mean(numbers: Sequence[float]) -> float:
+    """To twelve digits: no more of a sum of floats says anything."""
+    mean = math.fsum(numbers) / len(numbers) if all(map(math.isfinite, numbers)) else sum(numbers)
+    return float(f"{mean:.12g}")
+
+
+def compute_deviation(numbers: Sequence[float]) -> float | None:
+    """The standard deviation of a sample; None of fewer than two numbers, or where one is not finite."""
+    if len(numbers) < 2 or not all(map(math.isfinite, numbers)):
+        return None
+    mean = math.fsum(numbers) / len(numbers)
+    return float(f"{math.sqrt(math.fsum((number - mean) ** 2 for number in numbers) / (len(numbers) - 1)):.4g}")
 
 
 def make_result_row(job: Job, live: Mapping[str, Any]) -> ResultRow:
     """The values of a job that was added before they were kept are those that its script gets."""
     last, prefix = job.current, "NEXUS_SWEEP_"
-    line = live.get("last_line", last.last_line)
+    line, metric_line = [live.get(name, getattr(last, name)) for name in ("last_line", "metric_line")]
     values = job.sweep_values or [(name[len(prefix):], text) for name, text in job.variables if name.startswith(prefix)]
-    metrics = read_metrics(line or "")
-    is_error = job.status == FAILED and last.cause != TIMEOUT         # its last line may tell anything
+    metrics = read_metrics(metric_line or line or "")
+    is_error = job.status == FAILED and last.cause != TIMEOUT         # its last numbers may be those of an error
     return ResultRow(job.id, job.shown_status, {
         "id": job.id, "name": None if values else format_line(job.name or job.command, 200),
         **{f"sweep.{name}": text for name, text in values},
         **{f"metric.{name}": make_cell(number) for name, number in metrics.items()}, "status": job.shown_status,
         "runtime_seconds": live.get("runtime_seconds", last.runtime_seconds),
         "peak_gpu_mem_mib": live.get("peak_gpu_mem_mib", round_known(last.peak_gpu_mem_mib)),
-        "last_line": line and drop_bar(line).strip()}, () if is_error else tuple(metrics))
+        "last_line": line and drop_bar(line).strip()}, () if is_error else tuple(metrics), job.command, (job.id,))
 
 
 def make_cell(number: float) -> float | str:
     """A number as JSON can have it."""
-    import math
     if not math.isfinite(number):
         return str(number)
     return int(number) if number.is_integer() and abs(number) < 2**53 else number
@@ -7298,7 +7406,8 @@ def list_result_columns(rows: Sequence[ResultRow]) -> list[dict[str, Any]]:
 
     fixed = [{"key": key, "title": title, "kind": "fixed", "form": form, "direction": None}
              for key, (title, form) in FIXED_COLUMNS.items()
-             if key not in ("name", "peak_gpu_mem_mib") or any(row.cells[key] is not None for row in rows)]
+             if (any(key in row.cells for row in rows) if key not in ("name", "peak_gpu_mem_mib")
+                 else any(row.cells[key] is not None for row in rows))]
     return [*[column for column in fixed if column["key"] in ("id", "name")],
             *[describe("sweep", "text", name) for name in values],
             *[describe("metric", "number", name, find_direction(name)) for name in names],
@@ -7338,8 +7447,10 @@ def format_results(results: Json, paint: Paint) -> str:
         is_spare = column["key"] in ("peak_gpu_mem_mib", "runtime_seconds")
 
         def format_cell(row: Json) -> str:
-            cell = row["cells"][index]
-            return "-" if cell is None else make(cell)
+            cell, deviation = row["cells"][index], (row.get("deviations") or {index: None})[index]
+            if column["key"] == "id" and len(row.get("ids", ())) > 1:
+                return f"{cell} +{len(row['ids']) - 1}"
+            return "-" if cell is None else make(cell) if deviation is None else format_mean(cell, deviation)
 
         return Column(column["title"].upper() if column["kind"] == "fixed" else column["title"], cell=format_cell,
                       colour=colours.get(column["key"], ""), spare=2 if is_spare else 0,
@@ -7349,11 +7460,31 @@ def format_results(results: Json, paint: Paint) -> str:
                         results["rows"], paint)
 
 
+def format_mean(mean: float, deviation: float) -> str:
+    """With as many decimals as two digits of the deviation take."""
+    decimals = min(12, max(0, 1 - math.floor(math.log10(deviation)))) if deviation else 0
+    return f"{mean:.{decimals}f} ± {deviation:.{decimals}f}" if deviation else f"{mean} ± 0"
+
+
 def format_results_csv(results: Json) -> str:
     """The table as a spreadsheet or a program reads it: times in seconds, memory in MiB.  Source: RFC 4180."""
     titles = [column["key"] if column["kind"] == "fixed" else column["title"] for column in results["columns"]]
     rows = [titles, *(row["cells"] for row in results["rows"])]
+    if results.get("over") is not None:
+        rows = spread_deviations(results, titles)
     return "".join(",".join(map(format_csv_cell, row)) + "\n" for row in rows)
+
+
+def spread_deviations(results: Json, titles: Sequence[str]) -> list[list[Any]]:
+    """The rows of a table of means, its titles first: the ids of each, and after each mean its deviation."""
+    means = [column["kind"] == "metric" for column in results["columns"]]
+    rows = [[part for title, is_mean in zip(titles, means) for part in (title, f"{title} sd")[:1 + is_mean]]]
+    for row in results["rows"]:
+        deviations = row["deviations"] or [None] * len(means)
+        cells = [" ".join(row["ids"]) if title == "id" else cell for title, cell in zip(titles, row["cells"])]
+        rows.append([part for cell, deviation, is_mean in zip(cells, deviations, means)
+                     for part in (cell, deviation)[:1 + is_mean]])
+    return rows
 
 
 def format_csv_cell(cell: Any) -> str:
@@ -14565,8 +14696,9 @@ class Outcomes(Component):
         watch = self.service.log_watch
         find = watch.find_last_line if result.exit_code else watch.find_telling_line
         last_line = find(folder, job.log_base) if has_output else None
+        metric_line = watch.find_metric_line(folder, job.log_base) if has_output else None
         samples = self.service.observer.find_usage(job.id).samples
-        return Evidence(stderr, sizes, error, samples, stdout, last_line)
+        return Evidence(stderr, sizes, error, samples, stdout, last_line, metric_line)
 
     def is_disk_full(self, job: Job) -> bool:
         with contextlib.suppress(OSError):
@@ -16763,6 +16895,16 @@ class LogWatch(Component):
         growth = self.growths.get(folder) or LogGrowth(self.disk, folder)
         return find_telling_line(growth.read_ends(starts, END_BYTES))
 
+    def get_metric_line(self, folder: str | None) -> str | None:
+        """The last line with numbers of a running job, as far as its logs were read for its progress."""
+        growth = self.growths.get(folder or "")
+        return growth.reading.metric_line if growth else None
+
+    def find_metric_line(self, folder: str, starts: Sequence[int]) -> str | None:
+        """The last line with numbers, of a job's logs from these sizes on, after its end."""
+        growth = self.growths.get(folder) or LogGrowth(self.disk, folder)
+        return growth.find_metric_line(starts)
+
     def find_progress(self, folder: str | None) -> OutputProgress:
         """How far a running job is, by what it prints."""
         growth = self.growths.get(folder or "")
@@ -16791,6 +16933,13 @@ PROGRESS_LOOK_S = 1.0           # between two looks at how far a job is
 PROGRESS_BYTES = 65536          # of what it has printed since, at most: its end
 
 
+class LogReading(Value):
+    """What was read of a job's two logs."""
+    ends: tuple[int, int] = (0, 0)              # bytes
+    rests: tuple[str, str] = ("", "")           # what they end with: a line that may not be whole yet
+    metric_line: str | None = None              # the last line with numbers
+
+
 class LogGrowth:
     """How the two logs of one job grow."""
 
@@ -16801,26 +16950,43 @@ class LogGrowth:
         self.written_at = self.seen_at = float("-inf")      # monotonic: when these two were measured
         self.growing = (False, False)
         self.progress, self.looked_at = OutputProgress(), float("-inf")
-        self.read_to: list[int] = [0, 0]                    # bytes of both logs in which progress was looked for
-        self.rests = ["", ""]                               # what they end with: a line that may not be whole yet
+        self.reading = LogReading()                         # it is replaced at once: other threads look at it
 
     def read_progress(self, clock: Clock, starts: Sequence[int]) -> None:
         """See how far the job is, by what is new in its logs from these sizes on."""
         if clock.monotonic() - self.looked_at < PROGRESS_LOOK_S:
             return
         self.looked_at, now = clock.monotonic(), clock.now()
-        if any(at < start for at, start in zip(self.read_to, starts)):          # another attempt
-            self.progress, self.read_to, self.rests = OutputProgress(), list(starts), ["", ""]
-        for stream, size in enumerate(self.seen[1:]):
-            at = max(self.read_to[stream], size - PROGRESS_BYTES)
-            self.rests[stream] = "" if at > self.read_to[stream] else self.rests[stream]
-            self.read_to[stream] = max(self.read_to[stream], size)
-            path = os.path.join(self.folder, STREAM_FILES[stream])
-            content = read_part(self.disk, path, at, size - at) if size > at else b""
-            *lines, rest = re.split("[\r\n]+", self.rests[stream] + drop_escapes(content.decode("utf-8", "replace")))
-            self.rests[stream] = rest[-LAST_LINE_BYTES:]
-            for line in lines:
-                self.progress = read_progress(self.progress, line[:LAST_LINE_BYTES], now)
+        if self.is_other_attempt(starts):
+            self.progress = OutputProgress()
+        self.reading, lines = self.read_on(starts, self.seen[1:])
+        for line in lines[0] + lines[1]:
+            self.progress = read_progress(self.progress, line, now)
+
+    def is_other_attempt(self, starts: Sequence[int]) -> bool:
+        return any(end < start for end, start in zip(self.reading.ends, starts))
+
+    def read_on(self, starts: Sequence[int], sizes: Sequence[int]) -> tuple[LogReading, list[list[str]]]:
+        """(what was read then, the new lines of each log): of what is new up to these sizes, the end."""
+        former = LogReading((starts[0], starts[1])) if self.is_other_attempt(starts) else self.reading
+        ends, rests, found = list(former.ends), list(former.rests), list[list[str]]()
+        for stream, size in enumerate(sizes):
+            at = max(ends[stream], size - PROGRESS_BYTES)
+            rest = "" if at > ends[stream] else rests[stream]
+            content = read_part(self.disk, self.find_path(stream), at, size - at) if size > at else b""
+            *lines, rest = re.split("[\r\n]+", rest + drop_escapes(content.decode("utf-8", "replace")))
+            ends[stream], rests[stream] = max(ends[stream], size), rest[-LAST_LINE_BYTES:]
+            found.append([line[:LAST_LINE_BYTES] for line in lines])
+        last = self.find_last_written(sizes)
+        line = find_metric_line([found[last], found[not last]]) or former.metric_line
+        return LogReading((ends[0], ends[1]), (rests[0], rests[1]), line), found
+
+    def find_metric_line(self, starts: Sequence[int]) -> str | None:
+        """The last line with numbers from these sizes on, of an attempt that has ended."""
+        sizes = measure_logs(self.disk, self.folder)
+        reading, _ = self.read_on(starts, sizes)
+        last = self.find_last_written(sizes)
+        return find_metric_line([[reading.rests[last]], [reading.rests[not last]]]) or reading.metric_line
 
     def find_last_line(self, starts: Sequence[int]) -> str | None:
         """The last line from these sizes on, of the log that grew last if that has one."""
@@ -16829,11 +16995,20 @@ class LogGrowth:
 
     def read_ends(self, starts: Sequence[int], most: int) -> Iterator[str]:
         """What both logs end with from these sizes on, that of the log that grew last first; `most`: bytes of each."""
-        paths, sizes = [os.path.join(self.folder, name) for name in STREAM_FILES], measure_logs(self.disk, self.folder)
-        growing = self.growing if sizes == self.seen[1:] else (sizes[0] > self.seen[1], sizes[1] > self.seen[2])
-        out_at, err_at = [read_changed_at(self.disk, path) for path in paths] if all(growing) else (0, 0)
-        is_stderr = growing[1] and (not growing[0] or err_at > out_at)
-        return (read_tail(self.disk, paths[stream], starts[stream], most) for stream in (is_stderr, not is_stderr))
+        last = self.find_last_written(measure_logs(self.disk, self.folder))
+        return (read_tail(self.disk, self.find_path(stream), starts[stream], most) for stream in (last, not last))
+
+    def find_path(self, stream: int) -> str:
+        return os.path.join(self.folder, STREAM_FILES[stream])
+
+    def find_last_written(self, sizes: Sequence[int]) -> int:
+        """The log that grew last, with these sizes now: 0 is stdout, 1 stderr."""
+        is_new = (sizes[0], sizes[1]) != self.seen[1:]
+        growing = (sizes[0] > self.seen[1], sizes[1] > self.seen[2]) if is_new else self.growing
+        if not all(growing):
+            return int(growing[1])
+        out_at, err_at = [read_changed_at(self.disk, self.find_path(stream)) for stream in (0, 1)]
+        return int(err_at > out_at)
 
     def note(self, clock: Clock) -> None:
         """Measure the logs.  Write the last mark when the other log grows, to keep their order, and each LOG_NOTE_S."""
@@ -17338,6 +17513,7 @@ class JobSerializer(Component):
             **(node.describe_unknown(job) if node else {}),
             "idle_since": format_time(self.service.gpu_watch.find_idle_since(job)),
             "last_line": line and drop_bar(line),
+            "metric_line": self.service.log_watch.get_metric_line(job.log_dir),
             "unrecorded": self.service.outcomes.describe_unrecorded(job),
             **self.service.estimates.estimate_progress(job, now)}
 
@@ -17395,14 +17571,15 @@ class Groups(Component):
         ended = sum(counts[status] for status in FINAL)
         return round((ended + sum(fractions)) / sum(counts.values()), 3) if any(fractions) else None
 
-    def list_results(self, caller: Identity, group: str, order: str | None) -> dict[str, Any]:
+    def list_results(self, caller: Identity, group: str, order: str | None, mean: bool,
+                     over: str | None) -> dict[str, Any]:
         """GET /groups/{group}/results, with all rows.  Raises: not_found; usage, when there is no such column."""
         state, now, latest = self.store.state, self.clock.now(), dict[str, str]()
         check_group(state, group, caller)
         ids = {find_retried(state, job_id, latest) for user, job_id in state.members[group] if caller.may_see(user)}
         jobs = sorted((state.jobs[job_id] for job_id in ids), key=lambda job: job.number)
         live = {job.id: self.service.job_serializer.measure_running(job, now) for job in jobs if job.status == RUNNING}
-        return make_results(group, jobs, live, order)
+        return make_results(group, jobs, live, order, mean, over)
 
 
 # ==== src/service/status.py ====
@@ -17891,8 +18068,11 @@ PARAMETERS: Mapping[str, Field] = {             # names with a dash are headers;
     "since": Field(DURATION_TEXT, f"at most so old, like 24h (of usage {USAGE_SINCE}, of the history {HISTORY_SINCE})",
                    parse=parse_duration),
     "hours": Field(integer_in(1, 744), "since so many hours ago: hours=24 is since=24h"),
-    "order": Field({**STRING, "maxLength": 2 * MAX_NAME}, "sorted by the column of this key, with - in reverse",
+    "order": Field({**STRING, "maxLength": 2 * MAX_NAME}, "sorted by the column of this key or name, with - in reverse",
                    default=None),
+    "mean": Field(QUERY_FLAG, "a row for all jobs of one status that differ only in their `seed`: means, deviations",
+                  parse=parse_flag),
+    "over": Field({**STRING, "maxLength": 2 * MAX_NAME}, "the same, over this value of the sweep", default=None),
     "csv": Field(QUERY_FLAG, "as CSV, and not as JSON", parse=parse_flag),
     "step": Field(one_of(*STEPS), "means of so long; of a minute there are those of a day (1m up to 24h, else 10m)"),
     "series": Field(list_of(one_of(*SERIES), most=2 * len(SERIES)), "only these series: series=utilization,others"),
@@ -18619,10 +18799,10 @@ def post_retries(api: Api, caller: Identity, body: Any) -> dict[str, Any]:
 
 
 @route("GET /groups/{group}/results", "user", "the jobs of a group as a table: the values of its sweep, and the "
-       "numbers that the last lines tell", "Results")
+       "numbers that the jobs print", "Results")
 def get_results(api: Api, caller: Identity, group: str, status: Sequence[str] = (), limit: int | None = None,
-                order: str | None = None, csv: bool = False) -> Response:
-    results = api.service.groups.list_results(caller, group, order)
+                order: str | None = None, csv: bool = False, mean: bool = False, over: str | None = None) -> Response:
+    results = api.service.groups.list_results(caller, group, order, mean, over)
     rows = [row for row in results["rows"] if row["status"] in (status or STATUSES)]
     results, headers = {**results, "rows": rows[:limit]}, {"Total-Count": str(len(rows))}
     if csv:
@@ -21043,7 +21223,7 @@ function drawGroup(group) {
 
 // ---- The results of a group: a table, which is asked for when something of the group has changed
 
-let results = {};                               // {group, order, pages, table, state, isAsking, at}
+let results = {};                               // {group, order, over, pages, table, state, isAsking, at}
 const resultsPath = (group) => `groups/${encodeURIComponent(group)}/results`;
 
 function drawResults(group) {
@@ -21053,15 +21233,23 @@ function drawResults(group) {
   if (!table) return section('results', 'Results', null, el('p', {class: 'panel pad muted'}, 'Loading \u2026'));
   const {columns, rows, total} = table, left = total - rows.length, label = `Results of group ${group.name}`;
   const isFolded = results.pages === 1 && rows.length < RESULTS_PAGE;     // what waits
-  const note = left > 0 ? `${number(rows.length)} of ${counted(total, 'job')}` : counted(total, 'job');
+  const what = isSet(table.over) ? 'row' : 'job';
+  const note = left > 0 ? `${number(rows.length)} of ${counted(total, what)}` : counted(total, what);
   return el('section', {id: 'results', 'aria-label': 'Results'},
     el('div', {class: 'head'}, el('h2', {}, 'Results'), muted(note),
-      button('Download CSV', downloadResults, {class: 'link'})),
+      drawMeanSwitch(table), button('Download CSV', downloadResults, {class: 'link'})),
     el('div', {class: 'panel results', role: 'region', 'aria-label': label, tabindex: 0}, el('table', {},
       el('thead', {}, el('tr', {}, columns.map(drawHeading))), el('tbody', {}, rows.map(makeRow(table))))),
     el('p', {class: 'pad', key: 'more'},
       left > 0 && button(`${number(left)} more${isFolded ? ', waiting' : ''}`,
         () => changeResults({pages: results.pages + 1}), {class: 'link', key: 'more'})));
+}
+
+// Jobs that differ only in their seed, as one row; the button is there where a sweep has a seed.
+function drawMeanSwitch({over, columns}) {
+  const seed = over ?? columns.find(({key, kind}) => kind === 'sweep' && /seed/i.test(key))?.key.slice(6);
+  return isSet(seed) && button(`Mean over ${seed}`, () => changeResults({over: isSet(over) ? null : seed, order: null}),
+    {class: 'link', 'aria-pressed': String(isSet(over))});
 }
 
 function drawHeading({key, title, form, direction}) {           // a click sorts: the better first, then in reverse
@@ -21080,13 +21268,19 @@ function makeRow({columns, rows, best_id: best}) {              // returns what 
     const text = typeof fact === 'number' ? fact.toFixed(most) : fact;
     return Math.abs(fact) < 0.001 && Number(text) !== fact ? `${Number(fact.toPrecision(4))}` : text;
   };
-  const drawCell = ({key, kind, form}, index, {id, status, cells}) => {
-    const fact = cells[index], isLong = ['name', 'last_line'].includes(key);
-    if (key === 'id') return el('th', {scope: 'row', key}, muted(MARKS[status]), ' ', jobLink(id), id === best
+  const mean = (fact, deviation) => {           // with as many decimals as two digits of the deviation take
+    const most = deviation ? Math.min(12, Math.max(0, 1 - Math.floor(Math.log10(deviation)))) : 0;
+    return deviation ? `${fact.toFixed(most)} \u00b1 ${deviation.toFixed(most)}` : `${fact} \u00b1 0`;
+  };
+  const drawCell = ({key, kind, form}, index, {id, status, cells, ids, deviations}) => {
+    const fact = cells[index], deviation = deviations?.[index], isLong = ['name', 'last_line'].includes(key);
+    if (key === 'id') return el('th', {scope: 'row', key}, muted(MARKS[status]), ' ', jobLink(id),
+      ids.length > 1 && el('span', {class: 'muted', title: ids.join(' ')}, ` +${ids.length - 1}`), id === best
       && [' \u2605', el('span', {class: 'unseen'}, 'best')]);
     if (!isSet(fact)) return el('td', {key, class: form}, muted('\u2013'));
     if (key === 'status') return el('td', {key}, badge(status));
-    const text = form === 'number' ? figure(fact, decimals[index]) : UNITS[form](fact);
+    const text = isSet(deviation) ? mean(fact, deviation)
+      : form === 'number' ? figure(fact, decimals[index]) : UNITS[form](fact);
     return el('td', {key, class: `${kind} ${form}`, title: form === 'number' && `${fact}`},
       isLong || kind === 'sweep' ? el('div', {class: isLong && 'clip', title: isLong && fact}, text) : text);
   };
@@ -21103,7 +21297,7 @@ function changeResults(change) {
 function describeGroup({name, ...group}) {
   const jobs = Object.values(view.jobs).filter((job) => job.group === name);
   return JSON.stringify([['pending', 'running', ...FINAL].map((status) => group[status]), view.ended,
-    jobs.map(({id, last_line: line}) => [id, line])]);
+    jobs.map(({id, last_line: line, metric_line: numbers}) => [id, line, numbers])]);
 }
 
 async function loadResults(group) {
@@ -21115,6 +21309,7 @@ async function loadResults(group) {
   }
   Object.assign(page, {isAsking: true, state});
   const query = new URLSearchParams({limit: RESULTS_PAGE * page.pages, ...(page.order && {order: page.order}),
+    ...(isSet(page.over) && {over: page.over}),
     ...(page.pages === 1 && {status: ['running', ...FINAL].join()})});
   const began = Date.now();
   try {
@@ -21123,8 +21318,9 @@ async function loadResults(group) {
     if (!table.rows.length && page.pages === 1) Object.assign(page, {pages: 2, state: null});    // all of them wait
   } catch (error) {
     if (error.status === 0) page.state = 'lost';
-    else if (error.status === 400 && page.order) Object.assign(page, {order: null, state: null});  // its column is gone
-    else if (![401, 404].includes(error.status)) complain(error);
+    else if (error.status === 400 && (page.order || page.over)) {         // its column is gone
+      Object.assign(page, {order: null, over: null, state: null});
+    } else if (![401, 404].includes(error.status)) complain(error);
   }
   const rest = page.state ? Math.max(RESULTS_PAUSE_MS, 20 * (Date.now() - began)) : 0;        // null: it was changed
   Object.assign(page, {isAsking: false, at: Date.now() + rest});
@@ -21132,7 +21328,8 @@ async function loadResults(group) {
 }
 
 async function downloadResults() {
-  const {group, order} = results, query = new URLSearchParams({csv: true, ...(order && {order})});
+  const {group, order, over} = results;
+  const query = new URLSearchParams({csv: true, ...(order && {order}), ...(isSet(over) && {over})});
   await download(`${resultsPath(group)}?${query}`, `${group.replace(/[^\w.-]+/g, '_')}.csv`);
 }
 
@@ -21852,7 +22049,8 @@ const UNITS = {clock, duration, size, percent, priority: (rank) => PRIORITIES[ra
   text: (fact) => fact === true ? 'yes' : typeof fact === 'object' ? Object.values(fact).join(', ') : fact};
 let jobPage = null;                             // {id, line, job, why, error, loadedAt} of the one that is shown
 
-const PRINTED = ['last_line', 'fraction', 'estimated_end', 'progress_by'];      // what a job's row has from its output
+// What a job's row has from its output
+const PRINTED = ['last_line', 'metric_line', 'fraction', 'estimated_end', 'progress_by'];
 
 // Whether what has changed asks for the job that is shown.  The reason why one waits may lie anywhere.
 function hasNewsOfJob({state_version: _, is_whole: isAll, readings, host, jobs = {}, ...others}) {
@@ -23148,6 +23346,9 @@ def parse_words(command: Subcommand, words: Sequence[str], out: TextIO) -> argpa
     """Raises: usage; SystemExit, after --help."""
     if command.name in ("retry", "edit") and "--" in words:
         return parse_again(command, words, words.index("--"), out)
+    if command.name == "results" and "--order" in words[:-1]:
+        at = words.index("--order")                 # argparse takes `--order -acc` for two options
+        words = [*words[:at], "=".join(words[at:at + 2]), *words[at + 2:]]
     parser, name, takes_command, begin = make_parser(command), command.name, command.name in ("add", "run"), 0
     actions, elsewhere = parser._option_string_actions, dict[str, str]()    # {an option that both have: what to type}
     unknown = dict[str, str]()                      # {an option that is none here: what to type, if that is known}
@@ -24282,19 +24483,22 @@ def cmd_usage(context: Context) -> None:
 def cmd_results(context: Context) -> None:
     """Print a group's jobs as a table; what waits is only counted, unless the table is for a program."""
     options = context.options
-    results = context.client.results(options.group)
-    waiting = [row for row in results["rows"] if row["status"] == PENDING]
+    query = {"mean": options.mean or None, "over": options.over, "order": options.order}
+    results = context.client.results(options.group, **{name: word for name, word in query.items() if word is not None})
+    waiting = sum(len(row.get("ids", [1])) for row in results["rows"] if row["status"] == PENDING)
     if options.csv:
         return context.write(format_results_csv(results))
     if not options.json:
         results["rows"] = [row for row in results["rows"] if row["status"] != PENDING]
     context.show(results, format_results)
     if waiting and not options.json:
-        context.say(f"{len(waiting)} more {'wait' if len(waiting) > 1 else 'waits'}: "
+        context.say(f"{waiting} more {'wait' if waiting > 1 else 'waits'}: "
                     f"nexus queue --group {quote(options.group)}")
     best, column = results["best_id"], next((column for column in results["columns"] if column["direction"]), None)
     if best and column and not options.json:
-        context.say(f"best by {column['title']} ({column['direction']}est): job {best}")
+        ids = next((row.get("ids", [best]) for row in results["rows"] if row["id"] == best), [best])
+        jobs = f"job {best}" if len(ids) == 1 else f"jobs {' '.join(ids)}"
+        context.say(f"best by {column['title']} ({column['direction']}est): {jobs}")
 
 
 # ==== src/cli/change.py ====
@@ -25550,12 +25754,18 @@ COMMANDS = (
     Subcommand("usage", "jobs, GPU-hours and failures of each user or group", cmd_usage, (
         SINCE,
         argument("--by", choices=("user", "group"), default="user"), JSON_OPTION)),
-    Subcommand("results", "a group's jobs as a table: values of the sweep, numbers of the last lines", cmd_results, (
+    Subcommand("results", "a group's jobs as a table: values of the sweep, numbers that they print", cmd_results, (
         argument("group", metavar="GROUP"),
+        argument("--mean", action="store_true", help="one row for jobs that differ only in their seed: mean ± "
+                 "standard deviation, and how many"),
+        argument("--over", metavar="KEY", row=PARAMETERS["over"], help="the same, over another value of the sweep"),
+        argument("--order", metavar="COLUMN", row=PARAMETERS["order"], help="sort by it, with - in reverse: --order "
+                 "-acc; of two of one name, metric.lr or sweep.lr"),
         argument("--csv", action="store_true", help="for a spreadsheet: all rows, seconds, MiB"), JSON_OPTION),
-            "What a job's last line tells as name=number or name: number is a column.  Jobs that have completed come "
-            "first, sorted by the first column of which it is known what is better, like loss or acc.",
-            examples=("results exp1", "results exp1 --csv")),
+            "What the last line with numbers of a job tells, as name=number or name: number, is a column; of running "
+            "jobs too.  Jobs that have completed come first, sorted by the first column of which it is known what is "
+            "better, like loss or acc.",
+            examples=("results exp1", "results exp1 --mean", "results exp1 --order -acc", "results exp1 --csv")),
     Subcommand("open", "the address of the web page and of the API", cmd_open, (
         argument("--url", action="store_true", help="that alone: curl \"$(nexus open --url)/status\""),)),
     Subcommand("health", "each check with its reading; exit code 1 when one is bad", cmd_health, (JSON_OPTION,)),

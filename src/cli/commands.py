@@ -150,12 +150,18 @@ COMMANDS = (
     Subcommand("usage", "jobs, GPU-hours and failures of each user or group", cmd_usage, (
         SINCE,
         argument("--by", choices=("user", "group"), default="user"), JSON_OPTION)),
-    Subcommand("results", "a group's jobs as a table: values of the sweep, numbers of the last lines", cmd_results, (
+    Subcommand("results", "a group's jobs as a table: values of the sweep, numbers that they print", cmd_results, (
         argument("group", metavar="GROUP"),
+        argument("--mean", action="store_true", help="one row for jobs that differ only in their seed: mean ± "
+                 "standard deviation, and how many"),
+        argument("--over", metavar="KEY", row=PARAMETERS["over"], help="the same, over another value of the sweep"),
+        argument("--order", metavar="COLUMN", row=PARAMETERS["order"], help="sort by it, with - in reverse: --order "
+                 "-acc; of two of one name, metric.lr or sweep.lr"),
         argument("--csv", action="store_true", help="for a spreadsheet: all rows, seconds, MiB"), JSON_OPTION),
-            "What a job's last line tells as name=number or name: number is a column.  Jobs that have completed come "
-            "first, sorted by the first column of which it is known what is better, like loss or acc.",
-            examples=("results exp1", "results exp1 --csv")),
+            "What the last line with numbers of a job tells, as name=number or name: number, is a column; of running "
+            "jobs too.  Jobs that have completed come first, sorted by the first column of which it is known what is "
+            "better, like loss or acc.",
+            examples=("results exp1", "results exp1 --mean", "results exp1 --order -acc", "results exp1 --csv")),
     Subcommand("open", "the address of the web page and of the API", cmd_open, (
         argument("--url", action="store_true", help="that alone: curl \"$(nexus open --url)/status\""),)),
     Subcommand("health", "each check with its reading; exit code 1 when one is bad", cmd_health, (JSON_OPTION,)),

@@ -140,16 +140,19 @@ def cmd_usage(context: Context) -> None:
 def cmd_results(context: Context) -> None:
     """Print a group's jobs as a table; what waits is only counted, unless the table is for a program."""
     options = context.options
-    results = context.client.results(options.group)
-    waiting = [row for row in results["rows"] if row["status"] == PENDING]
+    query = {"mean": options.mean or None, "over": options.over, "order": options.order}
+    results = context.client.results(options.group, **{name: word for name, word in query.items() if word is not None})
+    waiting = sum(len(row.get("ids", [1])) for row in results["rows"] if row["status"] == PENDING)
     if options.csv:
         return context.write(format_results_csv(results))
     if not options.json:
         results["rows"] = [row for row in results["rows"] if row["status"] != PENDING]
     context.show(results, format_results)
     if waiting and not options.json:
-        context.say(f"{len(waiting)} more {'wait' if len(waiting) > 1 else 'waits'}: "
+        context.say(f"{waiting} more {'wait' if waiting > 1 else 'waits'}: "
                     f"nexus queue --group {quote(options.group)}")
     best, column = results["best_id"], next((column for column in results["columns"] if column["direction"]), None)
     if best and column and not options.json:
-        context.say(f"best by {column['title']} ({column['direction']}est): job {best}")
+        ids = next((row.get("ids", [best]) for row in results["rows"] if row["id"] == best), [best])
+        jobs = f"job {best}" if len(ids) == 1 else f"jobs {' '.join(ids)}"
+        context.say(f"best by {column['title']} ({column['direction']}est): {jobs}")

@@ -89,6 +89,9 @@ def parse_words(command: Subcommand, words: Sequence[str], out: TextIO) -> argpa
     """Raises: usage; SystemExit, after --help."""
     if command.name in ("retry", "edit") and "--" in words:
         return parse_again(command, words, words.index("--"), out)
+    if command.name == "results" and "--order" in words[:-1]:
+        at = words.index("--order")                 # argparse takes `--order -acc` for two options
+        words = [*words[:at], "=".join(words[at:at + 2]), *words[at + 2:]]
     parser, name, takes_command, begin = make_parser(command), command.name, command.name in ("add", "run"), 0
     actions, elsewhere = parser._option_string_actions, dict[str, str]()    # {an option that both have: what to type}
     unknown = dict[str, str]()                      # {an option that is none here: what to type, if that is known}

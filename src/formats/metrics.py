@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+
+from ..values.text import format_line
 
 # The results that a line tells: `loss=0.31`, `val acc: 91.2%`, `{'eval_loss': 0.3}`.  A name is a word, with words like
 # `val` before it.  Neither is one in a path, an address, an option or a time: what follows a name is a whole number.
@@ -27,6 +30,15 @@ def read_metrics(line: str) -> dict[str, float]:
         if is_clear and not re.fullmatch(NO_METRICS, name):
             found[name] = number
     return found
+
+
+def find_metric_line(texts: Sequence[Sequence[str]]) -> str | None:
+    """The last line with numbers of the first text that has one, cut to MAX_METRIC_LINE.  `texts`: lines."""
+    line = next((line for lines in texts for line in reversed(lines) if read_metrics(line)), None)
+    return line and format_line(line.strip())[:MAX_METRIC_LINE]
+
+
+MAX_METRIC_LINE = 1000
 
 
 def find_direction(name: str) -> str | None:

@@ -1,6 +1,6 @@
 // ---- The results of a group: a table, which is asked for when something of the group has changed
 
-let results = {};                               // {group, order, pages, table, state, isAsking, at}
+let results = {};                               // {group, order, over, pages, table, state, isAsking, at}
 const resultsPath = (group) => `groups/${encodeURIComponent(group)}/results`;
 
 function drawResults(group) {
@@ -10,15 +10,23 @@ function drawResults(group) {
   if (!table) return section('results', 'Results', null, el('p', {class: 'panel pad muted'}, 'Loading \u2026'));
   const {columns, rows, total} = table, left = total - rows.length, label = `Results of group ${group.name}`;
   const isFolded = results.pages === 1 && rows.length < RESULTS_PAGE;     // what waits
-  const note = left > 0 ? `${number(rows.length)} of ${counted(total, 'job')}` : counted(total, 'job');
+  const what = isSet(table.over) ? 'row' : 'job';
+  const note = left > 0 ? `${number(rows.length)} of ${counted(total, what)}` : counted(total, what);
   return el('section', {id: 'results', 'aria-label': 'Results'},
     el('div', {class: 'head'}, el('h2', {}, 'Results'), muted(note),
-      button('Download CSV', downloadResults, {class: 'link'})),
+      drawMeanSwitch(table), button('Download CSV', downloadResults, {class: 'link'})),
     el('div', {class: 'panel results', role: 'region', 'aria-label': label, tabindex: 0}, el('table', {},
       el('thead', {}, el('tr', {}, columns.map(drawHeading))), el('tbody', {}, rows.map(makeRow(table))))),
     el('p', {class: 'pad', key: 'more'},
       left > 0 && button(`${number(left)} more${isFolded ? ', waiting' : ''}`,
         () => changeResults({pages: results.pages + 1}), {class: 'link', key: 'more'})));
+}
+
+// Jobs that differ only in their seed, as one row; the button is there where a sweep has a seed.
+function drawMeanSwitch({over, columns}) {
+  const seed = over ?? columns.find(({key, kind}) => kind === 'sweep' && /seed/i.test(key))?.key.slice(6);
+  return isSet(seed) && button(`Mean over ${seed}`, () => changeResults({over: isSet(over) ? null : seed, order: null}),
+    {class: 'link', 'aria-pressed': String(isSet(over))});
 }
 
 function drawHeading({key, title, form, direction}) {           // a click sorts: the better first, then in reverse
@@ -37,13 +45,19 @@ function makeRow({columns, rows, best_id: best}) {              // returns what 
     const text = typeof fact === 'number' ? fact.toFixed(most) : fact;
     return Math.abs(fact) < 0.001 && Number(text) !== fact ? `${Number(fact.toPrecision(4))}` : text;
   };
-  const drawCell = ({key, kind, form}, index, {id, status, cells}) => {
-    const fact = cells[index], isLong = ['name', 'last_line'].includes(key);
-    if (key === 'id') return el('th', {scope: 'row', key}, muted(MARKS[status]), ' ', jobLink(id), id === best
+  const mean = (fact, deviation) => {           // with as many decimals as two digits of the deviation take
+    const most = deviation ? Math.min(12, Math.max(0, 1 - Math.floor(Math.log10(deviation)))) : 0;
+    return deviation ? `${fact.toFixed(most)} \u00b1 ${deviation.toFixed(most)}` : `${fact} \u00b1 0`;
+  };
+  const drawCell = ({key, kind, form}, index, {id, status, cells, ids, deviations}) => {
+    const fact = cells[index], deviation = deviations?.[index], isLong = ['name', 'last_line'].includes(key);
+    if (key === 'id') return el('th', {scope: 'row', key}, muted(MARKS[status]), ' ', jobLink(id),
+      ids.length > 1 && el('span', {class: 'muted', title: ids.join(' ')}, ` +${ids.length - 1}`), id === best
       && [' \u2605', el('span', {class: 'unseen'}, 'best')]);
     if (!isSet(fact)) return el('td', {key, class: form}, muted('\u2013'));
     if (key === 'status') return el('td', {key}, badge(status));
-    const text = form === 'number' ? figure(fact, decimals[index]) : UNITS[form](fact);
+    const text = isSet(deviation) ? mean(fact, deviation)
+      : form === 'number' ? figure(fact, decimals[index]) : UNITS[form](fact);
     return el('td', {key, class: `${kind} ${form}`, title: form === 'number' && `${fact}`},
       isLong || kind === 'sweep' ? el('div', {class: isLong && 'clip', title: isLong && fact}, text) : text);
   };
@@ -60,7 +74,7 @@ function changeResults(change) {
 function describeGroup({name, ...group}) {
   const jobs = Object.values(view.jobs).filter((job) => job.group === name);
   return JSON.stringify([['pending', 'running', ...FINAL].map((status) => group[status]), view.ended,
-    jobs.map(({id, last_line: line}) => [id, line])]);
+    jobs.map(({id, last_line: line, metric_line: numbers}) => [id, line, numbers])]);
 }
 
 async function loadResults(group) {
@@ -72,6 +86,7 @@ async function loadResults(group) {
   }
   Object.assign(page, {isAsking: true, state});
   const query = new URLSearchParams({limit: RESULTS_PAGE * page.pages, ...(page.order && {order: page.order}),
+    ...(isSet(page.over) && {over: page.over}),
     ...(page.pages === 1 && {status: ['running', ...FINAL].join()})});
   const began = Date.now();
   try {
@@ -80,8 +95,9 @@ async function loadResults(group) {
     if (!table.rows.length && page.pages === 1) Object.assign(page, {pages: 2, state: null});    // all of them wait
   } catch (error) {
     if (error.status === 0) page.state = 'lost';
-    else if (error.status === 400 && page.order) Object.assign(page, {order: null, state: null});  // its column is gone
-    else if (![401, 404].includes(error.status)) complain(error);
+    else if (error.status === 400 && (page.order || page.over)) {         // its column is gone
+      Object.assign(page, {order: null, over: null, state: null});
+    } else if (![401, 404].includes(error.status)) complain(error);
   }
   const rest = page.state ? Math.max(RESULTS_PAUSE_MS, 20 * (Date.now() - began)) : 0;        // null: it was changed
   Object.assign(page, {isAsking: false, at: Date.now() + rest});
@@ -89,6 +105,7 @@ async function loadResults(group) {
 }
 
 async function downloadResults() {
-  const {group, order} = results, query = new URLSearchParams({csv: true, ...(order && {order})});
+  const {group, order, over} = results;
+  const query = new URLSearchParams({csv: true, ...(order && {order}), ...(isSet(over) && {over})});
   await download(`${resultsPath(group)}?${query}`, `${group.replace(/[^\w.-]+/g, '_')}.csv`);
 }

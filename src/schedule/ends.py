@@ -29,6 +29,7 @@ class Evidence(Value):
     samples: Usage = Usage()
     stdout: str = ""                            # the end of its stdout
     last_line: str | None = None                # the last line that it printed
+    metric_line: str | None = None              # the last line with numbers
 
 
 def judge_end(job: Job, result: Result, evidence: Evidence, runtime_s: float, config: JobsConfig,
@@ -40,7 +41,8 @@ def judge_end(job: Job, result: Result, evidence: Evidence, runtime_s: float, co
     finished_at = max(min(result.finished_at or now, now), job.current.started_at or 0)     # another clock may be wrong
     notes = [evidence.error] if evidence.error and evidence.error != line else []
     facts = {"exit_code": code, "signal": number, "cause": cause, "cause_line": line, "finished_at": finished_at,
-             "last_line": evidence.last_line, "runtime_seconds": runtime_s, "processes_left": None,
+             "last_line": evidence.last_line, "metric_line": evidence.metric_line,
+             "runtime_seconds": runtime_s, "processes_left": None,
              "notes": add_notes(job.current.notes, notes), **vars(evidence.samples),
              "log_base": tuple(map(max, job.log_base, evidence.log_sizes))}
     if cause is None:

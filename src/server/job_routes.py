@@ -200,10 +200,10 @@ def post_retries(api: Api, caller: Identity, body: Any) -> dict[str, Any]:
 
 
 @route("GET /groups/{group}/results", "user", "the jobs of a group as a table: the values of its sweep, and the "
-       "numbers that the last lines tell", "Results")
+       "numbers that the jobs print", "Results")
 def get_results(api: Api, caller: Identity, group: str, status: Sequence[str] = (), limit: int | None = None,
-                order: str | None = None, csv: bool = False) -> Response:
-    results = api.service.groups.list_results(caller, group, order)
+                order: str | None = None, csv: bool = False, mean: bool = False, over: str | None = None) -> Response:
+    results = api.service.groups.list_results(caller, group, order, mean, over)
     rows = [row for row in results["rows"] if row["status"] in (status or STATUSES)]
     results, headers = {**results, "rows": rows[:limit]}, {"Total-Count": str(len(rows))}
     if csv:

@@ -72,11 +72,12 @@ class Groups(Component):
         ended = sum(counts[status] for status in FINAL)
         return round((ended + sum(fractions)) / sum(counts.values()), 3) if any(fractions) else None
 
-    def list_results(self, caller: Identity, group: str, order: str | None) -> dict[str, Any]:
+    def list_results(self, caller: Identity, group: str, order: str | None, mean: bool,
+                     over: str | None) -> dict[str, Any]:
         """GET /groups/{group}/results, with all rows.  Raises: not_found; usage, when there is no such column."""
         state, now, latest = self.store.state, self.clock.now(), dict[str, str]()
         check_group(state, group, caller)
         ids = {find_retried(state, job_id, latest) for user, job_id in state.members[group] if caller.may_see(user)}
         jobs = sorted((state.jobs[job_id] for job_id in ids), key=lambda job: job.number)
         live = {job.id: self.service.job_serializer.measure_running(job, now) for job in jobs if job.status == RUNNING}
-        return make_results(group, jobs, live, order)
+        return make_results(group, jobs, live, order, mean, over)

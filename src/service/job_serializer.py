@@ -128,5 +128,6 @@ class JobSerializer(Component):
             **(node.describe_unknown(job) if node else {}),
             "idle_since": format_time(self.service.gpu_watch.find_idle_since(job)),
             "last_line": line and drop_bar(line),
+            "metric_line": self.service.log_watch.get_metric_line(job.log_dir),
             "unrecorded": self.service.outcomes.describe_unrecorded(job),
             **self.service.estimates.estimate_progress(job, now)}

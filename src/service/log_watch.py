@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from ..formats.cause_lines import drop_escapes, find_last_lines
 from ..formats.log_lines import LogMark
+from ..formats.metrics import find_metric_line
 from ..formats.progress import OutputProgress, find_telling_line, read_progress
 from ..hosting.events import Worker
 from ..hosting.loop import Component
@@ -17,6 +18,7 @@ from ..machine.disk import Disk, read_changed_at
 from ..machine.job_files import STREAM_FILES, measure_logs
 from ..machine.log_reader import append_log_mark, read_part, read_tail
 from ..opening import TYPE_CHECKING
+from ..values.value import Value
 
 if TYPE_CHECKING:
     from .service import Service
@@ -50,6 +52,16 @@ class LogWatch(Component):
         growth = self.growths.get(folder) or LogGrowth(self.disk, folder)
         return find_telling_line(growth.read_ends(starts, END_BYTES))
 
+    def get_metric_line(self, folder: str | None) -> str | None:
+        """The last line with numbers of a running job, as far as its logs were read for its progress."""
+        growth = self.growths.get(folder or "")
+        return growth.reading.metric_line if growth else None
+
+    def find_metric_line(self, folder: str, starts: Sequence[int]) -> str | None:
+        """The last line with numbers, of a job's logs from these sizes on, after its end."""
+        growth = self.growths.get(folder) or LogGrowth(self.disk, folder)
+        return growth.find_metric_line(starts)
+
     def find_progress(self, folder: str | None) -> OutputProgress:
         """How far a running job is, by what it prints."""
         growth = self.growths.get(folder or "")
@@ -78,6 +90,13 @@ PROGRESS_LOOK_S = 1.0           # between two looks at how far a job is
 PROGRESS_BYTES = 65536          # of what it has printed since, at most: its end
 
 
+class LogReading(Value):
+    """What was read of a job's two logs."""
+    ends: tuple[int, int] = (0, 0)              # bytes
+    rests: tuple[str, str] = ("", "")           # what they end with: a line that may not be whole yet
+    metric_line: str | None = None              # the last line with numbers
+
+
 class LogGrowth:
     """How the two logs of one job grow."""
 
@@ -88,26 +107,43 @@ class LogGrowth:
         self.written_at = self.seen_at = float("-inf")      # monotonic: when these two were measured
         self.growing = (False, False)
         self.progress, self.looked_at = OutputProgress(), float("-inf")
-        self.read_to: list[int] = [0, 0]                    # bytes of both logs in which progress was looked for
-        self.rests = ["", ""]                               # what they end with: a line that may not be whole yet
+        self.reading = LogReading()                         # it is replaced at once: other threads look at it
 
     def read_progress(self, clock: Clock, starts: Sequence[int]) -> None:
         """See how far the job is, by what is new in its logs from these sizes on."""
         if clock.monotonic() - self.looked_at < PROGRESS_LOOK_S:
             return
         self.looked_at, now = clock.monotonic(), clock.now()
-        if any(at < start for at, start in zip(self.read_to, starts)):          # another attempt
-            self.progress, self.read_to, self.rests = OutputProgress(), list(starts), ["", ""]
-        for stream, size in enumerate(self.seen[1:]):
-            at = max(self.read_to[stream], size - PROGRESS_BYTES)
-            self.rests[stream] = "" if at > self.read_to[stream] else self.rests[stream]
-            self.read_to[stream] = max(self.read_to[stream], size)
-            path = os.path.join(self.folder, STREAM_FILES[stream])
-            content = read_part(self.disk, path, at, size - at) if size > at else b""
-            *lines, rest = re.split("[\r\n]+", self.rests[stream] + drop_escapes(content.decode("utf-8", "replace")))
-            self.rests[stream] = rest[-LAST_LINE_BYTES:]
-            for line in lines:
-                self.progress = read_progress(self.progress, line[:LAST_LINE_BYTES], now)
+        if self.is_other_attempt(starts):
+            self.progress = OutputProgress()
+        self.reading, lines = self.read_on(starts, self.seen[1:])
+        for line in lines[0] + lines[1]:
+            self.progress = read_progress(self.progress, line, now)
+
+    def is_other_attempt(self, starts: Sequence[int]) -> bool:
+        return any(end < start for end, start in zip(self.reading.ends, starts))
+
+    def read_on(self, starts: Sequence[int], sizes: Sequence[int]) -> tuple[LogReading, list[list[str]]]:
+        """(what was read then, the new lines of each log): of what is new up to these sizes, the end."""
+        former = LogReading((starts[0], starts[1])) if self.is_other_attempt(starts) else self.reading
+        ends, rests, found = list(former.ends), list(former.rests), list[list[str]]()
+        for stream, size in enumerate(sizes):
+            at = max(ends[stream], size - PROGRESS_BYTES)
+            rest = "" if at > ends[stream] else rests[stream]
+            content = read_part(self.disk, self.find_path(stream), at, size - at) if size > at else b""
+            *lines, rest = re.split("[\r\n]+", rest + drop_escapes(content.decode("utf-8", "replace")))
+            ends[stream], rests[stream] = max(ends[stream], size), rest[-LAST_LINE_BYTES:]
+            found.append([line[:LAST_LINE_BYTES] for line in lines])
+        last = self.find_last_written(sizes)
+        line = find_metric_line([found[last], found[not last]]) or former.metric_line
+        return LogReading((ends[0], ends[1]), (rests[0], rests[1]), line), found
+
+    def find_metric_line(self, starts: Sequence[int]) -> str | None:
+        """The last line with numbers from these sizes on, of an attempt that has ended."""
+        sizes = measure_logs(self.disk, self.folder)
+        reading, _ = self.read_on(starts, sizes)
+        last = self.find_last_written(sizes)
+        return find_metric_line([[reading.rests[last]], [reading.rests[not last]]]) or reading.metric_line
 
     def find_last_line(self, starts: Sequence[int]) -> str | None:
         """The last line from these sizes on, of the log that grew last if that has one."""
@@ -116,11 +152,20 @@ class LogGrowth:
 
     def read_ends(self, starts: Sequence[int], most: int) -> Iterator[str]:
         """What both logs end with from these sizes on, that of the log that grew last first; `most`: bytes of each."""
-        paths, sizes = [os.path.join(self.folder, name) for name in STREAM_FILES], measure_logs(self.disk, self.folder)
-        growing = self.growing if sizes == self.seen[1:] else (sizes[0] > self.seen[1], sizes[1] > self.seen[2])
-        out_at, err_at = [read_changed_at(self.disk, path) for path in paths] if all(growing) else (0, 0)
-        is_stderr = growing[1] and (not growing[0] or err_at > out_at)
-        return (read_tail(self.disk, paths[stream], starts[stream], most) for stream in (is_stderr, not is_stderr))
+        last = self.find_last_written(measure_logs(self.disk, self.folder))
+        return (read_tail(self.disk, self.find_path(stream), starts[stream], most) for stream in (last, not last))
+
+    def find_path(self, stream: int) -> str:
+        return os.path.join(self.folder, STREAM_FILES[stream])
+
+    def find_last_written(self, sizes: Sequence[int]) -> int:
+        """The log that grew last, with these sizes now: 0 is stdout, 1 stderr."""
+        is_new = (sizes[0], sizes[1]) != self.seen[1:]
+        growing = (sizes[0] > self.seen[1], sizes[1] > self.seen[2]) if is_new else self.growing
+        if not all(growing):
+            return int(growing[1])
+        out_at, err_at = [read_changed_at(self.disk, self.find_path(stream)) for stream in (0, 1)]
+        return int(err_at > out_at)
 
     def note(self, clock: Clock) -> None:
         """Measure the logs.  Write the last mark when the other log grows, to keep their order, and each LOG_NOTE_S."""

@@ -155,8 +155,9 @@ class Outcomes(Component):
         watch = self.service.log_watch
         find = watch.find_last_line if result.exit_code else watch.find_telling_line
         last_line = find(folder, job.log_base) if has_output else None
+        metric_line = watch.find_metric_line(folder, job.log_base) if has_output else None
         samples = self.service.observer.find_usage(job.id).samples
-        return Evidence(stderr, sizes, error, samples, stdout, last_line)
+        return Evidence(stderr, sizes, error, samples, stdout, last_line, metric_line)
 
     def is_disk_full(self, job: Job) -> bool:
         with contextlib.suppress(OSError):

@@ -203,6 +203,8 @@ class Attempt(Value):
     last_line: Words | None = optional(
         None, STRING, "the last line that it printed, or what its progress bar shows; of a completed job, the last "
         "that says more than a bar")
+    metric_line: Words | None = optional(
+        None, STRING, "the last line that it printed with numbers, like loss=0.31; null: there is none")
     peak_rss_mib: Amount | None = optional(
         None, FLOAT, "host memory of its processes together, shared pages counted once; null without psutil")
     cpu_seconds: Amount | None = optional(None, FLOAT, "CPU time of its processes")

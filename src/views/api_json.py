@@ -138,8 +138,8 @@ PLAIN_JOB_KEYS = {"status", *PLANNED_JOB_KEYS, *SHOWN_FIELDS[Job]} - ATTEMPT.key
 OVERVIEW_JOB_KEYS = (                           # what GET /status?after= has of a job
     "status", "id", "command", "user", "gpus", "name", "group", "only_node", "node", "gpu_places", "started_at",
     "finished_at", "runtime_seconds", "processes_left", "stopping", "unknown_since", "idle_since", "outcome",
-    "cause_line", "waiting_for", "is_held", "estimated_start", "last_line", "unrecorded", "fraction", "estimated_end",
-    "progress_by", "preemptions", "preempted_seconds")
+    "cause_line", "waiting_for", "is_held", "estimated_start", "last_line", "metric_line", "unrecorded", "fraction",
+    "estimated_end", "progress_by", "preemptions", "preempted_seconds")
 OVERVIEW_GPU_KEYS = ("uuid", "name", "profile", "node", "place", "state", "job_ids", "memory_total_mib", "is_paused",
                      "is_available", "unavailable", "used_by", "fault")
 GPU_READINGS = ("memory_used_mib", "utilization", "utilization_mean", "temperature", "power_watts")

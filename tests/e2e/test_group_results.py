@@ -70,6 +70,7 @@ def test_it_is_sorted_by_any_column(stage):
     add_swept(stage, "loss=1 acc=0.3", lr="9", who="b")
     add_swept(stage, "loss=nan", lr="none", who="c")
     add_swept(stage, "loss=2", lr="1e-2", who="d")
+    assert read_table(stage, {"order": "-loss"})[0]["order"] == "-metric.loss", "by its name for people"
     for order, values in ORDERS:
         assert column_of(read_table(stage, order and {"order": order})[1], "who") == values, order
 
@@ -106,6 +107,16 @@ def test_without_a_sweep_the_names_tell_the_jobs_apart(stage):
     assert column_of(read_table(stage)[1], "Name") == ["first", "python train.py --big"]
     script = stage.ask("POST", "/queue", {"group": "old", "each": [{"command": "true", "env": {"NEXUS_SWEEP_lr": "3"}}]})[1]
     assert read_table(stage, group="old")[1][0]["lr"] == "3", script
+
+
+def test_seeds_are_one_row(stage):
+    for seed, line in enumerate(("loss=0.5", "loss=0.7", "loss=nan")):
+        add_swept(stage, line, lr=str(seed // 2), seed=str(seed))
+    reply, rows = read_table(stage, {"mean": "true"})
+    assert (reply["over"], column_of(rows, "loss"), column_of(rows, "Jobs")) == ("seed", [0.6, "nan"], [2, 1])
+    assert read_table(stage, {"over": "lr"})[0]["total"] == 3 and read_table(stage)[0]["over"] is None
+    status, error = stage.ask("GET", "/groups/g/results", query={"over": "bs"})
+    assert (status, error["error"]) == (400, "usage") and "lr, seed" in error["hint"]
 
 
 def test_a_part_of_the_rows(stage):
@@ -220,6 +231,7 @@ def test_a_sweep_from_its_commands_to_its_table():
     with live.Box(gpus=2, is_supervised=False) as box:
         script = ("[ {lr} = 5 ] && { echo 'val_loss: 0.1'; sleep 0.3; echo 'ValueError: n: 3' >&2; exit 1; }; "
                   "echo epoch 1/1 val_loss: 0.{lr} acc=0.9; "
+                  "echo Done.; "
                   r"printf '\r 50%%|##  | 1/2 [00:01<00:01, 1.0s/it]\r100%%|####| 2/2 [00:02<00:00, 1.0s/it]\n' >&2")
         done = box.nexus("add", "--gpus", "0", "--group", "exp 1/a", "--sweep", "lr=3,2,5", "--sweep", f"note='{LONG}'",
                          script + "; : {note}")
@@ -233,8 +245,12 @@ def test_a_sweep_from_its_commands_to_its_table():
         before = json.loads(box.nexus("results", "exp 1/a", "--json").stdout)
         assert [row["id"] for row in before["rows"]] == [ids[1], ids[0], ids[2], held] and before["best_id"] == ids[1]
         assert [column["title"] for column in before["columns"]][:5] == ["Job", "lr", "note", "val_loss", "acc"]
-        assert before["rows"][0]["cells"][3:5] == [0.2, 0.9] and before["rows"][0]["cells"][-1] == "epoch 1/1 val_loss: 0.2 acc=0.9"
+        assert before["rows"][0]["cells"][3:5] == [0.2, 0.9] and before["rows"][0]["cells"][-1] == "Done."
         text = box.nexus("results", "exp 1/a")
+        assert json.loads(box.nexus("results", "exp 1/a", "--order", "-val_loss", "--json").stdout)["order"] == "-metric.val_loss"
+        means = box.nexus("results", "exp 1/a", "--over", "lr")
+        assert "0.250 ± 0.071" in means.stdout and (f"{ids[1]} +1" in means.stdout or f"{ids[0]} +1" in means.stdout), means
+        assert "no job of the group has a value seed" in box.nexus("results", "exp 1/a", "--mean").stderr
         assert LONG in text.stdout and held not in text.stdout
         assert "1 more waits" in text.stderr and f"best by val_loss (lowest): job {ids[1]}" in text.stderr
         rows = list(csv.DictReader(io.StringIO(box.nexus("results", "exp 1/a", "--csv").stdout)))

@@ -73,6 +73,24 @@ def test_a_header_sorts_by_the_keyboard(browser, swept):
         assert ids_of(page) == [best, second, nan, failed]
 
 
+def test_seeds_become_one_row_by_a_switch(browser, box):
+    for lr, seed in (("1", "0"), ("1", "1"), ("2", "0")):
+        values = {"lr": lr, "seed": seed}
+        box.wait(box.add(f"echo loss=0.$((5 + 2 * {seed}))", group=GROUP, gpus=0, sweep_values=values))
+    with visit(browser, box, PATH) as page:
+        expect(rows(page)).to_have_count(3)
+        switch = page.get_by_role("button", name="Mean over seed")
+        expect(switch).to_have_attribute("aria-pressed", "false")
+        switch.click()
+        expect(rows(page)).to_have_count(2)
+        expect(rows(page).nth(1)).to_contain_text("0.60 \u00b1 0.14")
+        expect(rows(page).nth(1).locator("th")).to_contain_text("+1")
+        expect(switch).to_have_attribute("aria-pressed", "true")
+        assert axe(page) == []
+        switch.click()
+        expect(rows(page)).to_have_count(3)
+
+
 def test_what_waits_is_behind_a_button(browser, swept):
     box, _ = swept
     with visit(browser, box, PATH) as page:

@@ -1,4 +1,4 @@
-"""The numbers that the last line of a job tells."""
+"""The numbers that a line of a job tells, and which line counts."""
 
 import math
 import time
@@ -81,3 +81,18 @@ def test_no_line_takes_long_to_read(text):
     *((name, None) for name in ("epoch", "lr", "step", "lossy", "account", "mapping", "time", "closs", "f2", "v_num"))])
 def test_which_is_better(name, direction):
     assert nexus.find_direction(name) == direction
+
+
+LINES = [  # reason, lines of the log that grew last and of the other one, the line that counts
+    ("last words after it", [["loss=0.5", "loss=0.3", "Done.", "saved to out/epoch=3.ckpt"], []], "loss=0.3"),
+    ("Lightning's last words", [["`Trainer.fit` stopped: `max_epochs=3` reached."], ["val_loss: 0.25"]], "val_loss: 0.25"),
+    ("the log that grew last", [["loss=0.3"], ["loss=0.5"]], "loss=0.3"), ("a bar", [["50%|##| 1/2 [00:01<00:01, loss=0.5]"]],
+     "50%|##| 1/2 [00:01<00:01, loss=0.5]"), ("none", [["Done."], ["epoch 3"], []], None), ("nothing", [], None),
+    ("a long one", [["x" * 5000 + " loss=0.3"]], "x" * 1000),
+    ("blanks, and what no terminal shows", [["  a=1\x07b c=2.5 "]], "a=1 b c=2.5"),
+]
+
+
+@pytest.mark.parametrize("reason, texts, line", LINES, ids=[row[0] for row in LINES])
+def test_which_line_has_the_numbers(reason, texts, line):
+    assert nexus.find_metric_line(texts) == line

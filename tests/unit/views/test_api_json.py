@@ -39,7 +39,8 @@ JOBS = [  # reason, job, keys and what they say
         "attempt": 1, "retries": 2, "retry_at": "2024-10-24T15:30:20Z", "started_at": None, "exit_code": None, "gpu_indices": (),
         "attempts": [{
             "attempt": 1, "started_at": "2024-10-24T15:29:15Z", "finished_at": "2024-10-24T15:30:15Z", "runtime_seconds": 60.04,
-            "exit_code": 3, "signal": None, "cause": "exit", "cause_line": "no data", "last_line": "done", "outcome": "exit 3",
+            "exit_code": 3, "signal": None, "cause": "exit", "cause_line": "no data", "last_line": "done", "metric_line": None,
+            "outcome": "exit 3",
             "gpu_indices": (0, 1), "gpu_uuids": (), "gpu_places": ["0", "1"], "node": "n2",
             "stopped_by": None, "pid": None, "session": None, "peak_rss_mib": 512.0, "cpu_seconds": None,
             "peak_gpu_mem_mib": None, "mean_gpu_util": None, "notes": (), "slurm_id": None, "processes_left": None}]}),
