@@ -1460,17 +1460,17 @@ class Want(Value):
 
 
 class Holding(Value):
-    """A GPU that jobs of one service have."""
+    """A GPU, or a share of one, that a job has."""
     uuid: Uuid
     share: Count                                # hundredths
-    since: Epoch                                # since when the last of them has it
+    since: Epoch                                # when the job began
 
 
 class Bid(Value):
     """What one service tells the others."""
     wants: tuple[Want, ...] = ()                # in the order of its queue
     holdings: tuple[Holding, ...] = ()
-    used_s: Amount = 0.0                        # GPU seconds that its jobs have had since its first bid
+    ended_s: Amount = 0.0                       # GPU seconds that its jobs have had which ended since it began
     run_s: Span = 60.0                          # how long its jobs run, about
     running: Count = 0                          # its jobs with GPUs of this box
     waiting: Count = 0                          # its jobs that wait for them
@@ -4388,6 +4388,7 @@ SET_S = 30.0                    # a set of several that is complete, likewise
 REST_FACTOR = 30                # whoever let a turn lapse gets none for so many times as long as GPUs were left to him
 FORGET_S = 600.0                # what was had counts no more when nobody has competed for so long
 MAX_OWED_RUNS = 20              # nobody is owed more than the time of so many jobs
+END_LAG_S = 2.0                 # so late the end of a job may be told
 MAX_WANTS = 8                   # of one user, that are looked at
 NEWCOMER_S = 0.001                  # among equals the newcomer is first
 
@@ -4398,7 +4399,7 @@ class BoxUser(Value):
     name: str
     wants: tuple[Want, ...] = ()
     holdings: tuple[Holding, ...] = ()
-    used_s: float = 0.0
+    ended_s: float = 0.0
     run_s: float = 60.0
     running: int = 0
     waiting: int = 0
@@ -4418,7 +4419,7 @@ def merge_bids(bids: Iterable[tuple[int, str, Bid]], here: Container[str]) -> li
         holdings = [replace(holding, share=min(100, holding.share)) for holding in bid.holdings if holding.uuid in here]
         users[uid] = replace(
             user, wants=(*user.wants, *wants)[:MAX_WANTS], holdings=(*user.holdings, *holdings),
-            used_s=user.used_s + bid.used_s, run_s=max(user.run_s, bid.run_s), running=user.running + bid.running,
+            ended_s=user.ended_s + bid.ended_s, run_s=max(user.run_s, bid.run_s), running=user.running + bid.running,
             waiting=user.waiting + bid.waiting)
     return list(users.values())
 
@@ -4444,7 +4445,7 @@ def credit(ledger: Ledger, users: Sequence[BoxUser], now: float) -> Ledger:
     if len(before) > 1:
         for user in users:
             if user.uid in before:
-                had[user.uid] += find_had_s(ledger.users[user.uid], user, now - ledger.looked_at)
+                had[user.uid] += find_had_s(ledger.users[user.uid], ledger.looked_at, user, now)
     there = [had[user.uid] for user in competing if user.uid in before]
     begin = min(there) - NEWCOMER_S if there else max(had.values(), default=0.0)
     for user in competing:
@@ -4457,11 +4458,18 @@ def credit(ledger: Ledger, users: Sequence[BoxUser], now: float) -> Ledger:
     return Ledger(had, {user.uid: user for user in users}, now, contested_at)
 
 
-def find_had_s(before: BoxUser, user: BoxUser, passed_s: float) -> float:
-    """GPU seconds that a user had between two looks: what he tells, but not less than what he has held all the time."""
-    held = {(holding.uuid, holding.since): holding.share for holding in before.holdings}
-    seen = sum(min(holding.share, held.get((holding.uuid, holding.since), 0)) for holding in user.holdings) / 100
-    return max(user.used_s - before.used_s, seen * passed_s, 0.0)
+def find_used_s(user: BoxUser, now: float) -> float:
+    """GPU seconds that the jobs of a user have had since his services began to count."""
+    return user.ended_s + sum(holding.share / 100 * max(0.0, now - holding.since) for holding in user.holdings)
+
+
+def find_had_s(before: BoxUser, then: float, user: BoxUser, now: float) -> float:
+    """GPU seconds that a user had between two looks, by what he tells.
+
+    The end of a job is told a moment later, and corrects what was counted meanwhile, but no more than that.
+    """
+    gone = set(before.holdings).difference(user.holdings)
+    return max(find_used_s(user, now) - find_used_s(before, then), -END_LAG_S * len(gone))
 
 
 class Turns(Value):
@@ -16639,25 +16647,19 @@ class TurnTaking(Component):
     def make_bid(self, now: float) -> Bid:
         """What this service wants and has."""
         here = [job for job in self.service.local.list_own() if job.gpus]
-        shares, since = dict[str, int](), dict[str, float]()
-        used_s, ages = self.ended_s, list[float]()
-        for job in here:
-            began = job.current.started_at or now
-            ages.append(max(0.0, now - began))
-            used_s += count_gpu_s(job, ages[-1])
-            for uuid, share in zip(job.current.gpu_uuids, list_shares(job)):
-                shares[uuid], since[uuid] = shares.get(uuid, 0) + share, max(since.get(uuid, 0.0), began)
+        ages = [now - (job.current.started_at or now) for job in here]
+        holdings = tuple(Holding(uuid, share, job.current.started_at or now) for job in here
+                         for uuid, share in zip(job.current.gpu_uuids, list_shares(job)))
         wants = self.service.plan.wants
         run_s = sum(self.runs) / len(self.runs) if self.runs else max([Bid.run_s, *ages])
-        return Bid(wants, tuple(Holding(uuid, shares[uuid], since[uuid]) for uuid in shares), used_s, run_s,
-                   len(here), sum(want.jobs for want in wants))
+        return Bid(wants, holdings, self.ended_s, run_s, len(here), sum(want.jobs for want in wants))
 
-    def note_end(self, before: Job, after: Job) -> None:
-        """Count what an attempt had.  `before`: the job as it ran."""
-        runtime_s = after.attempts[-1].runtime_seconds if after.attempts else None
-        if before.gpus and not before.current.node and runtime_s is not None:
-            self.ended_s += count_gpu_s(before, runtime_s)
-            self.runs.append(runtime_s)
+    def note_end(self, job: Job) -> None:
+        """Count what an attempt had.  `job`: as it ran."""
+        if job.gpus and not job.current.node and job.current.started_at is not None:
+            run_s = max(0.0, self.clock.now() - job.current.started_at)
+            self.ended_s += sum(list_shares(job)) / 100 * run_s
+            self.runs.append(run_s)
 
     def note_plan(self, planned: Plan) -> None:
         """After a plan: tell others what is still wanted, and see how long GPUs have been left to them."""
@@ -16719,10 +16721,6 @@ class TurnTaking(Component):
         if self.bids:
             self.keep(is_end=True)
             self.bids.withdraw()
-
-
-def count_gpu_s(job: Job, runtime_s: float) -> float:
-    return sum(list_shares(job)) / 100 * runtime_s
 
 
 # ==== src/service/housekeeping.py ====
@@ -17959,9 +17957,9 @@ class Service(HostLoop):
             self.log.info("Job %s is stopped and queued again: %s waits for its GPUs", job_id, user)
         for job_id in over:
             self.outcomes.unrecorded.pop(job_id, None)
-        for before, after in ended:
+        for before, _ in ended:
             self.outcomes.forget(before)
-            self.turn_taking.note_end(before, after)
+            self.turn_taking.note_end(before)
         for before, after in ended:         # in the log, an end stands before the start that it made possible
             self.outcomes.report_end(before, after)
         for job, variables in starting:

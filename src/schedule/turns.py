@@ -18,6 +18,7 @@ SET_S = 30.0                    # a set of several that is complete, likewise
 REST_FACTOR = 30                # whoever let a turn lapse gets none for so many times as long as GPUs were left to him
 FORGET_S = 600.0                # what was had counts no more when nobody has competed for so long
 MAX_OWED_RUNS = 20              # nobody is owed more than the time of so many jobs
+END_LAG_S = 2.0                 # so late the end of a job may be told
 MAX_WANTS = 8                   # of one user, that are looked at
 NEWCOMER_S = 0.001                  # among equals the newcomer is first
 
@@ -28,7 +29,7 @@ class BoxUser(Value):
     name: str
     wants: tuple[Want, ...] = ()
     holdings: tuple[Holding, ...] = ()
-    used_s: float = 0.0
+    ended_s: float = 0.0
     run_s: float = 60.0
     running: int = 0
     waiting: int = 0
@@ -48,7 +49,7 @@ def merge_bids(bids: Iterable[tuple[int, str, Bid]], here: Container[str]) -> li
         holdings = [replace(holding, share=min(100, holding.share)) for holding in bid.holdings if holding.uuid in here]
         users[uid] = replace(
             user, wants=(*user.wants, *wants)[:MAX_WANTS], holdings=(*user.holdings, *holdings),
-            used_s=user.used_s + bid.used_s, run_s=max(user.run_s, bid.run_s), running=user.running + bid.running,
+            ended_s=user.ended_s + bid.ended_s, run_s=max(user.run_s, bid.run_s), running=user.running + bid.running,
             waiting=user.waiting + bid.waiting)
     return list(users.values())
 
@@ -74,7 +75,7 @@ def credit(ledger: Ledger, users: Sequence[BoxUser], now: float) -> Ledger:
     if len(before) > 1:
         for user in users:
             if user.uid in before:
-                had[user.uid] += find_had_s(ledger.users[user.uid], user, now - ledger.looked_at)
+                had[user.uid] += find_had_s(ledger.users[user.uid], ledger.looked_at, user, now)
     there = [had[user.uid] for user in competing if user.uid in before]
     begin = min(there) - NEWCOMER_S if there else max(had.values(), default=0.0)
     for user in competing:
@@ -87,11 +88,18 @@ def credit(ledger: Ledger, users: Sequence[BoxUser], now: float) -> Ledger:
     return Ledger(had, {user.uid: user for user in users}, now, contested_at)
 
 
-def find_had_s(before: BoxUser, user: BoxUser, passed_s: float) -> float:
-    """GPU seconds that a user had between two looks: what he tells, but not less than what he has held all the time."""
-    held = {(holding.uuid, holding.since): holding.share for holding in before.holdings}
-    seen = sum(min(holding.share, held.get((holding.uuid, holding.since), 0)) for holding in user.holdings) / 100
-    return max(user.used_s - before.used_s, seen * passed_s, 0.0)
+def find_used_s(user: BoxUser, now: float) -> float:
+    """GPU seconds that the jobs of a user have had since his services began to count."""
+    return user.ended_s + sum(holding.share / 100 * max(0.0, now - holding.since) for holding in user.holdings)
+
+
+def find_had_s(before: BoxUser, then: float, user: BoxUser, now: float) -> float:
+    """GPU seconds that a user had between two looks, by what he tells.
+
+    The end of a job is told a moment later, and corrects what was counted meanwhile, but no more than that.
+    """
+    gone = set(before.holdings).difference(user.holdings)
+    return max(find_used_s(user, now) - find_used_s(before, then), -END_LAG_S * len(gone))
 
 
 class Turns(Value):

@@ -110,25 +110,19 @@ class TurnTaking(Component):
     def make_bid(self, now: float) -> Bid:
         """What this service wants and has."""
         here = [job for job in self.service.local.list_own() if job.gpus]
-        shares, since = dict[str, int](), dict[str, float]()
-        used_s, ages = self.ended_s, list[float]()
-        for job in here:
-            began = job.current.started_at or now
-            ages.append(max(0.0, now - began))
-            used_s += count_gpu_s(job, ages[-1])
-            for uuid, share in zip(job.current.gpu_uuids, list_shares(job)):
-                shares[uuid], since[uuid] = shares.get(uuid, 0) + share, max(since.get(uuid, 0.0), began)
+        ages = [now - (job.current.started_at or now) for job in here]
+        holdings = tuple(Holding(uuid, share, job.current.started_at or now) for job in here
+                         for uuid, share in zip(job.current.gpu_uuids, list_shares(job)))
         wants = self.service.plan.wants
         run_s = sum(self.runs) / len(self.runs) if self.runs else max([Bid.run_s, *ages])
-        return Bid(wants, tuple(Holding(uuid, shares[uuid], since[uuid]) for uuid in shares), used_s, run_s,
-                   len(here), sum(want.jobs for want in wants))
+        return Bid(wants, holdings, self.ended_s, run_s, len(here), sum(want.jobs for want in wants))
 
-    def note_end(self, before: Job, after: Job) -> None:
-        """Count what an attempt had.  `before`: the job as it ran."""
-        runtime_s = after.attempts[-1].runtime_seconds if after.attempts else None
-        if before.gpus and not before.current.node and runtime_s is not None:
-            self.ended_s += count_gpu_s(before, runtime_s)
-            self.runs.append(runtime_s)
+    def note_end(self, job: Job) -> None:
+        """Count what an attempt had.  `job`: as it ran."""
+        if job.gpus and not job.current.node and job.current.started_at is not None:
+            run_s = max(0.0, self.clock.now() - job.current.started_at)
+            self.ended_s += sum(list_shares(job)) / 100 * run_s
+            self.runs.append(run_s)
 
     def note_plan(self, planned: Plan) -> None:
         """After a plan: tell others what is still wanted, and see how long GPUs have been left to them."""
@@ -190,8 +184,4 @@ class TurnTaking(Component):
         if self.bids:
             self.keep(is_end=True)
             self.bids.withdraw()
-
-
-def count_gpu_s(job: Job, runtime_s: float) -> float:
-    return sum(list_shares(job)) / 100 * runtime_s
 

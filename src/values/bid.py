@@ -19,17 +19,17 @@ class Want(Value):
 
 
 class Holding(Value):
-    """A GPU that jobs of one service have."""
+    """A GPU, or a share of one, that a job has."""
     uuid: Uuid
     share: Count                                # hundredths
-    since: Epoch                                # since when the last of them has it
+    since: Epoch                                # when the job began
 
 
 class Bid(Value):
     """What one service tells the others."""
     wants: tuple[Want, ...] = ()                # in the order of its queue
     holdings: tuple[Holding, ...] = ()
-    used_s: Amount = 0.0                        # GPU seconds that its jobs have had since its first bid
+    ended_s: Amount = 0.0                       # GPU seconds that its jobs have had which ended since it began
     run_s: Span = 60.0                          # how long its jobs run, about
     running: Count = 0                          # its jobs with GPUs of this box
     waiting: Count = 0                          # its jobs that wait for them

@@ -43,7 +43,8 @@ class Player:
         self.uid, self.program, self.home = FIRST_UID + number, program, folder / f"home{number}"
         self.home.mkdir()
         (self.home / "config.toml").write_text(
-            f'[service]\nport = {23000 + number}\nrefresh_rate_seconds = 1\n[gpu]\nlease_dir = "{folder}/leases"\n'
+            f'[service]\nport = {20000 + 8 * (os.getpid() % 2000) + number}\nrefresh_rate_seconds = 1\n'
+            f'[gpu]\nlease_dir = "{folder}/leases"\n'
             '[jobs]\nlauncher = "direct"\nreserve_after_seconds = 1\n')
         self.environ = {**os.environ, "NEXUS_HOME": str(self.home), "HOME": str(self.home), "PATH": f"{folder}/bin:{os.environ['PATH']}"}
         self.environ.pop("NEXUS_MOCK_GPUS", None)
