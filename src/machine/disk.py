@@ -95,7 +95,7 @@ class Disk:
         import fcntl
         try:
             fcntl.lockf(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
+        except (BlockingIOError, PermissionError):      # EAGAIN, EACCES; another error says nothing of others
             return True
         fcntl.lockf(handle, fcntl.LOCK_UN)
         return False

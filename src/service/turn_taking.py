@@ -43,7 +43,7 @@ class TurnTaking(Component):
         super().__init__(service)
         self.uid, leases = self.machine.uid, self.machine.leases
         self.user = find_user(self.uid)
-        self.bids = Bids(self.disk, leases.folder, self.uid, self.clock.new_token) if leases else None
+        self.bids = Bids(self.disk, leases.folder, self.uid, self.clock) if leases else None
         self.box: Box | None = None                     # None: nobody else has a service here now
         self.ledger, self.patience = self.load(), Patience()
         self.own, self.told_at = Bid(), float("-inf")   # the bid as it was told last, and when, monotonic

@@ -23,6 +23,7 @@ class Status:
         self.st_mode = file.mode | (stat.S_IFDIR if file.is_folder else stat.S_IFREG)
         self.st_size, self.st_mtime_ns = len(file.content), file.changed_ns
         self.st_mtime = file.changed_ns / 1e9
+        self.st_ctime_ns = file.changed_ns
 
 
 class File:
