@@ -53,6 +53,24 @@ def merge_logs(marks: Iterable[LogMark], attempts: Sequence[Attempt],
         number = attempt or number
 
 
+def order_growth(former: Sequence[int], sizes: Sequence[int], changed_at: Sequence[int],
+                 content: bytes) -> list[tuple[int, int]]:
+    """The logs' sizes between these, where both grew meanwhile: what was not written last comes first.
+
+    `changed_at`: of each log, when it was last written to; at one time it is stdout that comes first.  `content`: what
+    the log that was written last has got.  A bar that began in it after another had ended began after the other log's
+    lines, as tqdm does: bar, `epoch 3`, the next bar.
+    """
+    last = int(changed_at[1] >= changed_at[0])
+    begun = re.search(rb"\r[^\n]*\n([^\n]+)\Z", content)
+    steps, at = [], list(former)
+    if begun:
+        at[last] = sizes[last] - len(begun[1])
+        steps.append((at[0], at[1]))
+    at[not last] = sizes[not last]
+    return [*steps, (at[0], at[1])]
+
+
 class LogSearch:
     """Makes text of the lines of logs that have a text in them, and of some around each; nothing of the others.
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterator, Sequence
 
 from ..formats.cause_lines import drop_escapes, find_last_lines
-from ..formats.log_lines import LogMark
+from ..formats.log_lines import LogMark, order_growth
 from ..formats.metrics import find_metric_line
 from ..formats.progress import OutputProgress, find_telling_line, read_progress
 from ..hosting.events import Worker
@@ -16,7 +17,7 @@ from ..hosting.observer import MAX_PROBE_PAUSE_S
 from ..machine.clock import Clock
 from ..machine.disk import Disk, read_changed_at
 from ..machine.job_files import STREAM_FILES, measure_logs
-from ..machine.log_reader import append_log_mark, read_part, read_tail
+from ..machine.log_reader import append_log_mark, read_log_times, read_part, read_tail
 from ..opening import TYPE_CHECKING
 from ..values.value import Value
 
@@ -40,7 +41,7 @@ class LogWatch(Component):
     def measure_now(self, folder: str) -> Sequence[LogMark]:
         """Return the marks that log.times does not have yet, with the sizes of this moment."""
         growth = self.growths.get(folder)
-        return [growth.seen, (self.clock.now(), *measure_logs(self.disk, folder))] if growth else []
+        return [growth.seen, *growth.list_marks(self.clock.now())] if growth else []
 
     def find_last_line(self, folder: str | None, starts: Sequence[int]) -> str | None:
         """The last line of a job's logs from these sizes on."""
@@ -74,7 +75,10 @@ class LogWatch(Component):
             self.growths[folder].note(self.clock)
             self.growths.pop(folder).write()
         for folder, starts in folders.items():
-            self.growths.setdefault(folder, LogGrowth(self.disk, folder)).note(self.clock)
+            if folder not in self.growths:
+                self.growths[folder] = LogGrowth(self.disk, folder)
+                self.growths[folder].resume()
+            self.growths[folder].note(self.clock)
             self.growths[folder].read_progress(self.clock, starts)
         # A job that starts during this look wakes the worker only if `growths` is empty: so check for jobs last.
         is_on = folders or self.service.running_jobs()
@@ -105,9 +109,14 @@ class LogGrowth:
         self.written: LogMark = (0.0, 0, 0)
         self.seen: LogMark = (0.0, 0, 0)
         self.written_at = self.seen_at = float("-inf")      # monotonic: when these two were measured
-        self.growing = (False, False)
+        self.growing = (True, True)                         # what is not known yet, the times of the files tell
         self.progress, self.looked_at = OutputProgress(), float("-inf")
         self.reading = LogReading()                         # it is replaced at once: other threads look at it
+
+    def resume(self) -> None:
+        """Go on from the last mark that an earlier service wrote."""
+        for mark in read_log_times(self.disk, self.folder, (sys.maxsize, sys.maxsize))[-1:]:
+            self.written = self.seen = mark
 
     def read_progress(self, clock: Clock, starts: Sequence[int]) -> None:
         """See how far the job is, by what is new in its logs from these sizes on."""
@@ -167,17 +176,31 @@ class LogGrowth:
         out_at, err_at = [read_changed_at(self.disk, self.find_path(stream)) for stream in (0, 1)]
         return int(err_at > out_at)
 
+    def list_marks(self, now: float) -> list[LogMark]:
+        """The marks since the last one: one of the present sizes, and where both logs grew, those between."""
+        sizes, former = measure_logs(self.disk, self.folder), self.seen[1:]
+        if not (sizes[0] > former[0] and sizes[1] > former[1]):
+            return [(now, *sizes)]
+        changed_at = [read_changed_at(self.disk, self.find_path(stream)) for stream in (0, 1)]
+        last = int(changed_at[1] >= changed_at[0])
+        at = max(former[last], sizes[last] - END_BYTES)
+        content = read_part(self.disk, self.find_path(last), at, sizes[last] - at)
+        return [(now, *step) for step in [*order_growth(former, sizes, changed_at, content), sizes]]
+
     def note(self, clock: Clock) -> None:
         """Measure the logs.  Write the last mark when the other log grows, to keep their order, and each LOG_NOTE_S."""
-        sizes = measure_logs(self.disk, self.folder)
+        *steps, mark = self.list_marks(clock.now())
+        sizes = mark[1:]
         if sizes != self.seen[1:]:
             growing = sizes[0] > self.seen[1], sizes[1] > self.seen[2]
             if growing != self.growing or all(growing) or clock.monotonic() - self.written_at >= LOG_NOTE_S:
-                self.write()
-            self.seen, self.seen_at, self.growing = (clock.now(), *sizes), clock.monotonic(), growing
+                self.write(steps)
+            self.seen, self.seen_at, self.growing = mark, clock.monotonic(), growing
 
-    def write(self) -> None:
-        """Append the last mark to log.times, if it is new."""
-        if self.seen[1:] != self.written[1:]:
-            append_log_mark(self.disk, self.folder, f"{int(self.seen[0] * 10)} {self.seen[1]} {self.seen[2]}\n")
+    def write(self, steps: Sequence[LogMark] = ()) -> None:
+        """Append the last mark to log.times, if it is new, and these."""
+        marks = [*([self.seen] if self.seen[1:] != self.written[1:] else []), *steps]
+        if marks:
+            append_log_mark(self.disk, self.folder, "".join(
+                f"{int(at * 10)} {out} {err}\n" for at, out, err in marks))
             self.written, self.written_at = self.seen, self.seen_at

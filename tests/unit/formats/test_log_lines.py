@@ -54,3 +54,17 @@ def test_a_search_in_logs(reason, text, context, pieces, shown):
     for stream in (0, 1):
         own = [entry.end for entry in ends if entry.stream == stream]
         assert own == sorted(own) and all(end <= at[stream] for end in own), "from there on nothing is lost or repeated"
+
+
+GROWTHS = [  # reason, sizes before and after, when each log was last written to, what the last one got; the sizes between
+    ("stdout was written last", (0, 0), (5, 9), (20, 10), b"x\n", [(0, 9)]), ("stderr was", (0, 0), (5, 9), (10, 20), b"x\n", [(5, 0)]),
+    ("at the same time", (0, 0), (5, 9), (10, 10), b"x\n", [(5, 0)]), ("what was there stays", (3, 4), (5, 9), (20, 10), b"x\n", [(3, 9)]),
+    ("a bar ended, a line came, a bar began", (0, 0), (5, 9), (10, 20), b"\r99%\n\r1%", [(0, 6), (5, 6)]),
+    ("a bar on stdout", (0, 2), (9, 5), (20, 10), b"\r99%\n\r1%", [(6, 2), (6, 5)]),
+    ("a line of words before a bar", (0, 0), (5, 9), (10, 20), b"hello\n\r1%", [(5, 0)]),
+    ("a bar that has ended", (0, 0), (5, 9), (10, 20), b"\r1%\r99%\n", [(5, 0)])]
+
+
+@pytest.mark.parametrize("reason, former, sizes, changed_at, content, steps", GROWTHS, ids=[row[0] for row in GROWTHS])
+def test_what_was_written_last_comes_last(reason, former, sizes, changed_at, content, steps):
+    assert nexus.order_growth(former, sizes, changed_at, content) == steps

@@ -58,6 +58,35 @@ def test_both_streams_come_in_order(bench, reason, steps, expected):
         assert re.fullmatch(rb"- +x{200000}\n", body), "a long line has one time"
 
 
+def test_what_both_streams_got_at_once_comes_as_the_times_of_the_files_tell(bench):
+    """tqdm draws its bars to stderr, and the line between two of them goes to stdout; the next service knows it too."""
+    job_id = bench.add()
+    folder = os.path.join(bench.layout.log_dir, f"job_{job_id}")
+    bench.become(job_id, "running", log_dir=folder)
+    os.mkdir(folder)
+    watch, path = bench.service.log_watch, f"/jobs/{job_id}/logs"
+    paths = [os.path.join(folder, name) for name in ("stdout.log", "stderr.log")]
+
+    def write(steps):
+        for stream, piece in steps:
+            with open(paths[stream], "ab") as file:
+                file.write(piece)
+            os.utime(paths[stream], ns=(0, next(ticks)))
+
+    ticks = iter(range(10**18, 2 * 10**18, 4 * 10**6))
+    write([(1, b"\r 1%\r99%\n"), (0, b"epoch 1\n"), (1, b"\r 1%")])
+    watch.look()
+    write([(1, b"\r99%\n"), (0, b"epoch 2\n")])
+    assert bench.ask("GET", path, query={"tail": "4"})[1] == b"99%\nepoch 1\n99%\nepoch 2\n", "before it is noted"
+    watch.look()
+    watch.end()
+    watch.growths.clear()
+    assert bench.ask("GET", path, query={"tail": "4"})[1] == b"99%\nepoch 1\n99%\nepoch 2\n"
+    watch.look()
+    write([(1, b"a warning\n"), (0, b"the end\n")])
+    assert bench.ask("GET", path, query={"tail": "5"})[1] == b"epoch 1\n99%\nepoch 2\na warning\nthe end\n"
+
+
 def test_lines_have_their_times_also_after_the_clock_was_set_back(bench):
     job_id = bench.add()
     folder = os.path.join(bench.layout.log_dir, f"job_{job_id}")
