@@ -4460,9 +4460,11 @@ def credit(ledger: Ledger, users: Sequence[BoxUser], now: float) -> Ledger:
     if now - ledger.contested_at > FORGET_S:
         had = {}
     before = {uid for uid, user in ledger.users.items() if user.wants and uid in had}
+    if not ledger.users:                        # a service that has just started knows it from the one before
+        before = set(had)
     if len(before) > 1:
         for user in users:
-            if user.uid in before:
+            if user.uid in before and user.uid in ledger.users:
                 had[user.uid] += find_had_s(ledger.users[user.uid], ledger.looked_at, user, now)
     there = [had[user.uid] for user in competing if user.uid in before]
     begin = min(there) - NEWCOMER_S if there else max(had.values(), default=0.0)
@@ -4543,7 +4545,7 @@ def whose_turn(users: Sequence[BoxUser], had: Mapping[int, float], free: Iterabl
 
 
 class Patience(Value):
-    """Since when GPUs are left to others, and who has let that lapse.  Times are UTC epoch seconds."""
+    """Since when GPUs are left to others, and who has let that lapse.  Times are monotonic: the clock may be set."""
     left: Mapping[str, tuple[int, float]] = {}  # {GPU uuid: (whose turn it is, since when)}
     resting: Mapping[int, float] = {}           # {uid: until when it gets no turn}
     wasted: Mapping[int, float] = {}            # {uid: GPU seconds that were left to it in vain, now}
@@ -16788,14 +16790,14 @@ class TurnTaking(Component):
         """After a plan: tell others what is still wanted, and see how long GPUs have been left to them."""
         if not self.bids:
             return
-        now, former = self.clock.now(), self.patience
+        now, at, former = self.clock.now(), self.clock.monotonic(), self.patience
         if self.box:
             free = {capacity.gpu.uuid for capacity in planned.gpus
                     if not capacity.gpu.node and capacity.reason is None and not capacity.jobs}
-            self.patience = wait_for_turns(former, planned.turns, free, self.uid, now)
+            self.patience = wait_for_turns(former, planned.turns, free, self.uid, at)
             had = {uid: had + self.patience.wasted.get(uid, 0.0) for uid, had in self.ledger.had.items()}
             self.ledger = replace(self.ledger, had=had)
-            self.report(former, now)
+            self.report(former, at)
         self.tell(now)
         self.keep()
 
@@ -16816,19 +16818,19 @@ class TurnTaking(Component):
             with contextlib.suppress(OSError, NexusError):          # health tells of a folder that cannot be used
                 self.bids.tell(bid)
 
-    def report(self, former: Patience, now: float) -> None:
+    def report(self, former: Patience, at: float) -> None:
         """Log the turns that are left to others, and those that they have let lapse."""
         assert self.box
         names, places = self.box.names, {gpu.uuid: gpu.place for gpu in self.service.gpu_watch.gpus}
         for uid in dict.fromkeys(uid for uid, _ in self.patience.left.values()):
             new = [places.get(uuid, uuid) for uuid, turn in self.patience.left.items()
-                   if turn[0] == uid and former.left.get(uuid) != turn and turn[1] == now]
+                   if turn[0] == uid and former.left.get(uuid) != turn and turn[1] == at]
             if new:
                 self.log.info("GPU %s is left to %s, whose turn it is", join_some(new), names.get(uid, uid))
         for uid, until in self.patience.resting.items():
             if uid not in former.resting:
                 self.log.info("%s did not take the turn: none is left to that user for %s", names.get(uid, uid),
-                              format_duration(until - now))
+                              format_duration(until - at))
 
     def keep(self, is_end: bool = False) -> None:
         """Write the past, so that the next service knows it."""

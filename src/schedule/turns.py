@@ -72,9 +72,11 @@ def credit(ledger: Ledger, users: Sequence[BoxUser], now: float) -> Ledger:
     if now - ledger.contested_at > FORGET_S:
         had = {}
     before = {uid for uid, user in ledger.users.items() if user.wants and uid in had}
+    if not ledger.users:                        # a service that has just started knows it from the one before
+        before = set(had)
     if len(before) > 1:
         for user in users:
-            if user.uid in before:
+            if user.uid in before and user.uid in ledger.users:
                 had[user.uid] += find_had_s(ledger.users[user.uid], ledger.looked_at, user, now)
     there = [had[user.uid] for user in competing if user.uid in before]
     begin = min(there) - NEWCOMER_S if there else max(had.values(), default=0.0)
@@ -155,7 +157,7 @@ def whose_turn(users: Sequence[BoxUser], had: Mapping[int, float], free: Iterabl
 
 
 class Patience(Value):
-    """Since when GPUs are left to others, and who has let that lapse.  Times are UTC epoch seconds."""
+    """Since when GPUs are left to others, and who has let that lapse.  Times are monotonic: the clock may be set."""
     left: Mapping[str, tuple[int, float]] = {}  # {GPU uuid: (whose turn it is, since when)}
     resting: Mapping[int, float] = {}           # {uid: until when it gets no turn}
     wasted: Mapping[int, float] = {}            # {uid: GPU seconds that were left to it in vain, now}
