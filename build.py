@@ -36,7 +36,7 @@ FOLDERS = {
         "node_questions node pool"),
     "service": (
         "outcomes starter jobs_file hooks access selection dependencies queue_limits script_rules validation "
-        "transactions admission editing cancellation gpu_watch gpu_history turn_taking housekeeping log_watch health "
+        "transactions admission editing cancellation gpu_watch gpu_history turn_taking disk_use housekeeping log_watch health "
         "job_lists estimates explanation job_serializer groups status overview service"),
     "server": (
         "routes gate api service_routes job_routes log_routes upload_routes connections handler listener endpoint service_log "

@@ -275,6 +275,11 @@ def format_memory(mib: float, decimals: int = 1) -> str:
     return f"{mib:.0f}MB" if mib < 1024 else format_known(mib / 1024, "GB", decimals)
 
 
+def format_bytes(size: int) -> str:
+    """`1.5GB`, `16MB`; below 1 MB, `3KB`."""
+    return format_memory(size / 2**20) if size >= 2**20 else f"{-(-size // 1024)}KB"
+
+
 def format_known(number: float | None, unit: str, decimals: int = 1) -> str:
     """`2GB`, `0.5GB`: no zeros after the point."""
     return "unknown" if number is None else f"{round(number, decimals):.12g}{unit}"
@@ -2744,6 +2749,10 @@ class Choice(Value):
         flag="--since TIME", like="24h",
         option="the jobs that ended, or else were added, in the last 24h or 7d, or since yesterday or 2024-10-24",
         told="of the last")
+    older: str | None = optional(
+        None, DURATION_TEXT, "only those that ended more than 30d ago, or else were added so long ago", "public",
+        flag="--older TIME", like="30d",
+        option="the jobs that ended, or else were added, more than 30d ago, or before 2024-10-24", told="older than")
     text: str | None = optional(
         None, {**STRING, "maxLength": MAX_SOUGHT},
         "only jobs with this text in their id, name, command, user, group, directory, machine, or cause",
@@ -2754,6 +2763,7 @@ class Choice(Value):
         """Make what tells whether a job matches, with the texts parsed once; its caller has checked ids and status."""
         import fnmatch
         since = None if self.since is None else now - parse_duration(self.since)
+        until = None if self.older is None else now - parse_duration(self.older)
         text, name_fits = (self.text or "").lower(), re.compile(fnmatch.translate(self.name or "")).match
 
         def fits(job: Job) -> bool:
@@ -2761,6 +2771,7 @@ class Choice(Value):
                     and self.group in (None, job.group or "")
                     and (self.name in (None, job.name or "") or name_fits(job.name or "") is not None)
                     and (since is None or find_latest(job) >= since)
+                    and (until is None or find_latest(job) < until)
                     and (not text or text in join_texts(job).lower()))
 
         return fits
@@ -2837,6 +2848,10 @@ EDIT_CHOICE_KEYS = {**CHOICE_KEYS, "change": Field(
 EDIT_CHOICE = object_of(EDIT_CHOICE_KEYS, "which jobs, and what is to be otherwise", minProperties=2,
                         examples=[{"ids": ["abc", "abd"], "change": {"position": 0}},
                                   {"group": "sweep", "change": {"timeout_seconds": 3600}}])
+CLEAR_KEYS = {**CHOICE_KEYS, "dry_run": Field(FLAG, "forget nothing: tell which, and what it would free",
+                                              default=False)}
+CLEAR = object_of(CLEAR_KEYS, "which jobs", minProperties=1, examples=[
+    {"ids": ["abc", "abd"]}, {"older": "30d", "dry_run": True}])
 DISMISS_KEYS = {**CHOICE_KEYS, "undo": Field(FLAG, "show them again", default=False)}
 DISMISS = object_of(DISMISS_KEYS, "which failures", minProperties=1, examples=[
     {"status": "failed"}, {"group": "sweep", "undo": True}])
@@ -7574,7 +7589,7 @@ FORM = {
                         "examples": ["expected_time: 10\n"],
                         "description": f"lines like expected_time: 10; its keys are {', '.join(FORM_KEYS)}"}}}
 BODIES = {                                      # {name: schema} of request bodies
-    "Submission": SUBMISSION, "Edit": EDIT, "Choice": CHOICE, "CancelChoice": CANCEL, "DismissChoice": DISMISS,
+    "Submission": SUBMISSION, "Edit": EDIT, "ClearChoice": CLEAR, "CancelChoice": CANCEL, "DismissChoice": DISMISS,
     "RetryChoice": RETRY,
     "EditChoice": EDIT_CHOICE,
     "NodeAdded": NODE, "Form": FORM,
@@ -16848,6 +16863,62 @@ class TurnTaking(Component):
             self.bids.withdraw()
 
 
+# ==== src/service/disk_use.py ====
+# How large the logs and the history are, and whose logs are the largest.
+# That is measured in a thread of its own, now and then: no request waits for a disk.  The logs of a finished job do not
+# grow, so they are measured once.  What a job itself made in its folder, like `files`, does not count: nexus never
+# removes it.
+
+MEASURE_INTERVAL_S = 600.0
+MAX_MEASURED = 2000             # jobs at a time: more are measured after REST_S
+REST_S = 5.0
+SAID_LARGEST = 5
+
+
+class DiskUse(Component):
+    """Knows how many bytes logs and history took when they were last measured."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self.sizes: dict[tuple[str, int], int] = {}         # {(job id, number): bytes of its logs}, of finished jobs
+        self.measured: dict[str, Any] | None = None         # of GET /health and the page; None: not yet
+        self.worker = Worker(service, "measuring the logs", self.measure)
+
+    def measure(self) -> float:
+        """Measure what is not known yet; return the seconds until the next time."""
+        jobs = [job for job in list(self.store.state.jobs.values()) if job.log_dir]
+        sizes, left = dict[tuple[str, int], int](), MAX_MEASURED
+        for job in jobs:
+            key = job.id, job.number
+            size = self.sizes.get(key)
+            if size is None and left:
+                left, size = left - 1, self.measure_jobs([job])
+            if size is not None:
+                sizes[key] = size
+        self.sizes = {(job.id, job.number): sizes[job.id, job.number] for job in jobs
+                      if job.status in FINAL and (job.id, job.number) in sizes}
+        largest = sorted(sizes.items(), key=lambda item: -item[1])[:SAID_LARGEST]
+        self.measured = {
+            "jobs": len(sizes), "log_bytes": sum(sizes.values()),
+            "history_bytes": sum(measure(self.disk, path) for path in find_files(
+                self.disk, os.path.join(self.layout.history_dir, ""))),
+            "largest": [{"id": job_id, "log_bytes": size} for (job_id, _), size in largest if size]}
+        return MEASURE_INTERVAL_S if len(sizes) == len(jobs) else REST_S
+
+    def measure_jobs(self, jobs: Iterable[Job]) -> int:
+        """The bytes of these jobs' logs as they are now."""
+        return sum(sum(measure_logs(self.disk, job.log_dir)) for job in jobs)
+
+    def tell(self) -> str:
+        """`12.3GB of 980 jobs, the largest: abc 4GB, abd 2GB; history 3MB`; empty before it was measured."""
+        found = self.measured
+        if found is None:
+            return ""
+        largest = ", ".join(f"{row['id']} {format_bytes(row['log_bytes'])}" for row in found["largest"])
+        return (f"{format_bytes(found['log_bytes'])} of {format_count(found['jobs'], 'job')}"
+                f"{largest and ', the largest: '}{largest}; history {format_bytes(found['history_bytes'])}")
+
+
 # ==== src/service/housekeeping.py ====
 # What is kept, and for how long: jobs, logs, snapshots, and what a full disk needs.
 
@@ -16877,8 +16948,11 @@ class Housekeeping(Component):
             self.log.error("%s: it is tried again", write_error.message)
         self.write_error = write_error
 
-    def clear(self, choice: Choice, caller: Identity) -> list[str]:
-        """Forget finished jobs, with their logs; return their ids.  Raises: usage; as choose_jobs(); unavailable."""
+    def clear(self, choice: Choice, caller: Identity, dry_run: bool = False) -> dict[str, Any]:
+        """Forget finished jobs, with their logs; return which, and how large these were.
+
+        `dry_run`: forget nothing.  Raises: usage; as choose_jobs(); unavailable.
+        """
         if not set(choice.status or FINAL) <= set(FINAL):
             refuse(f"only finished jobs can be cleared: {', '.join(FINAL)}", "nexus cancel ends jobs that wait or run")
 
@@ -16886,8 +16960,10 @@ class Housekeeping(Component):
         for job in jobs if choice.ids else ():
             check_status(job, choice.status or FINAL, "nothing was cleared")
         gone = [job for job in jobs if job.status in FINAL]
-        self.remove(gone, f"as {caller.name} asked", caller.user)
-        return [job.id for job in gone]
+        freed_bytes = self.service.disk_use.measure_jobs(gone)
+        if not dry_run:
+            self.remove(gone, f"as {caller.name} asked", caller.user)
+        return {"ids": [job.id for job in gone], "freed_bytes": freed_bytes}
 
     def trim_history(self) -> float:
         """Remove the finished jobs beyond history_limit; return the seconds until the next call."""
@@ -16927,6 +17003,7 @@ class Housekeeping(Component):
             self.service.run_guarded(f"After script {code}", self.drop_code, code)
         for repository, snapshot in {(job.snapshot_repo, job.snapshot) for job in gone if job.snapshot}:
             self.service.run_guarded(f"After snapshot {snapshot}", self.drop_snapshot, repository, snapshot)
+        self.service.disk_use.worker.wanted.set()
         self.log.info("Trimmed %s %s, with their logs: %s", format_count(len(gone), "job"), reason,
                       join_some([job.id for job in gone]))
 
@@ -17196,7 +17273,7 @@ class Health(Component):
 
     def check(self) -> dict[str, Any]:
         """GET /health."""
-        return health_json(self.list_checks())
+        return {**health_json(self.list_checks()), "disk_use": self.service.disk_use.measured}
 
     def list_checks(self) -> list[Check]:
         return [Check(*row) for row in self.yield_checks()]
@@ -17287,6 +17364,8 @@ class Health(Component):
                 reading = describe_disk_error(error, "use", folder)
                 hint = f"{reading.message}: nothing is started until it can be used"
                 checks.append((name, False, "; ".join(filter(None, (reading.message, reading.hint))), hint))
+        if told := self.service.disk_use.tell():
+            checks.append(("logs", True, told, ""))
         self.disks: Sequence[tuple[str, bool, str, str]] = checks
         self.disks_seen_at = self.clock.monotonic()
         return DISK_INTERVAL_S
@@ -17862,6 +17941,7 @@ class Overview(Component):
             **pick(status, (
                 "version", "user", "is_owner", "is_paused", "host", "slurm", "gpu_trouble", "bad_checks")),
             # A group's row tells that it is held.
+            "disk_use": service.disk_use.measured if caller.is_owner else None,
             "hints": service.health.list_hints(checks) if caller.is_owner else [],
             "defaults": service.validator.defaults,
             "counts": {PENDING: len(state.pending), RUNNING: len(state.running),
@@ -17927,6 +18007,7 @@ class Service(HostLoop):
         self.starter = Starter(self)
         self.local = Local(self)
         self.pool = NodePool(self)
+        self.disk_use = DiskUse(self)
         self.housekeeping = Housekeeping(self)
         self.log_watch = LogWatch(self)
         self.health = Health(self)
@@ -17986,7 +18067,7 @@ class Service(HostLoop):
         self.begin_workers(Worker(self, "looking at the disks", self.health.look_at_disks),
                            Worker(self, "writing state.json", self.housekeeping.keep_state),
                            Worker(self, "trimming the history", self.housekeeping.trim_history),
-                           self.hooks.worker, self.log_watch.worker, self.gpu_history.worker,
+                           self.hooks.worker, self.log_watch.worker, self.gpu_history.worker, self.disk_use.worker,
                            *(part.worker for part in (self.cluster, self.jobs_file) if part))
         while not self.is_stopping:
             self.turn()
@@ -18740,7 +18821,7 @@ def get_health(api: Api, caller: Identity) -> Response:
     api.service.gpu_watch.first_probe.wait(SMI_WAIT_S + 5)
     health = api.service.health.check()
     if not caller.is_owner:
-        health["checks"] = [{**row, "reading": ""} for row in health["checks"]]
+        health.update(checks=[{**row, "reading": ""} for row in health["checks"]], disk_use=None)
     return json_response(health, 200 if health["is_healthy"] else 503)
 
 
@@ -18917,9 +18998,12 @@ def post_cancel(api: Api, caller: Identity, body: Any) -> Response:
 
 
 @route("POST /jobs/clear", "user",
-       "forget finished jobs, with their logs: those named, or all of a group or status", "Ids", body="Choice")
+       "forget finished jobs, with their logs: those named, or all of a group or status; `freed_bytes`: of the logs",
+       "Cleared", body="ClearChoice")
 def post_clear(api: Api, caller: Identity, body: Any) -> dict[str, Any]:
-    return {"ids": api.service.housekeeping.clear(Choice(**read_object(CHOICE_KEYS, CHOICE, body)), caller)}
+    choice = read_object(CLEAR_KEYS, CLEAR, body)
+    dry_run = choice.pop("dry_run", False)
+    return api.service.housekeeping.clear(Choice(**choice), caller, dry_run)
 
 
 @route("POST /jobs/dismiss", "user",
@@ -20835,9 +20919,16 @@ function draw() {
   !isFiltered() && drawFailures(), drawGpus(), drawNight()];
   const lists = (hasJobs || isFiltered()) && drawLists();       // what was looked for comes first
   show(byId('overview'), el('h1', {class: 'unseen'}, 'nexus: GPUs and jobs'),
-    isFiltered() ? [lists, state] : [state, lists]);
+    isFiltered() ? [lists, state] : [state, lists, drawDiskUse()]);
   fitNames();
   settleNight();
+}
+
+function drawDiskUse() {
+  const {log_bytes: bytes, largest, history_bytes: history} = view.disk_use ?? {}, of = (count) => size(count / 2 ** 20);
+  return bytes >= 2 ** 20 && el('p', {id: 'disk-use', class: 'pad muted'}, `Logs: ${of(bytes)}`,
+    largest.slice(0, 3).map((row, index) => [index ? ', ' : '; the largest: ', jobLink(row.id), ` ${of(row.log_bytes)}`]),
+    `; history: ${of(history)}. On the machine: nexus clear --older 30d --dry-run`);
 }
 
 function drawHeader() {
@@ -22984,7 +23075,10 @@ class Client(Channel):
         return list(self.ask("PATCH", "/queue", {"ids": list_texts(job_ids, "job_ids"), "change": change})["ids"])
 
     def clear(self, **choice: Any) -> list[str]:
-        """Forget finished jobs and their logs: `ids`, or those of a `group` or `status`; return their ids."""
+        """Forget finished jobs and their logs: `ids`, those of a `group` or `status`, or `older`; return their ids.
+
+        `dry_run`: forget none of them.
+        """
         return list(self.ask("POST", "/jobs/clear", choice)["ids"])
 
     def dismiss(self, **choice: Any) -> list[str]:
@@ -23775,11 +23869,12 @@ class Top:
 
 def choose_ids(context: Context, named: Sequence[str], statuses: Sequence[str],
                is_meant: Callable[[Json], bool] = lambda job: True, when_empty: str = "",
-               takes_both: bool = False, takes_all: bool = False) -> list[str]:
+               takes_both: bool = False, takes_all: bool = False,
+               tell_more: Callable[[Sequence[str]], str] = lambda ids: "") -> list[str]:
     """The jobs that a command is for: the `named` ones, as they are named, or the ids of those that filters choose.
 
     The latter are in `statuses`, and `is_meant` is true of them.  They are said: what joins them later is left alone.
-    []: no job is so, or --dry-run ends the command here.
+    []: no job is so, or --dry-run ends the command here; `tell_more` makes of the ids what it says besides.
     Raises: usage, when nothing chooses and not `takes_all`, or both do and not `takes_both`; not_found.
     """
     check_choice(context, named, takes_both, takes_all)
@@ -23798,14 +23893,15 @@ def choose_ids(context: Context, named: Sequence[str], statuses: Sequence[str],
         for job in named_jobs:
             check_named(context, job, statuses)
         context.print(*(f"{job['id']}: {name_or_command(job)}" for job in (*named_jobs, *jobs)))
-        context.say(f"{format_count(len(ids), 'job')}; this was a dry run: nothing was done")
+        told = "; ".join(filter(None, (format_count(len(ids), "job"), tell_more(ids))))
+        context.say(f"{told}; this was a dry run: nothing was done")
     return [] if is_dry else ids
 
 
 SAID_JOBS = 5                   # of those chosen, by their ids and names
 CHOOSING_FLAGS = {"retry": "--failed", "clear": "--all"}               # {command: its own option that chooses}
 USUAL_FLAGS = {                                 # {command: what often chooses its jobs}; others: those that wait
-    **CHOOSING_FLAGS, **dict.fromkeys(("kill", "wait", "show", "attach"), "--status running")}
+    **CHOOSING_FLAGS, **dict.fromkeys(("kill", "wait", "show", "attach"), "--status running"), "clear": "--older 30d"}
 
 
 def check_choice(context: Context, named: Sequence[str], takes_both: bool = False, takes_all: bool = False) -> None:
@@ -24816,11 +24912,22 @@ def cmd_clear(context: Context) -> None:
         context.say(f"forget {format_count(len(jobs), 'finished job')}, with all logs? (y: yes)")
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             return context.say("nothing was forgotten")
-    ids = choose_ids(context, options.ids, FINAL, takes_all=options.all)
+
+    def tell_freed(ids: Sequence[str]) -> str:
+        return f"{format_bytes(ask_clear(context, ids, dry_run=True)['freed_bytes'])} of logs would be freed"
+
+    ids = choose_ids(context, options.ids, FINAL, takes_all=options.all, tell_more=tell_freed)
     if ids:
-        ids = context.client.clear(ids=ids)
-        whose = "its" if len(ids) == 1 else "their"
-        context.say(f"{format_count(len(ids), 'finished job')} forgotten, with {whose} logs")
+        answer = ask_clear(context, ids)
+        whose = "its" if len(answer["ids"]) == 1 else "their"
+        context.say(f"{format_count(len(answer['ids']), 'finished job')} forgotten, with {whose} logs "
+                    f"({format_bytes(answer['freed_bytes'])})")
+
+
+def ask_clear(context: Context, ids: Sequence[str], dry_run: bool = False) -> Json:
+    """The reply of the call that forgets jobs: their ids, and how large their logs were."""
+    answer: Json = context.client.ask("POST", "/jobs/clear", {"ids": ids, "dry_run": dry_run})
+    return answer
 
 
 def cmd_pause(context: Context) -> None:
@@ -25875,7 +25982,8 @@ COMMANDS = (
                       "edit abc -- python train.py --lr 0.01")),
     Subcommand("clear", "forget finished jobs, with their logs", cmd_clear, (
         *CHOSEN, argument("--all", action="store_true", help="all finished jobs")),
-            "Pending and running jobs stay.", examples=("clear abc", "clear --status failed,cancelled")),
+            "Pending and running jobs stay, and what jobs wrote elsewhere.  --dry-run says what it would free.",
+            examples=("clear abc", "clear --older 30d --dry-run", "clear --status failed,cancelled")),
     Subcommand("move", "change the places of pending jobs; together they keep their order", cmd_move, (
         *CHOSEN, argument("--first", action="store_true", help="before all others, whatever their priority"),
         argument("--last", action="store_true", help="behind all that wait now"),

@@ -15,7 +15,7 @@ from ..values.changes import is_left_to_retry
 from ..values.choice import CHANGES, describe_filters
 from ..values.job import CANCELLED, FINAL, PENDING, RUNNING
 from ..values.schema import GPU_PLACE
-from ..values.text import format_count, format_indices, join_some, refuse
+from ..values.text import format_bytes, format_count, format_indices, join_some, refuse
 from ..views.show import describe_end, format_python
 from ..views.status_text import local_time
 from .chosen import check_choice, choose_ids, find_targets, read_choice, settle_twofold
@@ -202,11 +202,22 @@ def cmd_clear(context: Context) -> None:
         context.say(f"forget {format_count(len(jobs), 'finished job')}, with all logs? (y: yes)")
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             return context.say("nothing was forgotten")
-    ids = choose_ids(context, options.ids, FINAL, takes_all=options.all)
+
+    def tell_freed(ids: Sequence[str]) -> str:
+        return f"{format_bytes(ask_clear(context, ids, dry_run=True)['freed_bytes'])} of logs would be freed"
+
+    ids = choose_ids(context, options.ids, FINAL, takes_all=options.all, tell_more=tell_freed)
     if ids:
-        ids = context.client.clear(ids=ids)
-        whose = "its" if len(ids) == 1 else "their"
-        context.say(f"{format_count(len(ids), 'finished job')} forgotten, with {whose} logs")
+        answer = ask_clear(context, ids)
+        whose = "its" if len(answer["ids"]) == 1 else "their"
+        context.say(f"{format_count(len(answer['ids']), 'finished job')} forgotten, with {whose} logs "
+                    f"({format_bytes(answer['freed_bytes'])})")
+
+
+def ask_clear(context: Context, ids: Sequence[str], dry_run: bool = False) -> Json:
+    """The reply of the call that forgets jobs: their ids, and how large their logs were."""
+    answer: Json = context.client.ask("POST", "/jobs/clear", {"ids": ids, "dry_run": dry_run})
+    return answer
 
 
 def cmd_pause(context: Context) -> None:

@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 
 def choose_ids(context: Context, named: Sequence[str], statuses: Sequence[str],
                is_meant: Callable[[Json], bool] = lambda job: True, when_empty: str = "",
-               takes_both: bool = False, takes_all: bool = False) -> list[str]:
+               takes_both: bool = False, takes_all: bool = False,
+               tell_more: Callable[[Sequence[str]], str] = lambda ids: "") -> list[str]:
     """The jobs that a command is for: the `named` ones, as they are named, or the ids of those that filters choose.
 
     The latter are in `statuses`, and `is_meant` is true of them.  They are said: what joins them later is left alone.
-    []: no job is so, or --dry-run ends the command here.
+    []: no job is so, or --dry-run ends the command here; `tell_more` makes of the ids what it says besides.
     Raises: usage, when nothing chooses and not `takes_all`, or both do and not `takes_both`; not_found.
     """
     check_choice(context, named, takes_both, takes_all)
@@ -50,14 +51,15 @@ def choose_ids(context: Context, named: Sequence[str], statuses: Sequence[str],
         for job in named_jobs:
             check_named(context, job, statuses)
         context.print(*(f"{job['id']}: {name_or_command(job)}" for job in (*named_jobs, *jobs)))
-        context.say(f"{format_count(len(ids), 'job')}; this was a dry run: nothing was done")
+        told = "; ".join(filter(None, (format_count(len(ids), "job"), tell_more(ids))))
+        context.say(f"{told}; this was a dry run: nothing was done")
     return [] if is_dry else ids
 
 
 SAID_JOBS = 5                   # of those chosen, by their ids and names
 CHOOSING_FLAGS = {"retry": "--failed", "clear": "--all"}               # {command: its own option that chooses}
 USUAL_FLAGS = {                                 # {command: what often chooses its jobs}; others: those that wait
-    **CHOOSING_FLAGS, **dict.fromkeys(("kill", "wait", "show", "attach"), "--status running")}
+    **CHOOSING_FLAGS, **dict.fromkeys(("kill", "wait", "show", "attach"), "--status running"), "clear": "--older 30d"}
 
 
 def check_choice(context: Context, named: Sequence[str], takes_both: bool = False, takes_all: bool = False) -> None:

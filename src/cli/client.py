@@ -122,7 +122,10 @@ class Client(Channel):
         return list(self.ask("PATCH", "/queue", {"ids": list_texts(job_ids, "job_ids"), "change": change})["ids"])
 
     def clear(self, **choice: Any) -> list[str]:
-        """Forget finished jobs and their logs: `ids`, or those of a `group` or `status`; return their ids."""
+        """Forget finished jobs and their logs: `ids`, those of a `group` or `status`, or `older`; return their ids.
+
+        `dry_run`: forget none of them.
+        """
         return list(self.ask("POST", "/jobs/clear", choice)["ids"])
 
     def dismiss(self, **choice: Any) -> list[str]:

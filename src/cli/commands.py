@@ -126,7 +126,8 @@ COMMANDS = (
                       "edit abc -- python train.py --lr 0.01")),
     Subcommand("clear", "forget finished jobs, with their logs", cmd_clear, (
         *CHOSEN, argument("--all", action="store_true", help="all finished jobs")),
-            "Pending and running jobs stay.", examples=("clear abc", "clear --status failed,cancelled")),
+            "Pending and running jobs stay, and what jobs wrote elsewhere.  --dry-run says what it would free.",
+            examples=("clear abc", "clear --older 30d --dry-run", "clear --status failed,cancelled")),
     Subcommand("move", "change the places of pending jobs; together they keep their order", cmd_move, (
         *CHOSEN, argument("--first", action="store_true", help="before all others, whatever their priority"),
         argument("--last", action="store_true", help="behind all that wait now"),

@@ -23,9 +23,16 @@ function draw() {
   !isFiltered() && drawFailures(), drawGpus(), drawNight()];
   const lists = (hasJobs || isFiltered()) && drawLists();       // what was looked for comes first
   show(byId('overview'), el('h1', {class: 'unseen'}, 'nexus: GPUs and jobs'),
-    isFiltered() ? [lists, state] : [state, lists]);
+    isFiltered() ? [lists, state] : [state, lists, drawDiskUse()]);
   fitNames();
   settleNight();
+}
+
+function drawDiskUse() {
+  const {log_bytes: bytes, largest, history_bytes: history} = view.disk_use ?? {}, of = (count) => size(count / 2 ** 20);
+  return bytes >= 2 ** 20 && el('p', {id: 'disk-use', class: 'pad muted'}, `Logs: ${of(bytes)}`,
+    largest.slice(0, 3).map((row, index) => [index ? ', ' : '; the largest: ', jobLink(row.id), ` ${of(row.log_bytes)}`]),
+    `; history: ${of(history)}. On the machine: nexus clear --older 30d --dry-run`);
 }
 
 function drawHeader() {

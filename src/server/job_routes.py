@@ -14,8 +14,8 @@ from ..values.changes import list_jobs
 from ..values.choice import (
     CANCEL,
     CANCEL_KEYS,
-    CHOICE,
-    CHOICE_KEYS,
+    CLEAR,
+    CLEAR_KEYS,
     DISMISS,
     DISMISS_KEYS,
     EDIT,
@@ -173,9 +173,12 @@ def post_cancel(api: Api, caller: Identity, body: Any) -> Response:
 
 
 @route("POST /jobs/clear", "user",
-       "forget finished jobs, with their logs: those named, or all of a group or status", "Ids", body="Choice")
+       "forget finished jobs, with their logs: those named, or all of a group or status; `freed_bytes`: of the logs",
+       "Cleared", body="ClearChoice")
 def post_clear(api: Api, caller: Identity, body: Any) -> dict[str, Any]:
-    return {"ids": api.service.housekeeping.clear(Choice(**read_object(CHOICE_KEYS, CHOICE, body)), caller)}
+    choice = read_object(CLEAR_KEYS, CLEAR, body)
+    dry_run = choice.pop("dry_run", False)
+    return api.service.housekeeping.clear(Choice(**choice), caller, dry_run)
 
 
 @route("POST /jobs/dismiss", "user",

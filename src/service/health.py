@@ -43,7 +43,7 @@ class Health(Component):
 
     def check(self) -> dict[str, Any]:
         """GET /health."""
-        return health_json(self.list_checks())
+        return {**health_json(self.list_checks()), "disk_use": self.service.disk_use.measured}
 
     def list_checks(self) -> list[Check]:
         return [Check(*row) for row in self.yield_checks()]
@@ -134,6 +134,8 @@ class Health(Component):
                 reading = describe_disk_error(error, "use", folder)
                 hint = f"{reading.message}: nothing is started until it can be used"
                 checks.append((name, False, "; ".join(filter(None, (reading.message, reading.hint))), hint))
+        if told := self.service.disk_use.tell():
+            checks.append(("logs", True, told, ""))
         self.disks: Sequence[tuple[str, bool, str, str]] = checks
         self.disks_seen_at = self.clock.monotonic()
         return DISK_INTERVAL_S

@@ -56,8 +56,11 @@ class Housekeeping(Component):
             self.log.error("%s: it is tried again", write_error.message)
         self.write_error = write_error
 
-    def clear(self, choice: Choice, caller: Identity) -> list[str]:
-        """Forget finished jobs, with their logs; return their ids.  Raises: usage; as choose_jobs(); unavailable."""
+    def clear(self, choice: Choice, caller: Identity, dry_run: bool = False) -> dict[str, Any]:
+        """Forget finished jobs, with their logs; return which, and how large these were.
+
+        `dry_run`: forget nothing.  Raises: usage; as choose_jobs(); unavailable.
+        """
         if not set(choice.status or FINAL) <= set(FINAL):
             refuse(f"only finished jobs can be cleared: {', '.join(FINAL)}", "nexus cancel ends jobs that wait or run")
 
@@ -65,8 +68,10 @@ class Housekeeping(Component):
         for job in jobs if choice.ids else ():
             check_status(job, choice.status or FINAL, "nothing was cleared")
         gone = [job for job in jobs if job.status in FINAL]
-        self.remove(gone, f"as {caller.name} asked", caller.user)
-        return [job.id for job in gone]
+        freed_bytes = self.service.disk_use.measure_jobs(gone)
+        if not dry_run:
+            self.remove(gone, f"as {caller.name} asked", caller.user)
+        return {"ids": [job.id for job in gone], "freed_bytes": freed_bytes}
 
     def trim_history(self) -> float:
         """Remove the finished jobs beyond history_limit; return the seconds until the next call."""
@@ -106,6 +111,7 @@ class Housekeeping(Component):
             self.service.run_guarded(f"After script {code}", self.drop_code, code)
         for repository, snapshot in {(job.snapshot_repo, job.snapshot) for job in gone if job.snapshot}:
             self.service.run_guarded(f"After snapshot {snapshot}", self.drop_snapshot, repository, snapshot)
+        self.service.disk_use.worker.wanted.set()
         self.log.info("Trimmed %s %s, with their logs: %s", format_count(len(gone), "job"), reason,
                       join_some([job.id for job in gone]))
 

@@ -80,6 +80,7 @@ class Overview(Component):
             **pick(status, (
                 "version", "user", "is_owner", "is_paused", "host", "slurm", "gpu_trouble", "bad_checks")),
             # A group's row tells that it is held.
+            "disk_use": service.disk_use.measured if caller.is_owner else None,
             "hints": service.health.list_hints(checks) if caller.is_owner else [],
             "defaults": service.validator.defaults,
             "counts": {PENDING: len(state.pending), RUNNING: len(state.running),

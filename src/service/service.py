@@ -35,6 +35,7 @@ from ..values.state import Put, State, change_job, with_facts
 from .access import Identity
 from .admission import Admission
 from .cancellation import Cancellation
+from .disk_use import DiskUse
 from .editing import Editor
 from .estimates import Estimates
 from .explanation import Explainer
@@ -107,6 +108,7 @@ class Service(HostLoop):
         self.starter = Starter(self)
         self.local = Local(self)
         self.pool = NodePool(self)
+        self.disk_use = DiskUse(self)
         self.housekeeping = Housekeeping(self)
         self.log_watch = LogWatch(self)
         self.health = Health(self)
@@ -166,7 +168,7 @@ class Service(HostLoop):
         self.begin_workers(Worker(self, "looking at the disks", self.health.look_at_disks),
                            Worker(self, "writing state.json", self.housekeeping.keep_state),
                            Worker(self, "trimming the history", self.housekeeping.trim_history),
-                           self.hooks.worker, self.log_watch.worker, self.gpu_history.worker,
+                           self.hooks.worker, self.log_watch.worker, self.gpu_history.worker, self.disk_use.worker,
                            *(part.worker for part in (self.cluster, self.jobs_file) if part))
         while not self.is_stopping:
             self.turn()

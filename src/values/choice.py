@@ -48,6 +48,10 @@ class Choice(Value):
         flag="--since TIME", like="24h",
         option="the jobs that ended, or else were added, in the last 24h or 7d, or since yesterday or 2024-10-24",
         told="of the last")
+    older: str | None = optional(
+        None, DURATION_TEXT, "only those that ended more than 30d ago, or else were added so long ago", "public",
+        flag="--older TIME", like="30d",
+        option="the jobs that ended, or else were added, more than 30d ago, or before 2024-10-24", told="older than")
     text: str | None = optional(
         None, {**STRING, "maxLength": MAX_SOUGHT},
         "only jobs with this text in their id, name, command, user, group, directory, machine, or cause",
@@ -58,6 +62,7 @@ class Choice(Value):
         """Make what tells whether a job matches, with the texts parsed once; its caller has checked ids and status."""
         import fnmatch
         since = None if self.since is None else now - parse_duration(self.since)
+        until = None if self.older is None else now - parse_duration(self.older)
         text, name_fits = (self.text or "").lower(), re.compile(fnmatch.translate(self.name or "")).match
 
         def fits(job: Job) -> bool:
@@ -65,6 +70,7 @@ class Choice(Value):
                     and self.group in (None, job.group or "")
                     and (self.name in (None, job.name or "") or name_fits(job.name or "") is not None)
                     and (since is None or find_latest(job) >= since)
+                    and (until is None or find_latest(job) < until)
                     and (not text or text in join_texts(job).lower()))
 
         return fits
@@ -141,6 +147,10 @@ EDIT_CHOICE_KEYS = {**CHOICE_KEYS, "change": Field(
 EDIT_CHOICE = object_of(EDIT_CHOICE_KEYS, "which jobs, and what is to be otherwise", minProperties=2,
                         examples=[{"ids": ["abc", "abd"], "change": {"position": 0}},
                                   {"group": "sweep", "change": {"timeout_seconds": 3600}}])
+CLEAR_KEYS = {**CHOICE_KEYS, "dry_run": Field(FLAG, "forget nothing: tell which, and what it would free",
+                                              default=False)}
+CLEAR = object_of(CLEAR_KEYS, "which jobs", minProperties=1, examples=[
+    {"ids": ["abc", "abd"]}, {"older": "30d", "dry_run": True}])
 DISMISS_KEYS = {**CHOICE_KEYS, "undo": Field(FLAG, "show them again", default=False)}
 DISMISS = object_of(DISMISS_KEYS, "which failures", minProperties=1, examples=[
     {"status": "failed"}, {"group": "sweep", "undo": True}])

@@ -59,6 +59,11 @@ def format_memory(mib: float, decimals: int = 1) -> str:
     return f"{mib:.0f}MB" if mib < 1024 else format_known(mib / 1024, "GB", decimals)
 
 
+def format_bytes(size: int) -> str:
+    """`1.5GB`, `16MB`; below 1 MB, `3KB`."""
+    return format_memory(size / 2**20) if size >= 2**20 else f"{-(-size // 1024)}KB"
+
+
 def format_known(number: float | None, unit: str, decimals: int = 1) -> str:
     """`2GB`, `0.5GB`: no zeros after the point."""
     return "unknown" if number is None else f"{round(number, decimals):.12g}{unit}"

@@ -7,7 +7,7 @@ from collections.abc import Container, Mapping, Sequence
 
 from ..formats.submit_form import FORM_FIELDS, FORM_KEYS
 from ..opening import TYPE_CHECKING
-from ..values.choice import CANCEL, CHOICE, DISMISS, EDIT, EDIT_CHOICE, RETRY
+from ..values.choice import CANCEL, CLEAR, DISMISS, EDIT, EDIT_CHOICE, RETRY
 from ..values.config import NODE
 from ..values.errors import KINDS
 from ..values.job import MAX_JOBS
@@ -46,7 +46,7 @@ FORM = {
                         "examples": ["expected_time: 10\n"],
                         "description": f"lines like expected_time: 10; its keys are {', '.join(FORM_KEYS)}"}}}
 BODIES = {                                      # {name: schema} of request bodies
-    "Submission": SUBMISSION, "Edit": EDIT, "Choice": CHOICE, "CancelChoice": CANCEL, "DismissChoice": DISMISS,
+    "Submission": SUBMISSION, "Edit": EDIT, "ClearChoice": CLEAR, "CancelChoice": CANCEL, "DismissChoice": DISMISS,
     "RetryChoice": RETRY,
     "EditChoice": EDIT_CHOICE,
     "NodeAdded": NODE, "Form": FORM,

@@ -252,3 +252,16 @@ def test_nothing_is_asked_at_a_terminal(home):
     with home.terminal("clear", "--status", "failed") as terminal:
         code, shown = terminal.end()
     assert code == 0 and "1 finished job forgotten" in shown and "y: yes" not in shown
+
+
+def test_what_is_old_is_cleared(home):
+    """`--dry-run` says what it would free."""
+    old = add(home, "head -c 3000000 /dev/zero", "--name", "old")
+    home.main("wait", old)
+    done = home.main("clear", "--older", "0s", "--dry-run")
+    assert done.out == f"{old}: old: head -c 3000000 /dev/zero\n"
+    assert "1 job; 3MB of logs would be freed; this was" in done.err, done
+    assert home.main("jobs", "--older", "0s", "--json").json[0]["id"] == old and home.main("jobs", "--older", "1h", "--json").json == []
+    assert "no such job is finished" in home.main("clear", "--older", "2000-01-01").err
+    done = home.main("clear", "--older", "0s")
+    assert "1 finished job forgotten, with its logs (3MB)" in done.err and home.main("show", old).code == 3, done

@@ -137,6 +137,17 @@ def test_the_focus_goes_to_the_next_row(browser, box):
 
 # What the rows say
 
+def test_how_large_the_logs_are(browser, box):
+    large = box.wait(box.add("head -c 3000000 /dev/zero | tr '\\0' x", gpus=0), "completed")["id"]
+    other = box.wait(box.add("true", gpus=0), "completed")["id"]
+    box.ask("POST", "/jobs/clear", {"ids": [other]})                # they are measured anew
+    live.until(lambda: box.ask("GET", "/health")["disk_use"]["log_bytes"] >= 3000000)
+    with visit(browser, box) as page:
+        expect(page.locator("#disk-use")).to_contain_text(f"largest: {large} 3 MB")
+        page.locator("#disk-use a", has_text=large).click()
+        expect(page.locator("#facts")).to_be_visible()
+
+
 def test_jobs_that_share_a_gpu_have_each_its_time(browser):
     with live.Box(gpus=1) as box:
         ids = [box.wait_started(box.add("sleep 1000", gpus=0.5))["id"] for _ in range(2)]

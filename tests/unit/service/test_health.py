@@ -51,6 +51,15 @@ def fill_disk(w, blocks=100):
     w.service.health.look_at_disks()
 
 
+def have_logs(w):
+    for out in (3 * 2**20, 5000, 0):
+        job_id = w.add("true", gpus=0)
+        w.turn()
+        (w.folder_of(job_id) / "stdout.log").write_bytes(b"x" * out)
+    w.service.disk_use.measure()
+    w.service.health.look_at_disks()
+
+
 CHECKS = [  # reason, what happens, the name of the check, whether it is ok, part of its reading, whether `nexus` says it too
     ("the loop stands still", lambda w: w.clock.pass_(31), "scheduler", False, "last turn 31", False),
     ("a fault of nexus", lambda w: w.service.fail("testing", ValueError("y")), "failures", False, "1 internal error", False),
@@ -79,6 +88,7 @@ CHECKS = [  # reason, what happens, the name of the check, whether it is ok, par
     ("a disk is full", fill_disk, "state disk", False, "0MB free", False),
     ("a folder was removed", remove_logs, "log disk", True, "free", False),
     ("a disk has some room", lambda w: fill_disk(w, 3 * 256), "log disk", True, "3MB free", False),
+    ("how large the logs are", have_logs, "logs", True, "3MB of 3 jobs, the largest: ", False),
     ("a disk cannot be used", refuse_disk, "log disk", False, "Input/output error", True),
 ]
 
@@ -102,7 +112,7 @@ def test_a_check_says_what_it_looks_at(world, monkeypatch, reason, happen, name,
 def test_each_check_has_a_row():
     """Nodes' are in tests/unit/hosting/test_pool.py."""
     names = re.findall(r'yield \(?"([\w ]+)"|\("(\w+ disk)", folder', inspect.getsource(nexus.Health))
-    names = {first or second for first, second in names} | {"state disk", "log disk"}
+    names = {first or second for first, second in names} | {"state disk", "log disk", "logs"}
     assert names == {case[2] for case in CHECKS}
 
 

@@ -62,7 +62,7 @@ def test_what_was_chosen_is_looked_at_again(lab, reason, choice, ids, change, le
 
 def test_what_is_gone_is_told_if_it_was_named(lab):
     chosen = [lab.store.state.jobs["end"]]
-    assert lab.ask("POST", "/jobs/clear", {"ids": ["end"]}) == (200, {"ids": ["end"]})
+    assert lab.ask("POST", "/jobs/clear", {"ids": ["end"]}) == (200, {"ids": ["end"], "freed_bytes": 0})
     assert nexus.confirm_jobs(lab.store.state, chosen, nexus.Choice(status=("completed",)), 0.0) == []
     with pytest.raises(nexus.NexusError) as caught:
         nexus.confirm_jobs(lab.store.state, chosen, nexus.Choice(ids=("end",)), 0.0)
@@ -101,7 +101,7 @@ def test_only_what_has_ended_is_cleared(lab):
         status, told = lab.ask("POST", "/jobs/clear", {"ids": ids})
         assert status == 409 and "nothing was cleared" in told["message"]
     assert lab.ask("POST", "/jobs/clear", {"status": "running"})[0] == 400
-    assert lab.ask("POST", "/jobs/clear", {"user": ME}) == (200, {"ids": ["end", "fai"]})
+    assert lab.ask("POST", "/jobs/clear", {"user": ME}) == (200, {"ids": ["end", "fai"], "freed_bytes": 0})
     assert sorted(lab.store.state.jobs) == ["abc", "abd", "abe", "bob", "run"]
 
 

@@ -10,6 +10,7 @@ FILTERED = {  # filter: what is chosen by, a job that it fits, one that it does 
     "group": ("g", {"group": "g"}, {"group": "gg"}),
     "name": ("lr*", {"name": "lr=1"}, {"name": "a lr"}),
     "since": ("1h", {"created_at": NOW - 60}, {"created_at": NOW - 7200}),
+    "older": ("1h", {"created_at": NOW - 7200}, {"created_at": NOW - 60}),
     "text": ("Train", {"command": "python train.py"}, {"command": "true"}),
 }
 
@@ -22,8 +23,8 @@ def test_each_filter_chooses():
         seen = choice.select(made, lambda user: False, NOW)
         assert seen == (made[:1] if nexus.FILTERS[name].public else []), f"{name}: nothing is told of what others may not see"
     assert nexus.Choice().given == [] and nexus.Choice(group="").given == ["group"], "which is: of no group"
-    every = {"status": ["failed"], "user": "bob", "group": "g", "name": "y z", "since": "1h", "text": "t"}
-    assert nexus.describe_filters(every) == " of bob of group g named 'y z' of the last 1h with the text t"
+    every = {"status": ["failed"], "user": "bob", "group": "g", "name": "y z", "since": "1h", "older": "1d", "text": "t"}
+    assert nexus.describe_filters(every) == " of bob of group g named 'y z' of the last 1h older than 1d with the text t"
     assert nexus.describe_filters({}) == ""
     looked_at = nexus.join_texts(finished("abc", name="lr", group="g", node="n1", slurm_node="s", cause="exit", cause_line="oh"))
     assert looked_at.splitlines() == ["abc", "lr", "python train.py", "ann", "g", "/home/ann", "n1", "s", "exit", "oh"]
@@ -39,6 +40,7 @@ BODIES = [  # reason, the name of what is sent, its JSON, what is kept of it; or
     ("before another", "EDIT_CHOICE", {"ids": ["abc"], "change": {"before": "abd"}}, {"ids": ("abc",), "change": {"before": "abd"}}),
     ("again, otherwise", "RETRY", {"ids": ["abc"], "change": {"after": "abd"}}, {"ids": ("abc",), "change": {"after": ("abd",)}}),
     ("again as it was", "RETRY", {"ids": ["abc"], "change": {}}, {"ids": ("abc",), "change": {}}),
+    ("a dry run", "CLEAR", {"older": "30d", "dry_run": True}, {"older": "30d", "dry_run": True}),
     ("shown again", "DISMISS", {"status": "failed", "undo": True}, {"status": ("failed",), "undo": True}),
     *((f"{name} of all by mistake", name, {}, "which jobs needs one of ids, ") for name in ("CHOICE", "CANCEL")),
     ("a retry of all by mistake", "RETRY", {}, "which jobs, and what is to be otherwise needs one of ids, "),
