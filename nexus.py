@@ -20925,9 +20925,11 @@ function draw() {
 }
 
 function drawDiskUse() {
-  const {log_bytes: bytes, largest, history_bytes: history} = view.disk_use ?? {}, of = (count) => size(count / 2 ** 20);
+  const {log_bytes: bytes, largest, history_bytes: history} = view.disk_use ?? {};
+  const of = (count) => size(count / 2 ** 20);
   return bytes >= 2 ** 20 && el('p', {id: 'disk-use', class: 'pad muted'}, `Logs: ${of(bytes)}`,
-    largest.slice(0, 3).map((row, index) => [index ? ', ' : '; the largest: ', jobLink(row.id), ` ${of(row.log_bytes)}`]),
+    largest.slice(0, 3).map((row, index) =>
+      [index ? ', ' : '; the largest: ', jobLink(row.id), ` ${of(row.log_bytes)}`]),
     `; history: ${of(history)}. On the machine: nexus clear --older 30d --dry-run`);
 }
 
@@ -23932,7 +23934,8 @@ def find_chosen(context: Context, statuses: Sequence[str], fields: Sequence[str]
         refuse(f"{context.options.subcommand} is for jobs that are {name_statuses(statuses)}",
                hint="nexus jobs lists all")
     jobs = context.client.jobs(**choice, status=wanted, fields=",".join(fields) or None)
-    if not jobs and choice and not context.client.jobs(**choice, fields="id", limit=1):
+    # That nothing is so old, or so young, is no mistake: a script may ask each night
+    if not jobs and choice.keys() - {"since", "older"} and not context.client.jobs(**choice, fields="id", limit=1):
         groups = {job["group"] for job in context.client.jobs() if job["group"]} if "group" in choice else ()
         raise NexusError("not_found", f"there is no job{describe_filters(choice, repr)}",
                          hint=suggest(choice.get("group", ""), groups) or "nexus jobs lists all")
