@@ -7589,7 +7589,7 @@ FORM = {
                         "examples": ["expected_time: 10\n"],
                         "description": f"lines like expected_time: 10; its keys are {', '.join(FORM_KEYS)}"}}}
 BODIES = {                                      # {name: schema} of request bodies
-    "Submission": SUBMISSION, "Edit": EDIT, "ClearChoice": CLEAR, "CancelChoice": CANCEL, "DismissChoice": DISMISS,
+    "Submission": SUBMISSION, "Edit": EDIT, "Choice": CLEAR, "CancelChoice": CANCEL, "DismissChoice": DISMISS,
     "RetryChoice": RETRY,
     "EditChoice": EDIT_CHOICE,
     "NodeAdded": NODE, "Form": FORM,
@@ -18999,7 +18999,7 @@ def post_cancel(api: Api, caller: Identity, body: Any) -> Response:
 
 @route("POST /jobs/clear", "user",
        "forget finished jobs, with their logs: those named, or all of a group or status; `freed_bytes`: of the logs",
-       "Cleared", body="ClearChoice")
+       "Cleared", body="Choice")
 def post_clear(api: Api, caller: Identity, body: Any) -> dict[str, Any]:
     choice = read_object(CLEAR_KEYS, CLEAR, body)
     dry_run = choice.pop("dry_run", False)

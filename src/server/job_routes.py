@@ -174,7 +174,7 @@ def post_cancel(api: Api, caller: Identity, body: Any) -> Response:
 
 @route("POST /jobs/clear", "user",
        "forget finished jobs, with their logs: those named, or all of a group or status; `freed_bytes`: of the logs",
-       "Cleared", body="ClearChoice")
+       "Cleared", body="Choice")
 def post_clear(api: Api, caller: Identity, body: Any) -> dict[str, Any]:
     choice = read_object(CLEAR_KEYS, CLEAR, body)
     dry_run = choice.pop("dry_run", False)

@@ -46,7 +46,7 @@ FORM = {
                         "examples": ["expected_time: 10\n"],
                         "description": f"lines like expected_time: 10; its keys are {', '.join(FORM_KEYS)}"}}}
 BODIES = {                                      # {name: schema} of request bodies
-    "Submission": SUBMISSION, "Edit": EDIT, "ClearChoice": CLEAR, "CancelChoice": CANCEL, "DismissChoice": DISMISS,
+    "Submission": SUBMISSION, "Edit": EDIT, "Choice": CLEAR, "CancelChoice": CANCEL, "DismissChoice": DISMISS,
     "RetryChoice": RETRY,
     "EditChoice": EDIT_CHOICE,
     "NodeAdded": NODE, "Form": FORM,
