@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from ..formats.codec import decode_value, encode_json
 from ..hosting.events import WATCH_INTERVAL_S
@@ -12,7 +12,7 @@ from ..machine.bids import Bids
 from ..machine.disk import find_user, read_json, write_atomic
 from ..opening import TYPE_CHECKING
 from ..schedule.reasons import Plan
-from ..schedule.turns import Box, BoxUser, Ledger, Patience, credit, merge_bids, wait_for_turns
+from ..schedule.turns import Box, BoxUser, Ledger, Patience, Turns, credit, merge_bids, wait_for_turns
 from ..values.bid import Bid, Holding
 from ..values.errors import NexusError
 from ..values.gpu import Gpu
@@ -84,7 +84,7 @@ class TurnTaking(Component):
         self.ledger = credit(self.ledger, users, now)
         self.box = Box(self.uid, tuple(users), self.ledger.had, frozenset(self.patience.resting)) if found else None
         if not found:
-            self.patience = Patience()
+            self.settle(Turns(), self.patience.left)
 
     def look_at_leases(self) -> None:
         """See which GPUs others have now; a reading of what is free there is due at once."""
@@ -128,16 +128,20 @@ class TurnTaking(Component):
         """After a plan: tell others what is still wanted, and see how long GPUs have been left to them."""
         if not self.bids:
             return
-        now, at, former = self.clock.now(), self.clock.monotonic(), self.patience
         if self.box:
+            former = self.patience
             free = {capacity.gpu.uuid for capacity in planned.gpus
                     if not capacity.gpu.node and capacity.reason is None and not capacity.jobs}
-            self.patience = wait_for_turns(former, planned.turns, free, self.uid, at)
-            had = {uid: had + self.patience.wasted.get(uid, 0.0) for uid, had in self.ledger.had.items()}
-            self.ledger = replace(self.ledger, had=had)
-            self.report(former, at)
-        self.tell(now)
+            self.settle(planned.turns, free)
+            self.report(former)
+        self.tell(self.clock.now())
         self.keep()
+
+    def settle(self, turns: Turns, free: Container[str]) -> None:
+        """Count what was left to others in vain; who vanishes and comes back has not made it undone."""
+        self.patience = wait_for_turns(self.patience, turns, free, self.uid, self.clock.monotonic())
+        had = {uid: had + self.patience.wasted.get(uid, 0.0) for uid, had in self.ledger.had.items()}
+        self.ledger = replace(self.ledger, had=had)
 
     def tell(self, now: float) -> None:
         """Write the own bid while it concerns somebody: others wait, or jobs of this service do."""
@@ -156,19 +160,19 @@ class TurnTaking(Component):
             with contextlib.suppress(OSError, NexusError):          # health tells of a folder that cannot be used
                 self.bids.tell(bid)
 
-    def report(self, former: Patience, at: float) -> None:
+    def report(self, former: Patience) -> None:
         """Log the turns that are left to others, and those that they have let lapse."""
         assert self.box
         names, places = self.box.names, {gpu.uuid: gpu.place for gpu in self.service.gpu_watch.gpus}
         for uid in dict.fromkeys(uid for uid, _ in self.patience.left.values()):
             new = [places.get(uuid, uuid) for uuid, turn in self.patience.left.items()
-                   if turn[0] == uid and former.left.get(uuid) != turn and turn[1] == at]
+                   if turn[0] == uid and former.left.get(uuid) != turn]
             if new:
                 self.log.info("GPU %s is left to %s, whose turn it is", join_some(new), names.get(uid, uid))
         for uid, until in self.patience.resting.items():
             if uid not in former.resting:
                 self.log.info("%s did not take the turn: none is left to that user for %s", names.get(uid, uid),
-                              format_duration(until - at))
+                              format_duration(until - self.clock.monotonic()))
 
     def keep(self, is_end: bool = False) -> None:
         """Write the past, so that the next service knows it."""
