@@ -4606,6 +4606,37 @@ class Box(Value):
         return sorted(waiting, key=lambda user: self.had.get(user.uid, 0.0) + find_charge(user, now))
 
 
+# What is told of turns
+
+MAX_ENDS = 50                   # so many are looked ahead
+
+
+def predict_end(holding: Holding, run_s: float, now: float) -> float:
+    """When a GPU may become free: a job that is over the usual time needs a quarter more."""
+    age_s = max(0.0, now - holding.since)
+    return now + (run_s - age_s if age_s < run_s else age_s / 4)
+
+
+def find_next_turn(box: Box, free: Iterable[str], usable: Container[str] | None,
+                   now: float) -> tuple[int, float] | None:
+    """(uid, when) of who gets the next GPU; None: that cannot be told.
+
+    `free`: those that are free now.  `usable`: which of all GPUs count; None: all.
+    """
+    ends = sorted((predict_end(holding, user.run_s, now), holding.uuid)
+                  for user in box.users for holding in user.holdings)
+    there, at = list(free), now
+    for number in range(min(len(ends), MAX_ENDS) + 1):
+        if number:
+            at, uuid = ends[number - 1]
+            there.append(uuid)
+        owners = box.find_turns(there, now).owners          # by what all will have had when what runs has ended
+        uid = next((owner for uuid, owner in owners.items() if usable is None or uuid in usable), None)
+        if uid is not None:
+            return uid, at
+    return None
+
+
 # ==== src/schedule/reasons.py ====
 # What a plan is made of: starts, and the reasons why the other jobs wait.
 
@@ -4653,7 +4684,13 @@ class Plan(Value):
     preempted: tuple[tuple[str, str], ...] = () # (job that must end, job that can start then)
     yielded: tuple[tuple[str, str], ...] = ()   # (job that must end, user of this box who waits for its GPUs)
     turns: Turns = Turns()                      # whose turn the free GPUs of this box are
+    box: Box | None = None                      # the other users of this box; None: nobody else has a service here
     wants: tuple[Want, ...] = ()                # of this box's GPUs, as other users' services are told
+
+    def find_free(self) -> list[str]:
+        """The GPUs of this box that nobody has."""
+        return [capacity.gpu.uuid for capacity in self.gpus
+                if not capacity.gpu.node and capacity.reason is None and not capacity.jobs]
 
 
 PAUSED = Reason("paused", "queue", "the queue is paused (nexus resume)")
@@ -4865,9 +4902,11 @@ class GpuCapacity:
         self.reason = reason or find_gpu_reason(gpu, config, jobs)              # why it gets no further job
         self.is_reachable = self.reason is None or (bool(held) and self.reason.code == "resources")
         self.room_mib = find_room(gpu, jobs)
-        self.most_mib = (gpu.memory_total_mib or 0) - find_foreign_memory(gpu, jobs)        # room after all jobs there
+        # Room after all jobs there; those of who holds the lease count as jobs.
+        self.most_mib = (gpu.memory_total_mib or 0) - (0.0 if gpu.lease_holder else find_foreign_memory(gpu, jobs))
         self.ends_at = max([now, *(find_end(job, now) for job in jobs)])     # the earliest time when all is free
         self.turn_of = ""                           # the other user of this box whose turn it is
+        self.collected = 0                          # if that one collects GPUs for a job: how many it needs
         self.reserved_for: str | None = None
         self.reserved_until = 0.0
         self.kept = 0                               # hundredths that are taken when who preempts has started there
@@ -4914,6 +4953,11 @@ def may_use(job: Job, gpu: Gpu) -> bool:
             and (job.gpu_ids is None or gpu.is_named(job.gpu_ids)) and may_run_on(job, gpu.node))
 
 
+def describe_collection(capacity: GpuCapacity) -> str:
+    """What its next user leaves it idle for, in words to append; "" for nothing."""
+    return f" (for a job of {capacity.collected} GPUs)" if capacity.collected else ""
+
+
 def find_verdict(capacity: GpuCapacity, share: int, job: Job, config: GpuConfig, now: float) -> Reason | None:
     """Why a job cannot have `share` hundredths of a GPU now; None if it can."""
     gpu, room_mib, asked_mib, detail = capacity.gpu, capacity.room_mib, job.gpu_mem_mib, ""
@@ -4929,7 +4973,7 @@ def find_verdict(capacity: GpuCapacity, share: int, job: Job, config: GpuConfig,
         return capacity.reason
     is_brief = job.expected_time is not None and now + job.expected_time <= capacity.reserved_until
     if capacity.turn_of:
-        detail = f"is {capacity.turn_of}'s turn"
+        detail = f"is {capacity.turn_of}'s turn{describe_collection(capacity)}"
     elif capacity.reserved_for not in (None, job.id) and not is_brief:
         detail = f"is kept for job {capacity.reserved_for}"
     elif names and gpu.utilization is not None and gpu.utilization >= config.load_threshold * 100:
@@ -5273,30 +5317,43 @@ def find_unshared(job: Job, gpus: Iterable[Gpu]) -> Reason | None:
                   f"only; to share GPU {gpu.place}{where}: {DEFAULT_MODE.format(gpu.index)}")
 
 
+def find_since(job: Job) -> float:
+    """Since when a pending job waits."""
+    return job.status_history[-1][1] if job.status_history else job.created_at
+
+
 def describe_place(job: Job, position: int, estimate: float | None, gpus: Sequence[GpuCapacity], config: JobsConfig,
-                   now: float) -> list[str]:
-    """The facts that `nexus why` prints of a pending job before its list of GPUs."""
+                   now: float, is_shared: bool = False) -> list[str]:
+    """The facts that `nexus why` prints of a pending job before its list of GPUs.
+
+    `is_shared`: other users have services on this box.
+    """
     room = f" with {format_memory(job.gpu_mem_mib)} free on each" if job.gpu_mem_mib else ""
     only = f"; it accepts only GPU {format_indices(job.gpu_ids)} (--gpu-ids)" if job.gpu_ids is not None else ""
     facts = [f"{format_count(position, 'job')} before it in the queue" if position else "it is first in the queue",
              f"it asks for {format_asked(job)}{room}{only}"]
     if any(capacity.reserved_for == job.id for capacity in gpus):
         facts.append(f"it has waited for over {format_duration(config.reserve_after_seconds)}: GPUs are kept for it")
+    elif is_shared and job.gpus > 1 and (left_s := config.reserve_after_seconds - (now - find_since(job))) > 0:
+        facts.append(f"if it waits for {format_duration(left_s)} more, GPUs are kept for it as they become free")
     if estimate is not None:
         facts.append(f"it will start in about {format_duration(max(0.0, estimate - now))}")
     return facts
 
 
-def describe_holders(job: Job, capacities: Sequence[GpuCapacity], config: GpuConfig, reader: str) -> str:
+def describe_holders(job: Job, capacities: Sequence[GpuCapacity], config: GpuConfig, reader: str,
+                     is_shared: bool) -> str:
     """`3 taken by your own jobs, 1 by bob`: who has how many of the GPUs that a job lacks; "" where no job runs there.
 
-    Of other users' jobs the same words are for them and for who reads them, so these say names.
+    Of other users' jobs the same words are for them and for who reads them, so these say names.  `is_shared`: services
+    of others count, too.
     """
-    if not any(capacity.jobs for capacity in capacities):
+    if not any(capacity.jobs or (is_shared and capacity.gpu.lease_holder) for capacity in capacities):
         return ""
     counts: dict[str, int] = {}
     for capacity in capacities:
         others = [process.user or "somebody" for process in find_foreign(capacity.gpu, config)]
+        others = [capacity.gpu.lease_holder] if is_shared and capacity.gpu.lease_holder else others
         holders = list(dict.fromkeys([other.user for other in capacity.jobs] or others))
         if holders:
             is_own = capacity.jobs and holders == [reader] == [job.user]
@@ -5318,6 +5375,28 @@ def describe_preemption(job: Job, planned: Plan, nodes: Iterable[str], config: G
     else:
         return ""
     return f"{format_jobs_there(ids)} {'is' if len(ids) == 1 else 'are'} {when}"
+
+
+def describe_sharing(job: Job, planned: Plan, usable: Container[str], now: float, reader: str) -> str:
+    """`bob has 60 waiting; your turn is next`: of other users' services that want these GPUs of this box."""
+    box, turns = planned.box, planned.turns
+    if not box:
+        return ""
+    name, is_reader = box.names.get(box.own_uid, reader), job.user == reader
+    others = [user for user in box.users if user.uid != box.own_uid]
+    waiting = [f"{user.name} has {user.waiting} waiting" for user in others
+               if any(uuid in usable for want in user.wants for uuid in want.uuids)]
+    if not waiting and not any(holding.uuid in usable for user in others for holding in user.holdings):
+        return ""
+    if turns.collector == box.own_uid and any(capacity.reserved_for == job.id for capacity in planned.gpus):
+        count = sum(turns.owners[uuid] == box.own_uid for uuid in turns.sets)
+        turn = f"{'you have' if is_reader else f'{name} has'} {count} of the {turns.wanted} GPUs"
+    elif found := find_next_turn(box, planned.find_free(), usable, now):
+        uid, _ = found
+        turn = "your turn is next" if uid == box.own_uid and is_reader else f"the next turn is {box.names[uid]}'s"
+    else:
+        turn = ""
+    return "; ".join(filter(None, [join_some(waiting, 3), turn]))
 
 
 def explain_shortage(job: Job, planned: Plan, config: GpuConfig, now: float, reader: str) -> Reason:
@@ -5347,18 +5426,23 @@ def explain_shortage(job: Job, planned: Plan, config: GpuConfig, now: float, rea
     total, free = len(verdicts), sum(reason is None for _, reason in verdicts)
     only = verdicts[0][1] if total == 1 else None
     others = [f"GPU {capacity.gpu.place} {reason.detail}"      # what no job can change
-              for capacity, reason in verdicts if reason and reason.subject == capacity.gpu.place and not only]
+              for capacity, reason in verdicts if reason and reason.subject == capacity.gpu.place and not only
+              and not (planned.box and capacity.gpu.lease_holder)]
     nodes = [name for name in machines if not planned.machines[name]]
     preemption = describe_preemption(job, planned, nodes, config, now)
     note = describe_slices(job, (capacity.gpu for capacity in planned.gpus))
-    taken = describe_holders(job, [capacity for capacity, reason in verdicts if reason], config, reader)
+    taken = describe_holders(job, [capacity for capacity, reason in verdicts if reason], config, reader,
+                             planned.box is not None)
+    usable_uuids = {capacity.gpu.uuid for capacity, _ in verdicts if not capacity.gpu.node}
+    sharing = describe_sharing(job, planned, usable_uuids, now, reader)
     where = " of one machine" if job.gpus > 1 and len(machines) > 1 else ""
     verb, stop = "is" if free == 1 else "are", ";" if note else ":"
     first = f"needs {format_asked(job)}{where}; {free} of {total} {verb} free{note}" + (taken and f"{stop} {taken}")
     if only:
         first = f"GPU {verdicts[0][0].gpu.place} {only.detail}"
     return replace(only or SHORTAGE, detail="; ".join([
-        *([first] if total else []), *filter(None, [preemption]), *list_some(others, 2), *details, *excluded_nodes]))
+        *([first] if total else []), *filter(None, [preemption]), *list_some(others, 2), *details, *excluded_nodes,
+        *filter(None, [sharing])]))
 
 
 # ==== src/schedule/plan.py ====
@@ -5500,7 +5584,7 @@ def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, n
     delayed_until = now + min(delays) if delays else None
     yielded = yield_to_others(box, turns, running, now) if box and config.jobs.preemptible_for_others else ()
     return replace(planned, starts=tuple(starts), preempted=tuple(preempted), yielded=tuple(yielded), blocked=blocked,
-                   delayed_until=delayed_until, turns=turns, wants=tuple(wants.wants.values()))
+                   delayed_until=delayed_until, turns=turns, box=box, wants=tuple(wants.wants.values()))
 
 
 def make_machines(state: State, views: Sequence[NodeView], reasons: Mapping[str, Reason | None],
@@ -5530,6 +5614,7 @@ def leave_turns(box: Box, capacities: Sequence[GpuCapacity], now: float) -> Turn
     for capacity in open_to_all:
         owner = turns.owners.get(capacity.gpu.uuid, box.own_uid)
         capacity.turn_of = "" if owner == box.own_uid else box.names[owner]
+        capacity.collected = turns.wanted if owner == turns.collector and capacity.gpu.uuid in turns.sets else 0
     return turns
 
 
@@ -5543,11 +5628,8 @@ class WantList:
         self.wants: dict[tuple[Any, ...], Want] = {}        # {request class: want}
         self.begun: dict[tuple[Any, ...], int] = {}         # {queue class: how many of its jobs start now}
 
-    def find_since(self, job: Job) -> float:
-        return job.status_history[-1][1] if job.status_history else job.created_at
-
     def is_starving(self, job: Job) -> bool:
-        return self.now - self.find_since(job) >= self.config.reserve_after_seconds
+        return self.now - find_since(job) >= self.config.reserve_after_seconds
 
     def note_start(self, queue_class: tuple[Any, ...]) -> None:
         self.begun[queue_class] = self.begun.get(queue_class, 0) + 1
@@ -5565,7 +5647,7 @@ class WantList:
             return
         if waiting > 0 and 0 < gpus <= len(uuids) and len(self.wants) < MAX_WANTS:
             self.wants[request_class(job)] = Want(
-                gpus, tuple(uuids), waiting, self.find_since(job), self.is_starving(job))
+                gpus, tuple(uuids), waiting, find_since(job), self.is_starving(job))
 
     def count(self, queue_class: tuple[Any, ...], count: int) -> None:
         """Count more jobs of the same request, of another group or user."""
@@ -5918,15 +6000,17 @@ class Work(Value):
 # When pending jobs will start: the scheduler in simulated time.
 
 MAX_ESTIMATED_STEPS = MAX_ESTIMATED_JOBS = 500
+MAX_SHARED_STEPS = 50           # where other users have services on this box
 OVERDUE = 0.25                  # of the expected run time: the end of a job that exceeds it by more is unknown
 
 
 def estimate_starts(jobs: Iterable[Job], groups: Iterable[Group], run_times: Mapping[str, float | None],
                     gpus: Sequence[Gpu], config: Config, now: float,
-                    nodes: Sequence[NodeView] = ()) -> dict[str, float]:
+                    nodes: Sequence[NodeView] = (), box: Box | None = None) -> dict[str, float]:
     """{id of a pending job: when it will start, UTC epoch seconds}, for the jobs whose start can be estimated.
 
     `jobs`: the running and the first pending jobs, in order.  `run_times`: the whole run time of each, None if unknown.
+    `box`: other users of this box, whose jobs take turns with these.
     A job of unknown run time never ends here; once one has started, later starts get no estimate.
     """
     state, estimates, ends = State(), dict[str, float](), dict[str, float]()        # {job id: start}, {job id: end}
@@ -5940,15 +6024,21 @@ def estimate_starts(jobs: Iterable[Job], groups: Iterable[Group], run_times: Map
     held = {uuid for job in state.running.values() for uuid in job.current.gpu_uuids}
     # Inside a container no process shows: all use is the jobs', and ends with them
     gpus = [replace(gpu, memory_used_mib=None) if gpu.uuid in held and not gpu.processes else gpu for gpu in gpus]
-    for _ in range(MAX_ESTIMATED_STEPS):
-        planned = plan(state, gpus, None, config, now, nodes)
+    shared = SharedBox(box, now) if box else None
+    for _ in range(MAX_SHARED_STEPS if shared else MAX_ESTIMATED_STEPS):
+        planned = plan(state, gpus, None, config, now, nodes, box=shared.box if shared else None)
         for start in planned.starts:
             begun = begin_attempt(state.jobs[start.job_id], started_at=now, gpu_indices=start.gpu_indices,
                                   gpu_uuids=start.gpu_uuids, node=start.node)
             state.put(change_status(begun, RUNNING, now))
             estimates[start.job_id] = now
             ends[start.job_id] = now + (run_times.get(start.job_id) or 0.0)
-        times = [at for at in (*ends.values(), planned.delayed_until) if at is not None]
+        if shared and not state.pending:
+            break
+        if shared:
+            shared.take_turns(planned, state.running.values(), now)
+        other_end = shared.find_next_end() if shared else None
+        times = [at for at in (*ends.values(), planned.delayed_until, other_end) if at is not None]
         if not times or any(run_times.get(start.job_id) is None for start in planned.starts):
             break
         now = max(now, min(times))
@@ -5956,7 +6046,83 @@ def estimate_starts(jobs: Iterable[Job], groups: Iterable[Group], run_times: Map
             del ends[job_id]
             for change in end_job(state, state.jobs[job_id], COMPLETED, now):
                 state.put(change)
+        gpus = shared.move_on(gpus, state.running.values(), now) if shared else gpus
     return estimates
+
+
+class SharedBox:
+    """The other users of this box in simulated time: their jobs end, and take the GPUs when it is their turn."""
+
+    def __init__(self, box: Box, now: float) -> None:
+        self.box = replace(box, users=tuple(
+            user if user.uid == box.own_uid else replace(user, run_s=max(1.0, user.run_s), holdings=tuple(
+                replace(holding, since=predict_end(holding, user.run_s, now) - max(1.0, user.run_s))
+                for holding in user.holdings)) for user in box.users))
+        self.looked_at = now
+
+    def take_turns(self, planned: Plan, running: Iterable[Job], now: float) -> None:
+        """The others take the GPUs that the plan has left to them, unless they still collect."""
+        users = list[BoxUser]()
+        for user in self.box.users:
+            if user.uid == self.box.own_uid:
+                users.append(replace(user, wants=planned.wants, holdings=list_holdings(running, now)))
+                continue
+            left = [uuid for uuid, owner in planned.turns.owners.items() if owner == user.uid]
+            users.append(take_turn(user, left, user.uid == planned.turns.collector, now))
+        self.box = replace(self.box, users=tuple(users))
+        self.looked_at = now
+
+    def find_next_end(self) -> float | None:
+        return min((holding.since + user.run_s for user in self.box.users if user.uid != self.box.own_uid
+                    for holding in user.holdings), default=None)
+
+    def move_on(self, gpus: Sequence[Gpu], running: Iterable[Job], now: float) -> Sequence[Gpu]:
+        """Count what each has had until now, and end what ends; return the GPUs as they are then."""
+        users = self.box.users
+        before = Ledger(self.box.had, {user.uid: user for user in users}, self.looked_at, now)
+        held = dict[str, str]()                             # {GPU uuid: the other user who has it}
+        after = list[BoxUser]()
+        for user in users:
+            if user.uid == self.box.own_uid:
+                after.append(replace(user, holdings=list_holdings(running, now)))
+                continue
+            left = tuple(holding for holding in user.holdings if holding.since + user.run_s > now)
+            held.update((holding.uuid, user.name) for holding in left)
+            after.append(replace(user, holdings=left))
+        ended = {holding.uuid for user in users for holding in user.holdings} - held.keys()
+        self.box = replace(self.box, users=tuple(after), had=credit(before, users, now).had)
+        shown = list[Gpu]()
+        for gpu in gpus:
+            if gpu.uuid in held:
+                gpu = replace(gpu, lease_holder=held[gpu.uuid])
+            elif gpu.lease_holder and gpu.uuid in ended:            # what its user's processes used is free
+                others = tuple(process for process in gpu.processes if process.user != gpu.lease_holder)
+                gpu = replace(gpu, lease_holder=None, processes=others,
+                              memory_used_mib=0.0 if gpu.memory_used_mib is not None else None)
+            shown.append(gpu)
+        return shown
+
+
+def list_holdings(running: Iterable[Job], now: float) -> tuple[Holding, ...]:
+    """What jobs have of the GPUs of this machine."""
+    return tuple(Holding(uuid, share, job.current.started_at or now) for job in running if not job.current.node
+                 for uuid, share in zip(job.current.gpu_uuids, list_shares(job)))
+
+
+def take_turn(user: BoxUser, left: Sequence[str], is_collecting: bool, now: float) -> BoxUser:
+    """A user whose first jobs take the GPUs that are left to that one, if there are enough."""
+    wants, holdings = list[Want](), list(user.holdings)
+    for number, want in enumerate(user.wants):
+        jobs, fitting = want.jobs, [uuid for uuid in left if uuid in want.uuids]
+        while jobs and len(fitting) >= want.gpus:
+            taken, fitting, jobs = fitting[:want.gpus], fitting[want.gpus:], jobs - 1
+            holdings += [Holding(uuid, 100, now) for uuid in taken]
+            left = [uuid for uuid in left if uuid not in taken]
+        wants += [replace(want, jobs=jobs)] if jobs else []
+        if jobs and is_collecting and want.collects:
+            wants += user.wants[number + 1:]
+            break
+    return replace(user, wants=tuple(wants), holdings=tuple(holdings))
 
 
 def know_run_times(jobs: Iterable[Job], finished: Iterable[Job]) -> dict[str, float | None]:
@@ -6094,6 +6260,18 @@ OVERVIEW_JOB_KEYS = (                           # what GET /status?after= has of
 OVERVIEW_GPU_KEYS = ("uuid", "name", "profile", "node", "place", "state", "job_ids", "memory_total_mib", "is_paused",
                      "is_available", "unavailable", "used_by", "fault")
 GPU_READINGS = ("memory_used_mib", "utilization", "utilization_mean", "temperature", "power_watts")
+OTHER_USER = {
+    "user": Field(STRING, "who it is"),
+    "running": Field(INTEGER, "how many of that user's jobs have GPUs of this machine"),
+    "waiting": Field(INTEGER, "how many wait for them"),
+    "gpus": Field(FLOAT, "how many GPUs the running ones have"),
+    "since": Field(or_null(TIME), "since when the first of them waits"),
+    "collects": Field(or_null(INTEGER), "of the job that collects GPUs as they become free: how many it needs"),
+}
+NEXT_TURN = {
+    "user": Field(STRING, "who gets the next GPU, as far as is known"),
+    "seconds": Field(FLOAT, "in about how many seconds"),
+}
 PUBLIC_NODE_KEYS = ("name", "gpus", "gpu_names", "running_jobs", "is_reachable", "is_leaving", "unknown_since")
 
 
@@ -6293,6 +6471,14 @@ def submitted_json(job: Mapping[str, Any], node_numbers: Mapping[str | None, int
             "project_id": labels.get("project_id"), **pick(job, SUBMITTED_KEYS)}
 
 
+def other_user_json(user: BoxUser) -> dict[str, Any]:
+    """Another user of this machine, as that one's service tells."""
+    return {"user": user.name, "running": user.running, "waiting": user.waiting,
+            "gpus": sum(holding.share for holding in user.holdings) / 100,
+            "since": format_time(user.since) if user.wants else None,
+            "collects": next((want.gpus for want in user.wants if want.collects and want.gpus > 1), None)}
+
+
 def gpu_json(gpu: Gpu, state: State, config: GpuConfig, error: str | None, node: str = "",
              unavailable: str | None = None) -> dict[str, Any]:
     """A GPU as GET /status shows it.
@@ -6447,6 +6633,7 @@ def format_snapshot(status: Json, paint: Paint, table: Sequence[str] = ()) -> st
     if status["gpu_trouble"]:
         lines.append(paint("red", status["gpu_trouble"]))
     lines += gpu_lines or ([] if status["gpu_trouble"] or slurm else ["none"])
+    lines += ["", paint("white", SHARED), *format_others(status, paint)] if status.get("others") else []
     on_gpus = {job_id for gpu in status["gpu_status"] for job_id in gpu["job_ids"]}
     running = status["running_jobs"]
     elsewhere = {
@@ -6459,6 +6646,25 @@ def format_snapshot(status: Json, paint: Paint, table: Sequence[str] = ()) -> st
         lines += [line for job in jobs for line in format_running(job, paint, bool(status["nodes"]))]
     lines += ["", *(f"hint: {hint}" for hint in status["hints"])] if status["hints"] else []
     return paint.join(lines)
+
+
+SHARED = "Other users of these GPUs, who take turns with you:"
+
+
+def format_others(status: Json, paint: Paint) -> list[str]:
+    """`bob: 4 running, 60 waiting since 15:30`, each, and who is next; [] where nobody else is.  An older service
+    tells of nobody."""
+    lines = []
+    for other in status.get("others", ()):
+        since = f" since {local_time(other['since'])}" if other["since"] else ""
+        collects = f", collects {other['collects']} GPUs for one job" if other["collects"] else ""
+        lines.append(f"{paint('yellow', other['user'])}: {other['running']} running, {other['waiting']} waiting{since}"
+                     f"{collects}")
+    if lines and (turn := status["next_turn"]):
+        is_own = status.get("is_owner") and turn["user"] == status["user"]
+        when = f"in about {format_duration(turn['seconds'])}" if turn["seconds"] >= 1 else "now"
+        lines.append(f"Next GPU: {paint('green' if is_own else 'yellow', 'yours' if is_own else turn['user'])}, {when}")
+    return lines
 
 
 def list_gpu_lines(status: Json, paint: Paint) -> list[str]:
@@ -7063,6 +7269,7 @@ def list_top(status: Json, waiting: Sequence[Json], more: int, groups: Sequence[
              paint("blue", f"Queue: {format_count(status['queued_jobs'], 'job')} pending ")
              + paint("yellow", "[PAUSED]" if status["is_paused"] else "[RUNNING]")
              + f"  {format_history(status)}",
+             *(["Others: " + "; ".join(others)] if (others := format_others(status, paint)) else []),
              *(paint("red", f"{name}: see nexus health") for name in status["bad_checks"][:1]), ""]
     shown = [(line, "") for line in paint.join(lines).split("\n")[:-1]]
     if rows:
@@ -7617,8 +7824,12 @@ OBJECTS = {                                     # {name: schema} of replies; tho
     "Process": object_schema(PROCESS), "Results": object_schema(RESULTS), "ResultColumn": object_schema(TABLE_COLUMN),
     "ResultRow": object_schema(TABLE_ROW), "Error": object_schema(ERROR), "Usage": object_schema(USAGE),
     "History": object_schema(HISTORY), "GpuHistory": object_schema(GPU_HISTORY), "GpuRun": object_schema(RUN_ROW),
-    "JobUsage": object_schema(JOB_USAGE),
-    "Status": object_schema({"gpu_status": Field(list_of(object_ref("Gpu")), "the GPUs of all machines")})}
+    "JobUsage": object_schema(JOB_USAGE), "OtherUser": object_schema(OTHER_USER), "NextTurn": object_schema(NEXT_TURN),
+    "Status": object_schema({
+        "gpu_status": Field(list_of(object_ref("Gpu")), "the GPUs of all machines"),
+        "others": Field(list_of(object_ref("OtherUser")), "users who have services of their own on this machine, and "
+                        "take turns with this one on its GPUs: while they have jobs on them or wait for them"),
+        "next_turn": Field(or_null(object_ref("NextTurn")), "who gets the next GPU, if there are others")})}
 
 
 def make_openapi(routes: Sequence[Any], version: str) -> dict[str, Any]:
@@ -17538,7 +17749,9 @@ class Estimates(Component):
         """Return what tells a plan from another: the state, what is closed, and the minute, as an end may be late."""
         planned = self.service.plan
         cards = [(capacity.gpu.uuid, capacity.reason and capacity.reason.code) for capacity in planned.gpus]
-        return self.store.state.seq, planned.reason, dict(planned.machines), cards, self.clock.now() // 60
+        box = self.service.turn_taking.box
+        users = [(user.uid, user.wants, user.holdings) for user in box.users] if box else []
+        return self.store.state.seq, planned.reason, dict(planned.machines), cards, self.clock.now() // 60, users
 
     def make_starts(self) -> Mapping[str, float]:
         import itertools
@@ -17550,7 +17763,8 @@ class Estimates(Component):
             return {}
         return estimate_starts(
             jobs, list(state.groups.values()), know_run_times(jobs, list_finished(state)),
-            self.service.gpu_watch.see_gpus(state), self.config, self.clock.now(), self.service.pool.view_nodes())
+            self.service.gpu_watch.see_gpus(state), self.config, self.clock.now(), self.service.pool.view_nodes(),
+            self.service.turn_taking.box)
 
     def estimate_progress(self, job: Job, now: float) -> dict[str, Any]:
         """How far a running job is, and when it ends, by their keys in its JSON."""
@@ -17603,7 +17817,8 @@ class Explainer(Component):
             outcome = f"{get_outcome(last)}: " if last.cause == SIGNAL and last.cause_line != LACK_OF_MEMORY else ""
             return {**answer, "why": outcome + end}
         position = PendingQueue(state).find_position(job)
-        facts = describe_place(job, position, estimates.get(job.id), capacities, self.config.jobs, now)
+        facts = describe_place(job, position, estimates.get(job.id), capacities, self.config.jobs, now,
+                               self.service.plan.box is not None)
         for other in state.running.values() if job.gpus and not job.preemptible else ():
             left_s = PREEMPT_AFTER_S - find_age(other, now)
             if other.preemptible and left_s > 0:
@@ -17831,6 +18046,8 @@ class ServiceStatus(Component):
         return {
             "state_version": version,
             "gpu_status": self.list_gpus(state),
+            "others": [other_user_json(user) for user in service.turn_taking.others if user.wants or user.holdings],
+            "next_turn": self.describe_next_turn(),
             "is_paused": state.paused,
             "queued_jobs": len(state.pending),
             "queued_by_priority": queued_by_priority,
@@ -17860,14 +18077,22 @@ class ServiceStatus(Component):
         """Return the GPUs of all machines, for the API."""
         now, nodes, shown = self.clock.monotonic(), self.service.pool.nodes, []
         reasons = {node.name: node.find_reason(now) for node in nodes.values()}
+        left = {capacity.gpu.uuid: f"is left to {capacity.turn_of}, whose turn it is{describe_collection(capacity)}"
+                for capacity in self.service.plan.gpus if capacity.turn_of}
         for gpu in self.service.gpu_watch.see_gpus(state):
             reason = reasons.get(gpu.node) if gpu.node else self.service.observer.observation.error
             is_unread = bool(reason) and (not gpu.node or nodes[gpu.node].error is not None)
             if gpu.node and is_unread:                  # its last readings are too old
                 gpu = forget_readings(gpu)
             shown.append(gpu_json(gpu, state, self.config.gpu, reason if is_unread else None,
-                                  gpu.node or self.service.node, None if is_unread else reason))
+                                  gpu.node or self.service.node, None if is_unread else reason or left.get(gpu.uuid)))
         return shown
+
+    def describe_next_turn(self) -> dict[str, Any] | None:
+        """Who gets the next GPU of this box that somebody waits for; None: there are no others, or nobody can tell."""
+        box, now = self.service.plan.box, self.clock.now()
+        found = find_next_turn(box, self.service.plan.find_free(), None, now) if box else None
+        return {"user": box.names[found[0]], "seconds": round(found[1] - now, 1)} if box and found else None
 
     def describe_service(self) -> dict[str, Any]:
         return {"version": __version__, "hash": self.service.hash, "pid": os.getpid(), "user": self.service.user,
@@ -17943,7 +18168,8 @@ class Overview(Component):
         described = service.job_serializer.describe_jobs(rows, OVERVIEW_JOB_KEYS)
         return {
             **pick(status, (
-                "version", "user", "is_owner", "is_paused", "host", "slurm", "gpu_trouble", "bad_checks")),
+                "version", "user", "others", "is_owner", "is_paused", "host", "slurm", "gpu_trouble", "bad_checks")),
+            "next_turn": status["next_turn"] and status["next_turn"]["user"],
             # A group's row tells that it is held.
             "disk_use": service.disk_use.measured if caller.is_owner else None,
             "hints": service.health.list_hints(checks) if caller.is_owner else [],
@@ -20326,6 +20552,7 @@ section, #job > div > * { margin-bottom: .8rem; }
 .head, dialog h2 { margin-bottom: .35rem; min-height: 28px; }
 .panel, dialog, .log, #notices > * { background: var(--panel); border: 1px solid var(--line); border-radius: 8px; }
 .pad, .banner { padding: .4rem .8rem; }
+#sharing { margin-top: .4rem; }
 .banner { margin-bottom: .5rem; border-radius: 8px; }
 .badge { padding: .02rem .5rem; border-radius: 1em; font-size: .86em; white-space: nowrap; background: var(--sunk);
   color: var(--muted); }
@@ -21135,7 +21362,18 @@ function drawGpus() {
   return section('gpus', slurm ? 'Slurm' : 'GPUs',
     slurm ? `${slurm.running_jobs} running, ${slurm.handed_jobs} waiting` : gpus.length > 0 && countFree(gpus),
     hasNodes() ? Object.values(view.nodes).map((node) => drawNode(node, gpus)) : drawRows(gpus),
+    drawSharing(),
     others.length > 0 && el('ul', {class: 'rows panel', key: 'others'}, others.map((job) => drawJob(job))));
+}
+
+function drawSharing() {                        // users with services of their own, who take turns with this one
+  const {others, next_turn: next} = view, isOwn = view.is_owner && next === view.user;
+  const drawUser = ({user, running, waiting, since, collects}) => el('li', {key: user}, el('b', {}, user), ` ${listed(
+    `${number(running)} running`, `${number(waiting)} waiting${since ? ` for ${about(secondsSince(since))}` : ''}`,
+    collects && `collects ${collects} GPUs for one job`)}`);
+  return others.length > 0 && el('div', {id: 'sharing', class: 'panel pad small', role: 'group',
+    'aria-label': 'Other users of these GPUs'}, el('p', {class: 'muted'}, 'Other users of these GPUs, by turns'),
+  el('ul', {}, others.map(drawUser)), next && el('p', {}, 'Next GPU: ', el('b', {}, isOwn ? 'yours' : next)));
 }
 
 function drawRows(gpus) {

@@ -12,7 +12,18 @@ function drawGpus() {
   return section('gpus', slurm ? 'Slurm' : 'GPUs',
     slurm ? `${slurm.running_jobs} running, ${slurm.handed_jobs} waiting` : gpus.length > 0 && countFree(gpus),
     hasNodes() ? Object.values(view.nodes).map((node) => drawNode(node, gpus)) : drawRows(gpus),
+    drawSharing(),
     others.length > 0 && el('ul', {class: 'rows panel', key: 'others'}, others.map((job) => drawJob(job))));
+}
+
+function drawSharing() {                        // users with services of their own, who take turns with this one
+  const {others, next_turn: next} = view, isOwn = view.is_owner && next === view.user;
+  const drawUser = ({user, running, waiting, since, collects}) => el('li', {key: user}, el('b', {}, user), ` ${listed(
+    `${number(running)} running`, `${number(waiting)} waiting${since ? ` for ${about(secondsSince(since))}` : ''}`,
+    collects && `collects ${collects} GPUs for one job`)}`);
+  return others.length > 0 && el('div', {id: 'sharing', class: 'panel pad small', role: 'group',
+    'aria-label': 'Other users of these GPUs'}, el('p', {class: 'muted'}, 'Other users of these GPUs, by turns'),
+  el('ul', {}, others.map(drawUser)), next && el('p', {}, 'Next GPU: ', el('b', {}, isOwn ? 'yours' : next)));
 }
 
 function drawRows(gpus) {

@@ -207,9 +207,11 @@ class GpuCapacity:
         self.reason = reason or find_gpu_reason(gpu, config, jobs)              # why it gets no further job
         self.is_reachable = self.reason is None or (bool(held) and self.reason.code == "resources")
         self.room_mib = find_room(gpu, jobs)
-        self.most_mib = (gpu.memory_total_mib or 0) - find_foreign_memory(gpu, jobs)        # room after all jobs there
+        # Room after all jobs there; those of who holds the lease count as jobs.
+        self.most_mib = (gpu.memory_total_mib or 0) - (0.0 if gpu.lease_holder else find_foreign_memory(gpu, jobs))
         self.ends_at = max([now, *(find_end(job, now) for job in jobs)])     # the earliest time when all is free
         self.turn_of = ""                           # the other user of this box whose turn it is
+        self.collected = 0                          # if that one collects GPUs for a job: how many it needs
         self.reserved_for: str | None = None
         self.reserved_until = 0.0
         self.kept = 0                               # hundredths that are taken when who preempts has started there
@@ -256,6 +258,11 @@ def may_use(job: Job, gpu: Gpu) -> bool:
             and (job.gpu_ids is None or gpu.is_named(job.gpu_ids)) and may_run_on(job, gpu.node))
 
 
+def describe_collection(capacity: GpuCapacity) -> str:
+    """What its next user leaves it idle for, in words to append; "" for nothing."""
+    return f" (for a job of {capacity.collected} GPUs)" if capacity.collected else ""
+
+
 def find_verdict(capacity: GpuCapacity, share: int, job: Job, config: GpuConfig, now: float) -> Reason | None:
     """Why a job cannot have `share` hundredths of a GPU now; None if it can."""
     gpu, room_mib, asked_mib, detail = capacity.gpu, capacity.room_mib, job.gpu_mem_mib, ""
@@ -271,7 +278,7 @@ def find_verdict(capacity: GpuCapacity, share: int, job: Job, config: GpuConfig,
         return capacity.reason
     is_brief = job.expected_time is not None and now + job.expected_time <= capacity.reserved_until
     if capacity.turn_of:
-        detail = f"is {capacity.turn_of}'s turn"
+        detail = f"is {capacity.turn_of}'s turn{describe_collection(capacity)}"
     elif capacity.reserved_for not in (None, job.id) and not is_brief:
         detail = f"is kept for job {capacity.reserved_for}"
     elif names and gpu.utilization is not None and gpu.utilization >= config.load_threshold * 100:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from ..formats.nvidia_smi import PROHIBITED
 from ..values.causes import PREEMPTED, get_cause
@@ -28,6 +28,7 @@ from .capacity import (
 )
 from .preemption import find_next_ends
 from .reasons import DEFAULT_MODE, SHORTAGE, Plan, Reason
+from .turns import find_next_turn
 
 
 def describe_awaited(group: str, jobs: Sequence[tuple[int, str]]) -> str:
@@ -79,30 +80,43 @@ def find_unshared(job: Job, gpus: Iterable[Gpu]) -> Reason | None:
                   f"only; to share GPU {gpu.place}{where}: {DEFAULT_MODE.format(gpu.index)}")
 
 
+def find_since(job: Job) -> float:
+    """Since when a pending job waits."""
+    return job.status_history[-1][1] if job.status_history else job.created_at
+
+
 def describe_place(job: Job, position: int, estimate: float | None, gpus: Sequence[GpuCapacity], config: JobsConfig,
-                   now: float) -> list[str]:
-    """The facts that `nexus why` prints of a pending job before its list of GPUs."""
+                   now: float, is_shared: bool = False) -> list[str]:
+    """The facts that `nexus why` prints of a pending job before its list of GPUs.
+
+    `is_shared`: other users have services on this box.
+    """
     room = f" with {format_memory(job.gpu_mem_mib)} free on each" if job.gpu_mem_mib else ""
     only = f"; it accepts only GPU {format_indices(job.gpu_ids)} (--gpu-ids)" if job.gpu_ids is not None else ""
     facts = [f"{format_count(position, 'job')} before it in the queue" if position else "it is first in the queue",
              f"it asks for {format_asked(job)}{room}{only}"]
     if any(capacity.reserved_for == job.id for capacity in gpus):
         facts.append(f"it has waited for over {format_duration(config.reserve_after_seconds)}: GPUs are kept for it")
+    elif is_shared and job.gpus > 1 and (left_s := config.reserve_after_seconds - (now - find_since(job))) > 0:
+        facts.append(f"if it waits for {format_duration(left_s)} more, GPUs are kept for it as they become free")
     if estimate is not None:
         facts.append(f"it will start in about {format_duration(max(0.0, estimate - now))}")
     return facts
 
 
-def describe_holders(job: Job, capacities: Sequence[GpuCapacity], config: GpuConfig, reader: str) -> str:
+def describe_holders(job: Job, capacities: Sequence[GpuCapacity], config: GpuConfig, reader: str,
+                     is_shared: bool) -> str:
     """`3 taken by your own jobs, 1 by bob`: who has how many of the GPUs that a job lacks; "" where no job runs there.
 
-    Of other users' jobs the same words are for them and for who reads them, so these say names.
+    Of other users' jobs the same words are for them and for who reads them, so these say names.  `is_shared`: services
+    of others count, too.
     """
-    if not any(capacity.jobs for capacity in capacities):
+    if not any(capacity.jobs or (is_shared and capacity.gpu.lease_holder) for capacity in capacities):
         return ""
     counts: dict[str, int] = {}
     for capacity in capacities:
         others = [process.user or "somebody" for process in find_foreign(capacity.gpu, config)]
+        others = [capacity.gpu.lease_holder] if is_shared and capacity.gpu.lease_holder else others
         holders = list(dict.fromkeys([other.user for other in capacity.jobs] or others))
         if holders:
             is_own = capacity.jobs and holders == [reader] == [job.user]
@@ -124,6 +138,28 @@ def describe_preemption(job: Job, planned: Plan, nodes: Iterable[str], config: G
     else:
         return ""
     return f"{format_jobs_there(ids)} {'is' if len(ids) == 1 else 'are'} {when}"
+
+
+def describe_sharing(job: Job, planned: Plan, usable: Container[str], now: float, reader: str) -> str:
+    """`bob has 60 waiting; your turn is next`: of other users' services that want these GPUs of this box."""
+    box, turns = planned.box, planned.turns
+    if not box:
+        return ""
+    name, is_reader = box.names.get(box.own_uid, reader), job.user == reader
+    others = [user for user in box.users if user.uid != box.own_uid]
+    waiting = [f"{user.name} has {user.waiting} waiting" for user in others
+               if any(uuid in usable for want in user.wants for uuid in want.uuids)]
+    if not waiting and not any(holding.uuid in usable for user in others for holding in user.holdings):
+        return ""
+    if turns.collector == box.own_uid and any(capacity.reserved_for == job.id for capacity in planned.gpus):
+        count = sum(turns.owners[uuid] == box.own_uid for uuid in turns.sets)
+        turn = f"{'you have' if is_reader else f'{name} has'} {count} of the {turns.wanted} GPUs"
+    elif found := find_next_turn(box, planned.find_free(), usable, now):
+        uid, _ = found
+        turn = "your turn is next" if uid == box.own_uid and is_reader else f"the next turn is {box.names[uid]}'s"
+    else:
+        turn = ""
+    return "; ".join(filter(None, [join_some(waiting, 3), turn]))
 
 
 def explain_shortage(job: Job, planned: Plan, config: GpuConfig, now: float, reader: str) -> Reason:
@@ -153,15 +189,20 @@ def explain_shortage(job: Job, planned: Plan, config: GpuConfig, now: float, rea
     total, free = len(verdicts), sum(reason is None for _, reason in verdicts)
     only = verdicts[0][1] if total == 1 else None
     others = [f"GPU {capacity.gpu.place} {reason.detail}"      # what no job can change
-              for capacity, reason in verdicts if reason and reason.subject == capacity.gpu.place and not only]
+              for capacity, reason in verdicts if reason and reason.subject == capacity.gpu.place and not only
+              and not (planned.box and capacity.gpu.lease_holder)]
     nodes = [name for name in machines if not planned.machines[name]]
     preemption = describe_preemption(job, planned, nodes, config, now)
     note = describe_slices(job, (capacity.gpu for capacity in planned.gpus))
-    taken = describe_holders(job, [capacity for capacity, reason in verdicts if reason], config, reader)
+    taken = describe_holders(job, [capacity for capacity, reason in verdicts if reason], config, reader,
+                             planned.box is not None)
+    usable_uuids = {capacity.gpu.uuid for capacity, _ in verdicts if not capacity.gpu.node}
+    sharing = describe_sharing(job, planned, usable_uuids, now, reader)
     where = " of one machine" if job.gpus > 1 and len(machines) > 1 else ""
     verb, stop = "is" if free == 1 else "are", ";" if note else ":"
     first = f"needs {format_asked(job)}{where}; {free} of {total} {verb} free{note}" + (taken and f"{stop} {taken}")
     if only:
         first = f"GPU {verdicts[0][0].gpu.place} {only.detail}"
     return replace(only or SHORTAGE, detail="; ".join([
-        *([first] if total else []), *filter(None, [preemption]), *list_some(others, 2), *details, *excluded_nodes]))
+        *([first] if total else []), *filter(None, [preemption]), *list_some(others, 2), *details, *excluded_nodes,
+        *filter(None, [sharing])]))

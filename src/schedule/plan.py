@@ -32,7 +32,7 @@ from .capacity import (
     may_use,
     reserve,
 )
-from .explain import describe_awaited, describe_failure, describe_next_attempt, find_shortage
+from .explain import describe_awaited, describe_failure, describe_next_attempt, find_shortage, find_since
 from .preemption import preempt, yield_to_others
 from .quotas import Quotas
 from .reasons import SHORTAGE, NodeView, Plan, Reason, Start, find_pause
@@ -174,7 +174,7 @@ def plan(state: State, gpus: Sequence[Gpu], error: str | None, config: Config, n
     delayed_until = now + min(delays) if delays else None
     yielded = yield_to_others(box, turns, running, now) if box and config.jobs.preemptible_for_others else ()
     return replace(planned, starts=tuple(starts), preempted=tuple(preempted), yielded=tuple(yielded), blocked=blocked,
-                   delayed_until=delayed_until, turns=turns, wants=tuple(wants.wants.values()))
+                   delayed_until=delayed_until, turns=turns, box=box, wants=tuple(wants.wants.values()))
 
 
 def make_machines(state: State, views: Sequence[NodeView], reasons: Mapping[str, Reason | None],
@@ -204,6 +204,7 @@ def leave_turns(box: Box, capacities: Sequence[GpuCapacity], now: float) -> Turn
     for capacity in open_to_all:
         owner = turns.owners.get(capacity.gpu.uuid, box.own_uid)
         capacity.turn_of = "" if owner == box.own_uid else box.names[owner]
+        capacity.collected = turns.wanted if owner == turns.collector and capacity.gpu.uuid in turns.sets else 0
     return turns
 
 
@@ -217,11 +218,8 @@ class WantList:
         self.wants: dict[tuple[Any, ...], Want] = {}        # {request class: want}
         self.begun: dict[tuple[Any, ...], int] = {}         # {queue class: how many of its jobs start now}
 
-    def find_since(self, job: Job) -> float:
-        return job.status_history[-1][1] if job.status_history else job.created_at
-
     def is_starving(self, job: Job) -> bool:
-        return self.now - self.find_since(job) >= self.config.reserve_after_seconds
+        return self.now - find_since(job) >= self.config.reserve_after_seconds
 
     def note_start(self, queue_class: tuple[Any, ...]) -> None:
         self.begun[queue_class] = self.begun.get(queue_class, 0) + 1
@@ -239,7 +237,7 @@ class WantList:
             return
         if waiting > 0 and 0 < gpus <= len(uuids) and len(self.wants) < MAX_WANTS:
             self.wants[request_class(job)] = Want(
-                gpus, tuple(uuids), waiting, self.find_since(job), self.is_starving(job))
+                gpus, tuple(uuids), waiting, find_since(job), self.is_starving(job))
 
     def count(self, queue_class: tuple[Any, ...], count: int) -> None:
         """Count more jobs of the same request, of another group or user."""

@@ -8,7 +8,7 @@ from ..opening import TYPE_CHECKING
 from ..values.bid import Want
 from ..values.state import State
 from ..values.value import Value
-from .turns import Turns
+from .turns import Box, Turns
 
 if TYPE_CHECKING:
     from typing import Any
@@ -61,7 +61,13 @@ class Plan(Value):
     preempted: tuple[tuple[str, str], ...] = () # (job that must end, job that can start then)
     yielded: tuple[tuple[str, str], ...] = ()   # (job that must end, user of this box who waits for its GPUs)
     turns: Turns = Turns()                      # whose turn the free GPUs of this box are
+    box: Box | None = None                      # the other users of this box; None: nobody else has a service here
     wants: tuple[Want, ...] = ()                # of this box's GPUs, as other users' services are told
+
+    def find_free(self) -> list[str]:
+        """The GPUs of this box that nobody has."""
+        return [capacity.gpu.uuid for capacity in self.gpus
+                if not capacity.gpu.node and capacity.reason is None and not capacity.jobs]
 
 
 PAUSED = Reason("paused", "queue", "the queue is paused (nexus resume)")

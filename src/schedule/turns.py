@@ -201,3 +201,34 @@ class Box(Value):
         """The other users who wait, first who will have had least."""
         waiting = [user for user in list_competing(self.users) if user.uid not in (self.own_uid, *self.resting)]
         return sorted(waiting, key=lambda user: self.had.get(user.uid, 0.0) + find_charge(user, now))
+
+
+# What is told of turns
+
+MAX_ENDS = 50                   # so many are looked ahead
+
+
+def predict_end(holding: Holding, run_s: float, now: float) -> float:
+    """When a GPU may become free: a job that is over the usual time needs a quarter more."""
+    age_s = max(0.0, now - holding.since)
+    return now + (run_s - age_s if age_s < run_s else age_s / 4)
+
+
+def find_next_turn(box: Box, free: Iterable[str], usable: Container[str] | None,
+                   now: float) -> tuple[int, float] | None:
+    """(uid, when) of who gets the next GPU; None: that cannot be told.
+
+    `free`: those that are free now.  `usable`: which of all GPUs count; None: all.
+    """
+    ends = sorted((predict_end(holding, user.run_s, now), holding.uuid)
+                  for user in box.users for holding in user.holdings)
+    there, at = list(free), now
+    for number in range(min(len(ends), MAX_ENDS) + 1):
+        if number:
+            at, uuid = ends[number - 1]
+            there.append(uuid)
+        owners = box.find_turns(there, now).owners          # by what all will have had when what runs has ended
+        uid = next((owner for uuid, owner in owners.items() if usable is None or uuid in usable), None)
+        if uid is not None:
+            return uid, at
+    return None

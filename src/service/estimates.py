@@ -50,7 +50,9 @@ class Estimates(Component):
         """Return what tells a plan from another: the state, what is closed, and the minute, as an end may be late."""
         planned = self.service.plan
         cards = [(capacity.gpu.uuid, capacity.reason and capacity.reason.code) for capacity in planned.gpus]
-        return self.store.state.seq, planned.reason, dict(planned.machines), cards, self.clock.now() // 60
+        box = self.service.turn_taking.box
+        users = [(user.uid, user.wants, user.holdings) for user in box.users] if box else []
+        return self.store.state.seq, planned.reason, dict(planned.machines), cards, self.clock.now() // 60, users
 
     def make_starts(self) -> Mapping[str, float]:
         import itertools
@@ -62,7 +64,8 @@ class Estimates(Component):
             return {}
         return estimate_starts(
             jobs, list(state.groups.values()), know_run_times(jobs, list_finished(state)),
-            self.service.gpu_watch.see_gpus(state), self.config, self.clock.now(), self.service.pool.view_nodes())
+            self.service.gpu_watch.see_gpus(state), self.config, self.clock.now(), self.service.pool.view_nodes(),
+            self.service.turn_taking.box)
 
     def estimate_progress(self, job: Job, now: float) -> dict[str, Any]:
         """How far a running job is, and when it ends, by their keys in its JSON."""

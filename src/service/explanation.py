@@ -44,7 +44,8 @@ class Explainer(Component):
             outcome = f"{get_outcome(last)}: " if last.cause == SIGNAL and last.cause_line != LACK_OF_MEMORY else ""
             return {**answer, "why": outcome + end}
         position = PendingQueue(state).find_position(job)
-        facts = describe_place(job, position, estimates.get(job.id), capacities, self.config.jobs, now)
+        facts = describe_place(job, position, estimates.get(job.id), capacities, self.config.jobs, now,
+                               self.service.plan.box is not None)
         for other in state.running.values() if job.gpus and not job.preemptible else ():
             left_s = PREEMPT_AFTER_S - find_age(other, now)
             if other.preemptible and left_s > 0:

@@ -78,7 +78,8 @@ class Overview(Component):
         described = service.job_serializer.describe_jobs(rows, OVERVIEW_JOB_KEYS)
         return {
             **pick(status, (
-                "version", "user", "is_owner", "is_paused", "host", "slurm", "gpu_trouble", "bad_checks")),
+                "version", "user", "others", "is_owner", "is_paused", "host", "slurm", "gpu_trouble", "bad_checks")),
+            "next_turn": status["next_turn"] and status["next_turn"]["user"],
             # A group's row tells that it is held.
             "disk_use": service.disk_use.measured if caller.is_owner else None,
             "hints": service.health.list_hints(checks) if caller.is_owner else [],

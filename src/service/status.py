@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from ..formats.nvidia_smi import forget_readings
 from ..hosting.loop import Component
 from ..opening import TYPE_CHECKING, __version__
+from ..schedule.capacity import describe_collection
+from ..schedule.turns import find_next_turn
 from ..values.job import CANCELLED, COMPLETED, FAILED, PRIORITIES
 from ..values.queue_order import list_holds
 from ..values.state import State
 from ..values.text import parse_duration
-from ..views.api_json import PUBLIC_NODE_KEYS, gpu_json, hide_private
+from ..views.api_json import PUBLIC_NODE_KEYS, gpu_json, hide_private, other_user_json
 from ..views.usage import USAGE_SINCE, usage_json
 from .access import Identity
 from .health import Check
@@ -38,6 +40,8 @@ class ServiceStatus(Component):
         return {
             "state_version": version,
             "gpu_status": self.list_gpus(state),
+            "others": [other_user_json(user) for user in service.turn_taking.others if user.wants or user.holdings],
+            "next_turn": self.describe_next_turn(),
             "is_paused": state.paused,
             "queued_jobs": len(state.pending),
             "queued_by_priority": queued_by_priority,
@@ -67,14 +71,22 @@ class ServiceStatus(Component):
         """Return the GPUs of all machines, for the API."""
         now, nodes, shown = self.clock.monotonic(), self.service.pool.nodes, []
         reasons = {node.name: node.find_reason(now) for node in nodes.values()}
+        left = {capacity.gpu.uuid: f"is left to {capacity.turn_of}, whose turn it is{describe_collection(capacity)}"
+                for capacity in self.service.plan.gpus if capacity.turn_of}
         for gpu in self.service.gpu_watch.see_gpus(state):
             reason = reasons.get(gpu.node) if gpu.node else self.service.observer.observation.error
             is_unread = bool(reason) and (not gpu.node or nodes[gpu.node].error is not None)
             if gpu.node and is_unread:                  # its last readings are too old
                 gpu = forget_readings(gpu)
             shown.append(gpu_json(gpu, state, self.config.gpu, reason if is_unread else None,
-                                  gpu.node or self.service.node, None if is_unread else reason))
+                                  gpu.node or self.service.node, None if is_unread else reason or left.get(gpu.uuid)))
         return shown
+
+    def describe_next_turn(self) -> dict[str, Any] | None:
+        """Who gets the next GPU of this box that somebody waits for; None: there are no others, or nobody can tell."""
+        box, now = self.service.plan.box, self.clock.now()
+        found = find_next_turn(box, self.service.plan.find_free(), None, now) if box else None
+        return {"user": box.names[found[0]], "seconds": round(found[1] - now, 1)} if box and found else None
 
     def describe_service(self) -> dict[str, Any]:
         return {"version": __version__, "hash": self.service.hash, "pid": os.getpid(), "user": self.service.user,

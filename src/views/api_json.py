@@ -14,6 +14,7 @@ from ..formats.codec import encode_json
 from ..opening import TYPE_CHECKING
 from ..schedule.capacity import describe_users, find_foreign, find_gpu_reason, find_unseen
 from ..schedule.reasons import Reason
+from ..schedule.turns import BoxUser
 from ..values.causes import CAUSES, EXIT, KILLED, PREEMPTED, SIGNAL, find_remedy
 from ..values.config import GpuConfig
 from ..values.gpu import Gpu, GpuProcess
@@ -143,6 +144,18 @@ OVERVIEW_JOB_KEYS = (                           # what GET /status?after= has of
 OVERVIEW_GPU_KEYS = ("uuid", "name", "profile", "node", "place", "state", "job_ids", "memory_total_mib", "is_paused",
                      "is_available", "unavailable", "used_by", "fault")
 GPU_READINGS = ("memory_used_mib", "utilization", "utilization_mean", "temperature", "power_watts")
+OTHER_USER = {
+    "user": Field(STRING, "who it is"),
+    "running": Field(INTEGER, "how many of that user's jobs have GPUs of this machine"),
+    "waiting": Field(INTEGER, "how many wait for them"),
+    "gpus": Field(FLOAT, "how many GPUs the running ones have"),
+    "since": Field(or_null(TIME), "since when the first of them waits"),
+    "collects": Field(or_null(INTEGER), "of the job that collects GPUs as they become free: how many it needs"),
+}
+NEXT_TURN = {
+    "user": Field(STRING, "who gets the next GPU, as far as is known"),
+    "seconds": Field(FLOAT, "in about how many seconds"),
+}
 PUBLIC_NODE_KEYS = ("name", "gpus", "gpu_names", "running_jobs", "is_reachable", "is_leaving", "unknown_since")
 
 
@@ -340,6 +353,14 @@ def submitted_json(job: Mapping[str, Any], node_numbers: Mapping[str | None, int
     return {"job_id": job["id"], "node_id": node_numbers.get(job["node"]), "queue_position": job["position"],
             "user_id": job["user"], "competition_id": labels.get("competition_id"),
             "project_id": labels.get("project_id"), **pick(job, SUBMITTED_KEYS)}
+
+
+def other_user_json(user: BoxUser) -> dict[str, Any]:
+    """Another user of this machine, as that one's service tells."""
+    return {"user": user.name, "running": user.running, "waiting": user.waiting,
+            "gpus": sum(holding.share for holding in user.holdings) / 100,
+            "since": format_time(user.since) if user.wants else None,
+            "collects": next((want.gpus for want in user.wants if want.collects and want.gpus > 1), None)}
 
 
 def gpu_json(gpu: Gpu, state: State, config: GpuConfig, error: str | None, node: str = "",

@@ -18,6 +18,7 @@ from .status_text import (
     describe_machine,
     format_bad_node,
     format_history,
+    format_others,
     format_priority,
     format_snapshot,
     label_for_terminal,
@@ -303,6 +304,7 @@ def list_top(status: Json, waiting: Sequence[Json], more: int, groups: Sequence[
              paint("blue", f"Queue: {format_count(status['queued_jobs'], 'job')} pending ")
              + paint("yellow", "[PAUSED]" if status["is_paused"] else "[RUNNING]")
              + f"  {format_history(status)}",
+             *(["Others: " + "; ".join(others)] if (others := format_others(status, paint)) else []),
              *(paint("red", f"{name}: see nexus health") for name in status["bad_checks"][:1]), ""]
     shown = [(line, "") for line in paint.join(lines).split("\n")[:-1]]
     if rows:

@@ -14,7 +14,7 @@ from ..values.job import MAX_JOBS
 from ..values.schema import STRING, list_of, one_of, or_null
 from ..values.submission import SUBMISSION
 from ..values.value import Field
-from .api_json import ATTEMPT, GPU, JOB, PROCESS, PUBLIC_JOB_KEYS, object_ref
+from .api_json import ATTEMPT, GPU, JOB, NEXT_TURN, OTHER_USER, PROCESS, PUBLIC_JOB_KEYS, object_ref
 from .results import RESULTS, TABLE_COLUMN, TABLE_ROW
 from .usage import GPU_HISTORY, HISTORY, JOB_USAGE, RUN_ROW, USAGE
 
@@ -74,8 +74,12 @@ OBJECTS = {                                     # {name: schema} of replies; tho
     "Process": object_schema(PROCESS), "Results": object_schema(RESULTS), "ResultColumn": object_schema(TABLE_COLUMN),
     "ResultRow": object_schema(TABLE_ROW), "Error": object_schema(ERROR), "Usage": object_schema(USAGE),
     "History": object_schema(HISTORY), "GpuHistory": object_schema(GPU_HISTORY), "GpuRun": object_schema(RUN_ROW),
-    "JobUsage": object_schema(JOB_USAGE),
-    "Status": object_schema({"gpu_status": Field(list_of(object_ref("Gpu")), "the GPUs of all machines")})}
+    "JobUsage": object_schema(JOB_USAGE), "OtherUser": object_schema(OTHER_USER), "NextTurn": object_schema(NEXT_TURN),
+    "Status": object_schema({
+        "gpu_status": Field(list_of(object_ref("Gpu")), "the GPUs of all machines"),
+        "others": Field(list_of(object_ref("OtherUser")), "users who have services of their own on this machine, and "
+                        "take turns with this one on its GPUs: while they have jobs on them or wait for them"),
+        "next_turn": Field(or_null(object_ref("NextTurn")), "who gets the next GPU, if there are others")})}
 
 
 def make_openapi(routes: Sequence[Any], version: str) -> dict[str, Any]:

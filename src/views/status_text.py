@@ -81,6 +81,7 @@ def format_snapshot(status: Json, paint: Paint, table: Sequence[str] = ()) -> st
     if status["gpu_trouble"]:
         lines.append(paint("red", status["gpu_trouble"]))
     lines += gpu_lines or ([] if status["gpu_trouble"] or slurm else ["none"])
+    lines += ["", paint("white", SHARED), *format_others(status, paint)] if status.get("others") else []
     on_gpus = {job_id for gpu in status["gpu_status"] for job_id in gpu["job_ids"]}
     running = status["running_jobs"]
     elsewhere = {
@@ -93,6 +94,25 @@ def format_snapshot(status: Json, paint: Paint, table: Sequence[str] = ()) -> st
         lines += [line for job in jobs for line in format_running(job, paint, bool(status["nodes"]))]
     lines += ["", *(f"hint: {hint}" for hint in status["hints"])] if status["hints"] else []
     return paint.join(lines)
+
+
+SHARED = "Other users of these GPUs, who take turns with you:"
+
+
+def format_others(status: Json, paint: Paint) -> list[str]:
+    """`bob: 4 running, 60 waiting since 15:30`, each, and who is next; [] where nobody else is.  An older service
+    tells of nobody."""
+    lines = []
+    for other in status.get("others", ()):
+        since = f" since {local_time(other['since'])}" if other["since"] else ""
+        collects = f", collects {other['collects']} GPUs for one job" if other["collects"] else ""
+        lines.append(f"{paint('yellow', other['user'])}: {other['running']} running, {other['waiting']} waiting{since}"
+                     f"{collects}")
+    if lines and (turn := status["next_turn"]):
+        is_own = status.get("is_owner") and turn["user"] == status["user"]
+        when = f"in about {format_duration(turn['seconds'])}" if turn["seconds"] >= 1 else "now"
+        lines.append(f"Next GPU: {paint('green' if is_own else 'yellow', 'yours' if is_own else turn['user'])}, {when}")
+    return lines
 
 
 def list_gpu_lines(status: Json, paint: Paint) -> list[str]:

@@ -54,3 +54,26 @@ def view(name, **facts):
 
 TWO = [view("n1"), view("n2")]
 BOTH = [*there("n1", 0, 1), *there("n2", 0, 1)]
+
+
+# Other users of the box, who have services of their own
+
+def want(gpus=1, jobs=1, indices=(0, 1, 2, 3), **facts):
+    return nexus.Want(gpus, tuple(f"GPU-{index}" for index in indices), jobs, **{"since": NOW - 600, **facts})
+
+
+def box_user(name, held=(), wants=(), run_s=30.0, began=NOW - 10, **facts):
+    """bob has uid 1, carl 2; ann, whose service this is, 0."""
+    holdings = tuple(nexus.Holding(f"GPU-{index}", 100, began) for index in held)
+    return nexus.BoxUser(**{
+        "uid": ["ann", "bob", "carl"].index(name), "name": name, "wants": tuple(wants), "holdings": holdings, "run_s": run_s,
+        "running": len(held), "waiting": sum(one.jobs for one in wants), **facts})
+
+
+def box(*others, wants=(), held=(), had=None):
+    """`wants`, `held`: ann's."""
+    return nexus.Box(0, (box_user("ann", held, wants), *others), had or {0: 100.0, 1: 100.0, 2: 100.0})
+
+
+def held_by(name, *indices):
+    return [gpu(index, lease_holder=name) for index in indices]

@@ -2,7 +2,7 @@
 
 import pytest
 from makers import GB, NOW, config, foreign, gpu, job, mig_slice, running, state
-from plans import BOTH, MIXED, ONE_PROCESS, TWO, WAITED, failed_attempt, handed, started, there, view, words
+from plans import BOTH, MIXED, ONE_PROCESS, TWO, WAITED, box, box_user, failed_attempt, handed, held_by, started, there, view, want, words
 
 import nexus
 
@@ -213,3 +213,50 @@ def test_a_reason_has_a_code_and_the_name_of_what_is_in_the_way(made, gpus, keys
     planned = nexus.plan(made, gpus, told.get("error"), settings, NOW, told.get("nodes", ()), told.get("reason", ""))
     reasons = nexus.list_reasons(waiting, made.groups.get(waiting.group or ""), planned, settings, NOW)
     assert [(reason.code, reason.subject) for reason in reasons] == expected
+
+
+BOB = box_user("bob", [0], [want(jobs=60)])
+CARL = box_user("carl", [1], [want(jobs=2)])
+SHARED = [  # what is shown, jobs, the box, GPUs, the reason why the last of the jobs waits
+    ("who is next, where it is the reader", [job("aaa")], box(BOB, wants=[want()]), held_by("bob", 0),
+     "GPU 0 is held by the nexus of bob; bob has 60 waiting; your turn is next"),
+    ("who is next, where it is another", [job("aaa")], box(BOB, wants=[want()], had={0: 900.0}), held_by("bob", 0),
+     "GPU 0 is held by the nexus of bob; bob has 60 waiting; the next turn is bob's"),
+    ("the job of somebody with a token", [job("aaa", user="dora")], box(BOB, wants=[want()]), held_by("bob", 0),
+     "GPU 0 is held by the nexus of bob; bob has 60 waiting; the next turn is ann's"),
+    ("who has how many", [running("rrr", (2,)), job("aaa", 2)], box(BOB, CARL, wants=[want()]),
+     [*held_by("bob", 0), *held_by("carl", 1), gpu(2)],
+     "needs 1 GPU; 0 of 3 are free: 1 taken by bob, 1 by carl, 1 by your own jobs; bob has 60 waiting, carl has 2 waiting; "
+     "your turn is next"),
+    ("a GPU is another's turn", [job("aaa")], box(box_user("bob", [], [want(jobs=9)]), had={0: 9.0}, wants=[want()]), [gpu(0)],
+     "GPU 0 is bob's turn; bob has 9 waiting; the next turn is bob's"),
+    ("another collects", [job("aaa")], box(box_user("bob", [], [want(2, collects=True)]), CARL, had={0: 9.0}, wants=[want()]),
+     [gpu(0), *held_by("carl", 1)],
+     "needs 1 GPU; 0 of 2 are free: 1 taken by carl; GPU 0 is bob's turn (for a job of 2 GPUs); "
+     "bob has 1 waiting, carl has 2 waiting; the next turn is bob's"),
+    ("it collects", [job("aaa", gpus=4, **WAITED)], box(CARL, wants=[want(4, collects=True)]),
+     [gpu(0), *held_by("carl", 1), gpu(2), gpu(3)],
+     "needs 4 GPUs; 3 of 4 are free: 1 taken by carl; carl has 2 waiting; you have 3 of the 4 GPUs"),
+    ("nobody waits", [job("aaa")], box(box_user("bob", [0]), wants=[want()]), held_by("bob", 0),
+     "GPU 0 is held by the nexus of bob; your turn is next"),
+    ("its holder does not take turns", [job("aaa")], box(box_user("bob", [], [want(jobs=9)]), wants=[want()]), held_by("carl", 0),
+     "GPU 0 is held by the nexus of carl; bob has 9 waiting"),
+    ("others use other GPUs", [running("rrr", (2,)), job("aaa", 2, gpu_ids=(2,))], box(box_user("bob", [0], [want(indices=(0, 1))])),
+     [*held_by("bob", 0), gpu(1), gpu(2)], "GPU 2 runs job rrr"),
+]
+
+
+@pytest.mark.parametrize("reason, jobs, shared, gpus, told", SHARED, ids=[case[0] for case in SHARED])
+def test_who_else_waits_and_whose_turn_is_next_is_told(reason, jobs, shared, gpus, told):
+    planned = nexus.plan(state(*jobs), gpus, None, config(), NOW, box=shared)
+    found, = nexus.list_reasons(jobs[-1], None, planned, config(), NOW, "ann")
+    assert nexus.format_reason(found) == told, reason
+
+
+def test_when_a_job_of_several_gpus_collects_them_is_told_where_others_want_them():
+    def facts(is_shared=True, **fields):
+        one = job("aaa", **{"gpus": 2, "created_at": NOW - 60, **fields})
+        return nexus.describe_place(one, 0, None, (), config(reserve_after_seconds=600).jobs, NOW, is_shared)[2:]
+
+    assert facts() == ["if it waits for 9m more, GPUs are kept for it as they become free"]
+    assert facts(is_shared=False) == facts(gpus=1) == facts(created_at=NOW - 700) == []

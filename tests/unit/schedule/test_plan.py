@@ -6,7 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from makers import GB, NOW, config, foreign, gpu, job, mig_slice, ours, put, running, state
-from plans import BOTH, LONG_AGO, MIXED, ONE_PROCESS, TWO, WAITED, failed_attempt, handed, running_there, started, there, view, words
+from plans import (
+    BOTH,
+    LONG_AGO,
+    MIXED,
+    ONE_PROCESS,
+    TWO,
+    WAITED,
+    box,
+    box_user,
+    failed_attempt,
+    handed,
+    running_there,
+    started,
+    there,
+    view,
+    words,
+)
 from replay import Replay
 
 import nexus
@@ -604,3 +620,10 @@ def test_no_plan_of_several_machines_gives_a_gpu_twice(seed):
             assert next(each.node for each in gpus if each.uuid == uuid) == start.node, "all of one machine"
     assert all(share <= 100 for share in given_out.values())
     assert all(words(one, planned) for one in waiting if one.id not in started(planned))
+
+
+def test_memory_that_comes_free_with_another_users_lease_is_wanted():
+    """The job of bob that has it now uses most of it."""
+    theirs = gpu(0, lease_holder="bob", memory_used_mib=20 * GB, processes=(foreign(),))
+    made = nexus.plan(state(job("aaa", gpu_mem_mib=10 * GB)), [theirs], None, config(), NOW, box=box(box_user("bob", [0])))
+    assert [(one.gpus, one.uuids, one.jobs) for one in made.wants] == [(1, ("GPU-0",), 1)]

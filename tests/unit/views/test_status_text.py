@@ -159,3 +159,43 @@ POOLS = [  # reason, status, part of the snapshot
 @pytest.mark.parametrize("reason, given, part", [*SNAPSHOTS, *POOLS], ids=[case[0] for case in [*SNAPSHOTS, *POOLS]])
 def test_format_snapshot(reason, given, part):
     assert part in nexus.format_snapshot(given, PLAIN), reason
+
+
+def other(user, running, waiting, **facts):
+    return {"user": user, "running": running, "waiting": waiting, "gpus": float(running),
+            "since": nexus.format_time(NOW - 600) if waiting else None, "collects": None, **facts}
+
+
+OTHERS = [  # reason, facts of the status, lines
+    ("nobody else", {"others": [], "next_turn": None}, []),
+    ("an older service", {}, []),
+    ("one's own turn", {"others": [other("bob", 4, 60)], "next_turn": {"user": "ann", "seconds": 4.9}},
+     ["bob: 4 running, 60 waiting since 15:20", "Next GPU: yours, in about 4s"]),
+    ("another's", {"others": [other("bob", 0, 1)], "next_turn": {"user": "bob", "seconds": 0.0}},
+     ["bob: 0 running, 1 waiting since 15:20", "Next GPU: bob, now"]),
+    ("one who waits for nothing, one who collects", {"others": [other("bob", 4, 0), other("carl", 0, 9, collects=4)], "next_turn": None},
+     ["bob: 4 running, 0 waiting", "carl: 0 running, 9 waiting since 15:20, collects 4 GPUs for one job"]),
+    ("seen with a token: ann is somebody else", {"others": [other("bob", 1, 1)], "is_owner": False,
+                                                 "next_turn": {"user": "ann", "seconds": 90.0}},
+     ["bob: 1 running, 1 waiting since 15:20", "Next GPU: ann, in about 1m 30s"]),
+]
+
+
+@pytest.mark.parametrize("reason, facts, lines", OTHERS, ids=[case[0] for case in OTHERS])
+def test_others_who_share_the_gpus(reason, facts, lines):
+    made = status(**{"user": "ann", "is_owner": True, **facts})
+    assert nexus.format_others(made, PLAIN) == lines, reason
+    snapshot, top = nexus.format_snapshot(made, PLAIN), nexus.list_top(made, [], 0, [], [], PLAIN)
+    if lines:
+        assert snapshot.endswith("\n".join(["", nexus.SHARED, *lines, ""])) and (f"Others: {'; '.join(lines)}", "") in top
+    else:
+        assert snapshot == nexus.format_snapshot(status(), PLAIN) and top == nexus.list_top(status(), [], 0, [], [], PLAIN)
+
+
+def test_another_user_in_json():
+    one = nexus.BoxUser(1001, "bob", (nexus.Want(1, ("GPU-0",), 3, NOW - 5), nexus.Want(4, ("GPU-0",), 1, NOW - 9, True)),
+                        (nexus.Holding("GPU-0", 100, NOW), nexus.Holding("GPU-1", 50, NOW)), running=2, waiting=4)
+    told = nexus.other_user_json(one)
+    assert told == {"user": "bob", "running": 2, "waiting": 4, "gpus": 1.5, "since": nexus.format_time(NOW - 9), "collects": 4}
+    assert told.keys() == nexus.OTHER_USER.keys()
+    assert nexus.other_user_json(nexus.BoxUser(1001, "bob"))["since"] is None
