@@ -1137,6 +1137,10 @@ VARIABLES: Schema = {
 SWEEP_VALUES: Schema = {
     "type": "object", "maxProperties": 100, "propertyNames": LINE,
     "additionalProperties": {**TEXT, "x-max-bytes": 65536}, "examples": [{"lr": "0.1", "seed": "1"}]}
+TEMPLATE: Schema = {
+    "type": "object", "maxProperties": 10000, "propertyNames": {**TEXT, "x-max-bytes": 2048}, "writeOnly": True,
+    "additionalProperties": {**TEXT, "x-max-bytes": MAX_ARGUMENT_BYTES, "writeOnly": True},
+    "examples": [{"command": "python train.py --lr {lr}"}]}
 CONDA = {**LINE, "pattern": "^[^-\\sC][^C]*$".replace("C", CONTROL[1:-1]),
          "title": "a conda environment's name or path"}
 GPU_ID = {"anyOf": [integer_in(0, 9999), matching(f"^{SLICE_PLACE}$", "a MIG slice like 0.1")]}
@@ -1328,6 +1332,10 @@ class Job(Value):
     sweep_values: tuple[tuple[str, str], ...] = optional(
         (), SWEEP_VALUES, "what tells it from the other jobs of its sweep: {name: value}", "asked kept", show=dict,
         convert=lambda values: tuple(values.items()))
+    template: tuple[tuple[str, str], ...] = optional(
+        (), TEMPLATE, "where those values stand, for `set` of a retry: its `command`, `name`, `group`, `cwd` and "
+        "`env.NAME` with {name} in place of each; `title`: what its name begins with, if it is made of the values; "
+        "`value.NAME`: a value with its quotes", "kept hidden", convert=lambda texts: tuple(texts.items()))
     labels: tuple[tuple[str, str], ...] = optional(
         (), {"type": "object", "additionalProperties": TEXT}, "what its submitter calls it by, for whoever asks",
         "kept", show=dict)
@@ -2537,31 +2545,46 @@ def spread_sweep(sweeps: Sequence[tuple[str, Sequence[str]]], commands: Sequence
         for text in (*commands, *given.values(), *own_env.values()))
     if len(combinations) * length > MAX_SPREAD_BYTES or len(combinations) * len(commands) > MAX_JOBS:
         refuse("the sweep makes too many jobs, or too long commands", "add it in parts")
-    rows = [spread_row(command, number, values, texts, own_env, is_script)
+    in_script = {f"NEXUS_SWEEP_{name}": f"{{{name}}}" for name in combinations[0]} if is_script else {}
+    shared_texts = {**({"title": texts["name"]} if "name" in texts else {}), **given,
+                    **{f"env.{name}": text for name, text in {**own_env, **in_script}.items()}}
+    rows = [spread_row({"command": command, **shared_texts}, values, number if is_script else None)
             for command in commands for number, values in enumerate(combinations)]
     return Spread(rows, frozenset(given), frozenset(own_env), tuple(sorted(unfilled)))
 
 
-def spread_row(command: str, number: int, values: Mapping[str, str], texts: Mapping[str, str],
-               env: Mapping[str, str], is_script: bool) -> dict[str, Any]:
-    """The row of one combination."""
+def spread_row(texts: Mapping[str, str], values: Mapping[str, str], number: int | None) -> dict[str, Any]:
+    """The row of one combination.  `number`: of the run of a script, which gets it."""
+    row = fill_template(texts, values)
+    if number is not None:
+        row["env"] = {**row.get("env", {}), "NEXUS_TASK_ID": str(number)}
+    return {**row, "template": {**texts, **keep_quotes(values)}}
+
+
+def keep_quotes(values: Mapping[str, str]) -> dict[str, str]:
+    """What a template has of these values: those that stand in quotes, as they are known without."""
+    return {f"value.{name}": value for name, value in values.items() if strip_quotes(value) != value}
+
+
+def fill_template(template: Mapping[str, str], values: Mapping[str, str]) -> dict[str, Any]:
+    """What a job with these values has of Job.template, as in `each` of POST /queue."""
     plain = {name: strip_quotes(value) for name, value in values.items()}
-    row: dict[str, Any] = {"command": fill_placeholders(command, values), "sweep_values": plain}
-    row.update((name, fill_placeholders(text, plain)) for name, text in texts.items() if find_placeholders(text))
+    row: dict[str, Any] = {"command": fill_placeholders(template["command"], values), "sweep_values": plain}
+    row.update((name, fill_placeholders(template[name], plain)) for name in ("name", "group", "cwd")
+               if name in template)
     if "name" not in row:
         words = re.sub(INVISIBLE, "", " ".join(f"{name}={value}" for name, value in plain.items()))
-        row["name"] = format_line(f"{texts['name']} {words}" if "name" in texts else words, 60)
-    own = {name: fill_placeholders(text, plain) for name, text in env.items()}
-    if is_script:
-        own.update({"NEXUS_TASK_ID": str(number), **{f"NEXUS_SWEEP_{name}": plain[name] for name in plain}})
-    return {**row, **({"env": own} if own else {})}
+        row["name"] = format_line(f"{template['title']} {words}" if "title" in template else words, 60)
+    env = {name[4:]: fill_placeholders(text, plain) for name, text in template.items() if name.startswith("env.")}
+    return {**row, **({"env": env} if env else {})}
 
 
 # ==== src/values/submission.py ====
 # A submission: what it may hold, and the jobs that it makes.
 # The command line sends the whole `environment`; other clients send `env`, which is added to the service's own.
 
-EACH_KEYS = {**{name: Job.FIELDS[name] for name in ("command", "name", "group", "cwd", "sweep_values")},
+EACH_KEYS = {**{name: Job.FIELDS[name] for name in (
+    "command", "name", "group", "cwd", "sweep_values", "template")},
              "env": Field(VARIABLES, "its own variables, on top of those that all of them have", default={})}
 EACH = object_of(EACH_KEYS, "one of several jobs", required=["command"],
                  examples=[{"command": "python train.py --lr 0.1", "env": {"SEED": "1"}}])
@@ -2660,6 +2683,31 @@ def take_sweep(fields: Mapping[str, Any]) -> dict[str, Any]:
     left = {name: text for name, text in env.items() if name not in spread.variables}
     return {**{name: fact for name, fact in fields.items() if name not in taken}, **({"env": left} if left else {}),
             "each": check(list_of(EACH, 1, MAX_JOBS), spread.rows, "each")}
+
+
+def set_values(job: Job, values: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+    """The fields of a job of a sweep with other values of it, for each combination.
+
+    What was changed since it was added stays.  Raises: usage, when it is of no sweep with all these names.
+    """
+    template, former = dict(job.template), dict(job.sweep_values)
+    if not template:
+        refuse(f"job {job.id} has no values that can be set" + (": it was added by an older nexus, or without --sweep"
+               if former else ": it is of no sweep"), hint=f"give its whole command: nexus retry {job.id} -- COMMAND")
+    for name in values:
+        if name not in former:
+            refuse(f"job {job.id} has no {name} in its sweep: it has {join_some(list(former))}", suggest(name, former))
+    former.update((name[6:], text) for name, text in template.items() if name.startswith("value."))
+    texts = {name: text for name, text in template.items() if not name.startswith("value.")}
+    before, found = fill_template(texts, former), []
+    for combination in list_combinations(list(values.items())):
+        now = {**former, **combination}
+        row = check(EACH, {**fill_template(texts, now), "template": {**texts, **keep_quotes(now)}}, "set")
+        own = {pair: (pair[0], row["env"][pair[0]]) for pair in before.get("env", {}).items()}
+        kept = {name: keep(EACH_KEYS[name], fact, name) for name, fact in row.items() if name != "env" and (
+            name in ("sweep_values", "template") or getattr(job, name) == before[name])}
+        found.append({**kept, "variables": tuple(own.get(pair, pair) for pair in job.variables)})
+    return found
 
 
 def refuse_file(path: str) -> NoReturn:
@@ -2855,8 +2903,14 @@ CLEAR = object_of(CLEAR_KEYS, "which jobs", minProperties=1, examples=[
 DISMISS_KEYS = {**CHOICE_KEYS, "undo": Field(FLAG, "show them again", default=False)}
 DISMISS = object_of(DISMISS_KEYS, "which failures", minProperties=1, examples=[
     {"status": "failed"}, {"group": "sweep", "undo": True}])
+SET: Schema = {
+    "type": "object", "maxProperties": 100, "minProperties": 1, "propertyNames": LINE,
+    "examples": [{"bs": ["48", "64"]}],
+    "additionalProperties": list_of({**TEXT, "minLength": 1, "x-max-bytes": MAX_SWEEP_BYTES}, 1, MAX_SWEEP)}
 RETRY_KEYS = {
-    **CHOICE_KEYS, "change": Field(
+    **CHOICE_KEYS, "set": Field(
+        SET, "other values of their sweep, {name: [values]}; of several, each has a job", default=None),
+    "change": Field(
         CHANGE, "what is to be otherwise", default=None, convert=functools.partial(read_object, CHANGES, CHANGE))}
 RETRY = object_of(RETRY_KEYS, "which jobs, and what is to be otherwise", minProperties=1,
                   examples=[{"ids": ["abc"]}, {"group": "sweep", "change": {"gpus": 2, "env": {"SEED": "1"}}}])
@@ -15944,25 +15998,29 @@ class Validator(Component):
         if "snapshot" in drafted:
             drafted.setdefault("snapshot_repo", None)
         if "command" in drafted:                # another may not have these values
-            drafted["sweep_values"] = ()
+            drafted["sweep_values"] = drafted["template"] = ()
         if change.get("llm"):
             self.check_llm(change["llm"])
             share = find_llm_share(self.disk, self.config.jobs.llm_config, change["llm"])
             drafted.setdefault("gpus", share)
         changed = [replace(job, **drafted) for job in jobs] if change else []
+        self.check_changed(changed, change, drafted)
+        return drafted
+
+    def check_changed(self, changed: Collection[Job], change: Mapping[str, Any], drafted: Container[str]) -> None:
+        """Check jobs as they are with a `change`, which has `drafted` these fields.  Raises: usage, forbidden."""
         for job in {self.find_checked(job): job for job in changed}.values():
             self.check_job(job)
             if not job.group:
                 refuse_group_limits(change)
-            if drafted.keys() & {"cwd", "snapshot"}:
+            if "cwd" in drafted or "snapshot" in drafted:
                 if job.code:
                     refuse("the job's script came with it, and runs in a folder of its own")
                 check_snapshot(job.snapshot, job.snapshot_repo, job.cwd)
-        if drafted.keys() & {"cwd", "snapshot", "only_node"}:
+        if any(name in drafted for name in ("cwd", "snapshot", "only_node")):
             self.check_folders(changed)
         self.check_ever_run(changed)
         self.check_commands(changed)
-        return drafted
 
     def find_checked(self, job: Job) -> tuple[Any, ...]:
         """All of a job that decides whether make_change() refuses it."""
@@ -16163,8 +16221,11 @@ class Admission(Component):
         yield from add_job(job)
         return job
 
-    def retry(self, choice: Choice, caller: Identity, change: Mapping[str, Any] = {}) -> list[str]:
+    def retry(self, choice: Choice, caller: Identity, change: Mapping[str, Any] = {},
+              values: Mapping[str, Sequence[str]] = {}) -> list[str]:
         """Queue finished jobs again as new ones, all or none, with a `change` by the keys of CHANGES; return their ids.
+
+        `values`: those of their sweep that are to be others; of several, each has a job.
 
         A new job depends on the latest retries of the old job's parents, and what its groups have lost so far does not
         count.  Without ids, those are retried that failed, or lost a parent, or have the status given, and were not
@@ -16184,7 +16245,7 @@ class Admission(Component):
             return [job for job in jobs if is_left_to_retry(job.status, job.current.cause, job.retried_as)]
 
         def add(state: State) -> Changes:
-            added, jobs, latest = list[Job](), find(state), dict[str, str]()
+            added, jobs, latest, made = list[Job](), find(state), dict[str, str](), dict[object, Job]()
             check_link_count(state, [replace(job, **pick(fields, LINKS & fields.keys())) for job in jobs],
                              self.service.user)
             for job in jobs:
@@ -16199,18 +16260,24 @@ class Admission(Component):
                 # check_priority(): only the owner may give a priority above normal.
                 priority = job.priority if caller.is_owner else max(job.priority, PRIORITIES["normal"])
                 kept = {name: getattr(job, name) for name in KEPT}
-                own, variables = self.service.validator.change_env(state, job, change)
-                again = Job(**{**kept, **links, "priority": priority, **fields, **own}, id="", created_at=now,
-                            queue_key=())
-                new = yield from self.add_job(state, again, caller, now, variables, limits, len(jobs) > MANY)
-                yield from replace_failure(state, job, new)
-                added.append(new)
+                for number, facts in enumerate(set_values(job, values) if values else [{}]):
+                    own, variables = self.service.validator.change_env(state, replace(job, **facts), change)
+                    again = Job(**{**kept, **links, "priority": priority, **facts, **fields, **own}, id="",
+                                created_at=now, queue_key=())
+                    new = made.get(content_of(again)) if values else None
+                    if not new:
+                        new = yield from self.add_job(state, again, caller, now, variables, limits, len(jobs) > MANY)
+                        made[content_of(new)] = new
+                        added.append(new)
+                    if number == 0:
+                        yield from replace_failure(state, job, state.jobs[new.id])
             yield from settle_added(state, added, now, fields.get("after_group", ()))
             return [job.id for job in added]
 
         earlier = find(self.store.state)
         fields = self.service.validator.make_change(earlier, change, caller)
         self.service.validator.check_folders([replace(job, **fields) for job in earlier])
+        self.check_values(earlier, values, change, fields)
         new_ids: list[str] = self.service.transactions.update(caller.user, earlier, add)
         if new_ids:
             self.log.info("Job %s added by %s, as retries", join_some(new_ids), caller.name)
@@ -16218,11 +16285,23 @@ class Admission(Component):
         return new_ids
 
 
+    def check_values(self, jobs: Sequence[Job], values: Mapping[str, Sequence[str]], change: Mapping[str, Any],
+                     fields: Mapping[str, Any]) -> None:
+        """Check these jobs with other values of their sweep.  Raises: usage, forbidden."""
+        if values and "command" in change:
+            refuse("--set fills in the command, and a new command comes instead of it", hint="leave one of the two out")
+        if len(jobs) * math.prod(map(len, values.values())) > MAX_JOBS:
+            refuse("these values make too many jobs", hint="name fewer jobs, or fewer values")
+        if values:
+            changed = [replace(job, **{**facts, **fields}) for job in jobs for facts in set_values(job, values)]
+            self.service.validator.check_changed(changed, change, {"cwd"})
+
+
 def replace_failure(state: State, job: Job, again: Job) -> Changes:
     """The changes by which a retry counts in place of a failure, for the groups of that, and no earlier retry does."""
     yield change_job(job, retried_as=again.id)
-    if job.status != COMPLETED and find_groups(job):
-        yield change_job(again, retried_groups=tuple(find_groups(job)))
+    if job.status != COMPLETED and find_groups(job):    # with another value one may do several of them again
+        yield change_job(again, retried_groups=tuple(dict.fromkeys((*again.retried_groups, *find_groups(job)))))
     groups, earlier = tuple[str, ...](), state.jobs.get(job.retried_as or "")
     while earlier and earlier.retried_groups:   # the earlier one, and the retries of that
         yield change_job(earlier, retried_groups=groups)
@@ -19250,8 +19329,8 @@ def post_dismissals(api: Api, caller: Identity, body: Any) -> dict[str, Any]:
        "not queued again since, the failed ones if none is given", "Ids", body="RetryChoice")
 def post_retries(api: Api, caller: Identity, body: Any) -> dict[str, Any]:
     choice = read_object(RETRY_KEYS, RETRY, body)
-    change = choice.pop("change", {})
-    ids = api.service.admission.retry(Choice(**choice), caller, change)
+    change, values = choice.pop("change", {}), choice.pop("set", {})
+    ids = api.service.admission.retry(Choice(**choice), caller, change, values)
     jobs = api.service.store.state.jobs
     warning = find_delay(api, [jobs[job_id] for job_id in ids if job_id in jobs])
     return {"ids": ids, **({"warning": warning} if warning else {})}
@@ -24487,7 +24566,10 @@ def spread_sweeps(context: Context, commands: Sequence[str], is_script: bool) ->
         words = join_some([f"{{{word}}}" for word in spread.unfilled])
         context.say(f"{words} stays as it is, as no --sweep has that name")
     is_path = "cwd" in spread.texts and not context.is_remote
-    return [{**row, "cwd": find_cwd(row["cwd"])} if is_path else dict(row) for row in spread.rows]
+    if not is_path:
+        return [dict(row) for row in spread.rows]
+    cwd = os.path.abspath(texts["cwd"])
+    return [{**row, "cwd": find_cwd(row["cwd"]), "template": {**row["template"], "cwd": cwd}} for row in spread.rows]
 
 
 def read_given(path: str) -> str:
@@ -25119,7 +25201,8 @@ def cmd_retry(context: Context) -> None:
     if ids:
         change = read_change(context)
         change.update(take_work_tree(context, ids, change))
-        body = {"ids": ids, **({"change": change} if change else {})}
+        values = read_values(options.set)
+        body = {"ids": ids, **({"change": change} if change else {}), **({"set": values} if values else {})}
         others = list_other_pythons(context, [job for job in chosen if job["id"] in ids], change)
         answer = context.client.ask("POST", "/jobs/retry", body)
         show_added(context, answer)
@@ -25127,6 +25210,15 @@ def cmd_retry(context: Context) -> None:
             new = " ".join(answer["ids"]) if len(answer["ids"]) <= MAX_TYPED else "ID..."
             context.say(f"{'; '.join(others)}; if it is to be this shell's: nexus cancel {new} && "
                         f"nexus retry {new} --this-env")
+
+
+def read_values(given: Sequence[tuple[str, Sequence[str]]]) -> dict[str, Sequence[str]]:
+    """{name: values} of --set.  Raises: usage."""
+    names = [name for name, _ in given]
+    for name in names:
+        if names.count(name) > 1:
+            refuse(f"--set {name} is given twice", hint=f"put all values of {name} into one: --set {name}=A,B")
+    return dict(given)
 
 
 MAX_TYPED = 40                  # ids in a line that is to be typed
@@ -26213,12 +26305,16 @@ COMMANDS = (
     Subcommand("remove", "take pending jobs out of the queue", cmd_end, CHOSEN),
     Subcommand("retry", "run finished jobs again, as new ones; prints their ids", cmd_retry, (
         *CHANGED, argument("--failed", action="store_true", help="all jobs that failed and were not retried yet"),
+        argument("--set", metavar="NAME=VALUE", action="append", default=[], type=read_sweep,
+                 help="another value of their sweep, in the command, the name and wherever it stands; bs=48,64 "
+                 "runs each"),
         JSON_OPTION, *CHANGE_OPTIONS),
             "What filters choose is run again if it failed, or has the --status given, and was not run again yet.  "
             "With options like --gpus 2, the new jobs use these instead of the old values; none, as in --timeout none, "
             "takes one away.  What comes after -- is the command of one job.",
             examples=("retry abc", "retry abc --gpu-mem 20G --timeout 4h", "retry abc --env SEED=2 --cwd ~/exp2",
-                      "retry abc -- python train.py --lr 0.01", "retry --failed --dry-run")),
+                      "retry abc -- python train.py --lr 0.01", "retry --failed --dry-run",
+                      "retry --group exp1 --failed --set bs=48")),
     Subcommand("edit", "change pending jobs, or the limits and names of running ones, all or none", cmd_edit,
             (*CHANGED, *CHANGE_OPTIONS),
             f"Of a running job: {LIVE_FLAGS}.  none takes away what was set.  What comes after -- is the command of "

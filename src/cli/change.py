@@ -164,7 +164,8 @@ def cmd_retry(context: Context) -> None:
     if ids:
         change = read_change(context)
         change.update(take_work_tree(context, ids, change))
-        body = {"ids": ids, **({"change": change} if change else {})}
+        values = read_values(options.set)
+        body = {"ids": ids, **({"change": change} if change else {}), **({"set": values} if values else {})}
         others = list_other_pythons(context, [job for job in chosen if job["id"] in ids], change)
         answer = context.client.ask("POST", "/jobs/retry", body)
         show_added(context, answer)
@@ -172,6 +173,15 @@ def cmd_retry(context: Context) -> None:
             new = " ".join(answer["ids"]) if len(answer["ids"]) <= MAX_TYPED else "ID..."
             context.say(f"{'; '.join(others)}; if it is to be this shell's: nexus cancel {new} && "
                         f"nexus retry {new} --this-env")
+
+
+def read_values(given: Sequence[tuple[str, Sequence[str]]]) -> dict[str, Sequence[str]]:
+    """{name: values} of --set.  Raises: usage."""
+    names = [name for name, _ in given]
+    for name in names:
+        if names.count(name) > 1:
+            refuse(f"--set {name} is given twice", hint=f"put all values of {name} into one: --set {name}=A,B")
+    return dict(given)
 
 
 MAX_TYPED = 40                  # ids in a line that is to be typed

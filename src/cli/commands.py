@@ -36,7 +36,7 @@ from .options import (
 )
 from .restart import cmd_restart
 from .run import cmd_run, cmd_wait
-from .submit import cmd_add
+from .submit import cmd_add, read_sweep
 from .tokens import cmd_token_create, cmd_token_list, cmd_token_revoke
 from .top import cmd_top
 from .transport import DISK
@@ -112,12 +112,16 @@ COMMANDS = (
     Subcommand("remove", "take pending jobs out of the queue", cmd_end, CHOSEN),
     Subcommand("retry", "run finished jobs again, as new ones; prints their ids", cmd_retry, (
         *CHANGED, argument("--failed", action="store_true", help="all jobs that failed and were not retried yet"),
+        argument("--set", metavar="NAME=VALUE", action="append", default=[], type=read_sweep,
+                 help="another value of their sweep, in the command, the name and wherever it stands; bs=48,64 "
+                 "runs each"),
         JSON_OPTION, *CHANGE_OPTIONS),
             "What filters choose is run again if it failed, or has the --status given, and was not run again yet.  "
             "With options like --gpus 2, the new jobs use these instead of the old values; none, as in --timeout none, "
             "takes one away.  What comes after -- is the command of one job.",
             examples=("retry abc", "retry abc --gpu-mem 20G --timeout 4h", "retry abc --env SEED=2 --cwd ~/exp2",
-                      "retry abc -- python train.py --lr 0.01", "retry --failed --dry-run")),
+                      "retry abc -- python train.py --lr 0.01", "retry --failed --dry-run",
+                      "retry --group exp1 --failed --set bs=48")),
     Subcommand("edit", "change pending jobs, or the limits and names of running ones, all or none", cmd_edit,
             (*CHANGED, *CHANGE_OPTIONS),
             f"Of a running job: {LIVE_FLAGS}.  none takes away what was set.  What comes after -- is the command of "

@@ -147,7 +147,10 @@ def spread_sweeps(context: Context, commands: Sequence[str], is_script: bool) ->
         words = join_some([f"{{{word}}}" for word in spread.unfilled])
         context.say(f"{words} stays as it is, as no --sweep has that name")
     is_path = "cwd" in spread.texts and not context.is_remote
-    return [{**row, "cwd": find_cwd(row["cwd"])} if is_path else dict(row) for row in spread.rows]
+    if not is_path:
+        return [dict(row) for row in spread.rows]
+    cwd = os.path.abspath(texts["cwd"])
+    return [{**row, "cwd": find_cwd(row["cwd"]), "template": {**row["template"], "cwd": cwd}} for row in spread.rows]
 
 
 def read_given(path: str) -> str:

@@ -195,8 +195,8 @@ def post_dismissals(api: Api, caller: Identity, body: Any) -> dict[str, Any]:
        "not queued again since, the failed ones if none is given", "Ids", body="RetryChoice")
 def post_retries(api: Api, caller: Identity, body: Any) -> dict[str, Any]:
     choice = read_object(RETRY_KEYS, RETRY, body)
-    change = choice.pop("change", {})
-    ids = api.service.admission.retry(Choice(**choice), caller, change)
+    change, values = choice.pop("change", {}), choice.pop("set", {})
+    ids = api.service.admission.retry(Choice(**choice), caller, change, values)
     jobs = api.service.store.state.jobs
     warning = find_delay(api, [jobs[job_id] for job_id in ids if job_id in jobs])
     return {"ids": ids, **({"warning": warning} if warning else {})}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from ..hosting.loop import Component
@@ -9,11 +10,11 @@ from ..opening import TYPE_CHECKING
 from ..values.changes import check_can_retry, find_retried, is_left_to_retry, renew_group
 from ..values.choice import Choice
 from ..values.errors import NexusError
-from ..values.job import CANCELLED, COMPLETED, FAILED, FINAL, PENDING, PRIORITIES, Job
+from ..values.job import CANCELLED, COMPLETED, FAILED, FINAL, MAX_JOBS, PENDING, PRIORITIES, Job
 from ..values.queue_order import next_place
 from ..values.state import Put, State, add_job, change_job, find_groups
-from ..values.submission import KEPT, Asked
-from ..values.text import format_line, join_some
+from ..values.submission import KEPT, Asked, set_values
+from ..values.text import format_line, join_some, refuse
 from ..values.value import Value, replace
 from ..views.api_json import pick
 from .access import Identity, check_own_group, check_priority
@@ -110,8 +111,11 @@ class Admission(Component):
         yield from add_job(job)
         return job
 
-    def retry(self, choice: Choice, caller: Identity, change: Mapping[str, Any] = {}) -> list[str]:
+    def retry(self, choice: Choice, caller: Identity, change: Mapping[str, Any] = {},
+              values: Mapping[str, Sequence[str]] = {}) -> list[str]:
         """Queue finished jobs again as new ones, all or none, with a `change` by the keys of CHANGES; return their ids.
+
+        `values`: those of their sweep that are to be others; of several, each has a job.
 
         A new job depends on the latest retries of the old job's parents, and what its groups have lost so far does not
         count.  Without ids, those are retried that failed, or lost a parent, or have the status given, and were not
@@ -131,7 +135,7 @@ class Admission(Component):
             return [job for job in jobs if is_left_to_retry(job.status, job.current.cause, job.retried_as)]
 
         def add(state: State) -> Changes:
-            added, jobs, latest = list[Job](), find(state), dict[str, str]()
+            added, jobs, latest, made = list[Job](), find(state), dict[str, str](), dict[object, Job]()
             check_link_count(state, [replace(job, **pick(fields, LINKS & fields.keys())) for job in jobs],
                              self.service.user)
             for job in jobs:
@@ -146,18 +150,24 @@ class Admission(Component):
                 # check_priority(): only the owner may give a priority above normal.
                 priority = job.priority if caller.is_owner else max(job.priority, PRIORITIES["normal"])
                 kept = {name: getattr(job, name) for name in KEPT}
-                own, variables = self.service.validator.change_env(state, job, change)
-                again = Job(**{**kept, **links, "priority": priority, **fields, **own}, id="", created_at=now,
-                            queue_key=())
-                new = yield from self.add_job(state, again, caller, now, variables, limits, len(jobs) > MANY)
-                yield from replace_failure(state, job, new)
-                added.append(new)
+                for number, facts in enumerate(set_values(job, values) if values else [{}]):
+                    own, variables = self.service.validator.change_env(state, replace(job, **facts), change)
+                    again = Job(**{**kept, **links, "priority": priority, **facts, **fields, **own}, id="",
+                                created_at=now, queue_key=())
+                    new = made.get(content_of(again)) if values else None
+                    if not new:
+                        new = yield from self.add_job(state, again, caller, now, variables, limits, len(jobs) > MANY)
+                        made[content_of(new)] = new
+                        added.append(new)
+                    if number == 0:
+                        yield from replace_failure(state, job, state.jobs[new.id])
             yield from settle_added(state, added, now, fields.get("after_group", ()))
             return [job.id for job in added]
 
         earlier = find(self.store.state)
         fields = self.service.validator.make_change(earlier, change, caller)
         self.service.validator.check_folders([replace(job, **fields) for job in earlier])
+        self.check_values(earlier, values, change, fields)
         new_ids: list[str] = self.service.transactions.update(caller.user, earlier, add)
         if new_ids:
             self.log.info("Job %s added by %s, as retries", join_some(new_ids), caller.name)
@@ -165,11 +175,23 @@ class Admission(Component):
         return new_ids
 
 
+    def check_values(self, jobs: Sequence[Job], values: Mapping[str, Sequence[str]], change: Mapping[str, Any],
+                     fields: Mapping[str, Any]) -> None:
+        """Check these jobs with other values of their sweep.  Raises: usage, forbidden."""
+        if values and "command" in change:
+            refuse("--set fills in the command, and a new command comes instead of it", hint="leave one of the two out")
+        if len(jobs) * math.prod(map(len, values.values())) > MAX_JOBS:
+            refuse("these values make too many jobs", hint="name fewer jobs, or fewer values")
+        if values:
+            changed = [replace(job, **{**facts, **fields}) for job in jobs for facts in set_values(job, values)]
+            self.service.validator.check_changed(changed, change, {"cwd"})
+
+
 def replace_failure(state: State, job: Job, again: Job) -> Changes:
     """The changes by which a retry counts in place of a failure, for the groups of that, and no earlier retry does."""
     yield change_job(job, retried_as=again.id)
-    if job.status != COMPLETED and find_groups(job):
-        yield change_job(again, retried_groups=tuple(find_groups(job)))
+    if job.status != COMPLETED and find_groups(job):    # with another value one may do several of them again
+        yield change_job(again, retried_groups=tuple(dict.fromkeys((*again.retried_groups, *find_groups(job)))))
     groups, earlier = tuple[str, ...](), state.jobs.get(job.retried_as or "")
     while earlier and earlier.retried_groups:   # the earlier one, and the retries of that
         yield change_job(earlier, retried_groups=groups)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
 from ..formats.jobs_file import CUDA_OPTION, LLM_CONFIG, LLM_OPTION
 from ..formats.scripts import SHELL_CHARACTERS
@@ -153,25 +153,29 @@ class Validator(Component):
         if "snapshot" in drafted:
             drafted.setdefault("snapshot_repo", None)
         if "command" in drafted:                # another may not have these values
-            drafted["sweep_values"] = ()
+            drafted["sweep_values"] = drafted["template"] = ()
         if change.get("llm"):
             self.check_llm(change["llm"])
             share = find_llm_share(self.disk, self.config.jobs.llm_config, change["llm"])
             drafted.setdefault("gpus", share)
         changed = [replace(job, **drafted) for job in jobs] if change else []
+        self.check_changed(changed, change, drafted)
+        return drafted
+
+    def check_changed(self, changed: Collection[Job], change: Mapping[str, Any], drafted: Container[str]) -> None:
+        """Check jobs as they are with a `change`, which has `drafted` these fields.  Raises: usage, forbidden."""
         for job in {self.find_checked(job): job for job in changed}.values():
             self.check_job(job)
             if not job.group:
                 refuse_group_limits(change)
-            if drafted.keys() & {"cwd", "snapshot"}:
+            if "cwd" in drafted or "snapshot" in drafted:
                 if job.code:
                     refuse("the job's script came with it, and runs in a folder of its own")
                 check_snapshot(job.snapshot, job.snapshot_repo, job.cwd)
-        if drafted.keys() & {"cwd", "snapshot", "only_node"}:
+        if any(name in drafted for name in ("cwd", "snapshot", "only_node")):
             self.check_folders(changed)
         self.check_ever_run(changed)
         self.check_commands(changed)
-        return drafted
 
     def find_checked(self, job: Job) -> tuple[Any, ...]:
         """All of a job that decides whether make_change() refuses it."""

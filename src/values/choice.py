@@ -9,13 +9,16 @@ from shlex import quote
 
 from ..opening import TYPE_CHECKING
 from .job import DURATION_TEXT, FINAL, MAX_JOBS, STATUS, STATUSES, Job
-from .schema import FLAG, MAX_NAME, NAMED, STRING, integer_in, list_of, matching, object_of, one_of, read_object
+from .schema import FLAG, LINE, MAX_NAME, NAMED, STRING, TEXT, integer_in, list_of, matching, object_of, one_of, read_object
 from .submission import ASKED
+from .sweep import MAX_SWEEP, MAX_SWEEP_BYTES
 from .text import format_line, parse_duration
 from .value import Field, Value, optional
 
 if TYPE_CHECKING:
     from typing import Any
+
+    from ..opening import Schema
 
 MAX_STATUSES = 20               # that a request names
 MAX_SOUGHT = 4096               # characters of a text that is looked for
@@ -154,8 +157,14 @@ CLEAR = object_of(CLEAR_KEYS, "which jobs", minProperties=1, examples=[
 DISMISS_KEYS = {**CHOICE_KEYS, "undo": Field(FLAG, "show them again", default=False)}
 DISMISS = object_of(DISMISS_KEYS, "which failures", minProperties=1, examples=[
     {"status": "failed"}, {"group": "sweep", "undo": True}])
+SET: Schema = {
+    "type": "object", "maxProperties": 100, "minProperties": 1, "propertyNames": LINE,
+    "examples": [{"bs": ["48", "64"]}],
+    "additionalProperties": list_of({**TEXT, "minLength": 1, "x-max-bytes": MAX_SWEEP_BYTES}, 1, MAX_SWEEP)}
 RETRY_KEYS = {
-    **CHOICE_KEYS, "change": Field(
+    **CHOICE_KEYS, "set": Field(
+        SET, "other values of their sweep, {name: [values]}; of several, each has a job", default=None),
+    "change": Field(
         CHANGE, "what is to be otherwise", default=None, convert=functools.partial(read_object, CHANGES, CHANGE))}
 RETRY = object_of(RETRY_KEYS, "which jobs, and what is to be otherwise", minProperties=1,
                   examples=[{"ids": ["abc"]}, {"group": "sweep", "change": {"gpus": 2, "env": {"SEED": "1"}}}])

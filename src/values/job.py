@@ -131,6 +131,10 @@ VARIABLES: Schema = {
 SWEEP_VALUES: Schema = {
     "type": "object", "maxProperties": 100, "propertyNames": LINE,
     "additionalProperties": {**TEXT, "x-max-bytes": 65536}, "examples": [{"lr": "0.1", "seed": "1"}]}
+TEMPLATE: Schema = {
+    "type": "object", "maxProperties": 10000, "propertyNames": {**TEXT, "x-max-bytes": 2048}, "writeOnly": True,
+    "additionalProperties": {**TEXT, "x-max-bytes": MAX_ARGUMENT_BYTES, "writeOnly": True},
+    "examples": [{"command": "python train.py --lr {lr}"}]}
 CONDA = {**LINE, "pattern": "^[^-\\sC][^C]*$".replace("C", CONTROL[1:-1]),
          "title": "a conda environment's name or path"}
 GPU_ID = {"anyOf": [integer_in(0, 9999), matching(f"^{SLICE_PLACE}$", "a MIG slice like 0.1")]}
@@ -322,6 +326,10 @@ class Job(Value):
     sweep_values: tuple[tuple[str, str], ...] = optional(
         (), SWEEP_VALUES, "what tells it from the other jobs of its sweep: {name: value}", "asked kept", show=dict,
         convert=lambda values: tuple(values.items()))
+    template: tuple[tuple[str, str], ...] = optional(
+        (), TEMPLATE, "where those values stand, for `set` of a retry: its `command`, `name`, `group`, `cwd` and "
+        "`env.NAME` with {name} in place of each; `title`: what its name begins with, if it is made of the values; "
+        "`value.NAME`: a value with its quotes", "kept hidden", convert=lambda texts: tuple(texts.items()))
     labels: tuple[tuple[str, str], ...] = optional(
         (), {"type": "object", "additionalProperties": TEXT}, "what its submitter calls it by, for whoever asks",
         "kept", show=dict)

@@ -6,20 +6,21 @@ The command line sends the whole `environment`; other clients send `env`, which 
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 
 from ..opening import TYPE_CHECKING
 from .errors import NexusError
 from .job import BEGIN_TEXT, COMMAND, MAX_JOBS, VARIABLES, Job
 from .schema import FLAG, LINE, NODE_NAME, STRING, check, integer_in, keep, list_of, object_of, read_object
-from .sweep import MAX_SWEEP_BYTES, parse_sweep, spread_sweep
-from .text import format_known, refuse
+from .sweep import MAX_SWEEP_BYTES, fill_template, keep_quotes, list_combinations, parse_sweep, spread_sweep
+from .text import format_known, join_some, refuse, suggest
 from .value import Field, Value, optional
 
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-EACH_KEYS = {**{name: Job.FIELDS[name] for name in ("command", "name", "group", "cwd", "sweep_values")},
+EACH_KEYS = {**{name: Job.FIELDS[name] for name in (
+    "command", "name", "group", "cwd", "sweep_values", "template")},
              "env": Field(VARIABLES, "its own variables, on top of those that all of them have", default={})}
 EACH = object_of(EACH_KEYS, "one of several jobs", required=["command"],
                  examples=[{"command": "python train.py --lr 0.1", "env": {"SEED": "1"}}])
@@ -118,6 +119,31 @@ def take_sweep(fields: Mapping[str, Any]) -> dict[str, Any]:
     left = {name: text for name, text in env.items() if name not in spread.variables}
     return {**{name: fact for name, fact in fields.items() if name not in taken}, **({"env": left} if left else {}),
             "each": check(list_of(EACH, 1, MAX_JOBS), spread.rows, "each")}
+
+
+def set_values(job: Job, values: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+    """The fields of a job of a sweep with other values of it, for each combination.
+
+    What was changed since it was added stays.  Raises: usage, when it is of no sweep with all these names.
+    """
+    template, former = dict(job.template), dict(job.sweep_values)
+    if not template:
+        refuse(f"job {job.id} has no values that can be set" + (": it was added by an older nexus, or without --sweep"
+               if former else ": it is of no sweep"), hint=f"give its whole command: nexus retry {job.id} -- COMMAND")
+    for name in values:
+        if name not in former:
+            refuse(f"job {job.id} has no {name} in its sweep: it has {join_some(list(former))}", suggest(name, former))
+    former.update((name[6:], text) for name, text in template.items() if name.startswith("value."))
+    texts = {name: text for name, text in template.items() if not name.startswith("value.")}
+    before, found = fill_template(texts, former), []
+    for combination in list_combinations(list(values.items())):
+        now = {**former, **combination}
+        row = check(EACH, {**fill_template(texts, now), "template": {**texts, **keep_quotes(now)}}, "set")
+        own = {pair: (pair[0], row["env"][pair[0]]) for pair in before.get("env", {}).items()}
+        kept = {name: keep(EACH_KEYS[name], fact, name) for name, fact in row.items() if name != "env" and (
+            name in ("sweep_values", "template") or getattr(job, name) == before[name])}
+        found.append({**kept, "variables": tuple(own.get(pair, pair) for pair in job.variables)})
+    return found
 
 
 def refuse_file(path: str) -> NoReturn:

@@ -147,21 +147,35 @@ def spread_sweep(sweeps: Sequence[tuple[str, Sequence[str]]], commands: Sequence
         for text in (*commands, *given.values(), *own_env.values()))
     if len(combinations) * length > MAX_SPREAD_BYTES or len(combinations) * len(commands) > MAX_JOBS:
         refuse("the sweep makes too many jobs, or too long commands", "add it in parts")
-    rows = [spread_row(command, number, values, texts, own_env, is_script)
+    in_script = {f"NEXUS_SWEEP_{name}": f"{{{name}}}" for name in combinations[0]} if is_script else {}
+    shared_texts = {**({"title": texts["name"]} if "name" in texts else {}), **given,
+                    **{f"env.{name}": text for name, text in {**own_env, **in_script}.items()}}
+    rows = [spread_row({"command": command, **shared_texts}, values, number if is_script else None)
             for command in commands for number, values in enumerate(combinations)]
     return Spread(rows, frozenset(given), frozenset(own_env), tuple(sorted(unfilled)))
 
 
-def spread_row(command: str, number: int, values: Mapping[str, str], texts: Mapping[str, str],
-               env: Mapping[str, str], is_script: bool) -> dict[str, Any]:
-    """The row of one combination."""
+def spread_row(texts: Mapping[str, str], values: Mapping[str, str], number: int | None) -> dict[str, Any]:
+    """The row of one combination.  `number`: of the run of a script, which gets it."""
+    row = fill_template(texts, values)
+    if number is not None:
+        row["env"] = {**row.get("env", {}), "NEXUS_TASK_ID": str(number)}
+    return {**row, "template": {**texts, **keep_quotes(values)}}
+
+
+def keep_quotes(values: Mapping[str, str]) -> dict[str, str]:
+    """What a template has of these values: those that stand in quotes, as they are known without."""
+    return {f"value.{name}": value for name, value in values.items() if strip_quotes(value) != value}
+
+
+def fill_template(template: Mapping[str, str], values: Mapping[str, str]) -> dict[str, Any]:
+    """What a job with these values has of Job.template, as in `each` of POST /queue."""
     plain = {name: strip_quotes(value) for name, value in values.items()}
-    row: dict[str, Any] = {"command": fill_placeholders(command, values), "sweep_values": plain}
-    row.update((name, fill_placeholders(text, plain)) for name, text in texts.items() if find_placeholders(text))
+    row: dict[str, Any] = {"command": fill_placeholders(template["command"], values), "sweep_values": plain}
+    row.update((name, fill_placeholders(template[name], plain)) for name in ("name", "group", "cwd")
+               if name in template)
     if "name" not in row:
         words = re.sub(INVISIBLE, "", " ".join(f"{name}={value}" for name, value in plain.items()))
-        row["name"] = format_line(f"{texts['name']} {words}" if "name" in texts else words, 60)
-    own = {name: fill_placeholders(text, plain) for name, text in env.items()}
-    if is_script:
-        own.update({"NEXUS_TASK_ID": str(number), **{f"NEXUS_SWEEP_{name}": plain[name] for name in plain}})
-    return {**row, **({"env": own} if own else {})}
+        row["name"] = format_line(f"{template['title']} {words}" if "title" in template else words, 60)
+    env = {name[4:]: fill_placeholders(text, plain) for name, text in template.items() if name.startswith("env.")}
+    return {**row, **({"env": env} if env else {})}

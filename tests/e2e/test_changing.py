@@ -242,6 +242,27 @@ def test_a_retry_in_another_environment(home, tmp_path):
     assert done.code == 2 and "NEXUS_URL is set" in done.err
 
 
+def test_a_failed_cell_runs_with_another_value(home, tmp_path):
+    for name in ("b4", "b8", "b96"):
+        (tmp_path / name).mkdir()
+    command = "echo lr=$LR bs={bs} $(pwd); test {bs} -lt 90"
+    done = home.run("add", "--gpus", "0", "--group", "exp1", "--sweep", "lr=1,2", "--sweep", "bs=8,96", "--env", "LR={lr}",
+                    "--cwd", "b{bs}", command, cwd=str(tmp_path))
+    home.main("wait", *done.out.split())
+    for words, says in ((["--set", "batch=4"], "has no batch in its sweep: it has lr, bs"), (["--set", "bs=4", "--set", "bs=2"], "twice"),
+                        (["--set", "bs"], "is not like NAME=VALUE"), (["--set", "bs=5"], "b5 is not a directory")):
+        refused = home.main("retry", "--group", "exp1", "--failed", *words)
+        assert refused.code == 2 and says in refused.err, refused
+    again = home.main("retry", "--group", "exp1", "--failed", "--set", "bs=4,8").out.split()
+    assert home.main("wait", *again).code == 0
+    assert [home.main("logs", job_id).out for job_id in again] == [
+        f"lr={lr} bs={bs} {tmp_path}/b{bs}\n" for lr in "12" for bs in "48"]
+    assert [home.job(job_id)["name"] for job_id in again][:2] == ["lr=1 bs=4", "lr=1 bs=8"]
+    rows = home.main("results", "exp1", "--csv").out
+    assert "96" not in rows and rows.count("completed") == 6
+    assert home.main("retry", again[0], "--set", "bs=4", NEXUS_URL=home.client().url).code == 0
+
+
 def test_after_a_lack_of_gpu_memory_the_line_is_there(home):
     """It can be typed as it is."""
     line = "echo 'torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB.' >&2"

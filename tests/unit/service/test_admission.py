@@ -97,6 +97,46 @@ def test_a_retry_is_a_new_job_that_asks_for_the_same(world):
     assert w.job(second.id).status == "running" and w.job(bad).status == "failed"
 
 
+def test_a_retry_with_another_value_stands_in_the_place_of_the_former(world):
+    """Of two that become the same, one runs for both; of several values, each has a job."""
+    w = world(gpus=0, cpu_slots=9)
+    body = {"command": "t {lr} {bs}", "sweep": ["lr=1,2", "bs=96,128"], "group": "g", "cwd": "/", "gpus": 0}
+    jobs = w.service.admission.admit(nexus.parse_submissions(body), ANN).ids
+
+    def end_all(job_ids, pid):
+        """The first job of all completes."""
+        w.turn()
+        for number, job_id in enumerate(job_ids):
+            w.claim(job_id, pid + number)
+        w.turn(seconds=60)
+        for job_id in job_ids:
+            w.end(job_id, int(job_id != jobs[0]))
+
+    def retry(values, **choice):
+        return w.service.admission.retry(nexus.Choice(**{"group": "g", **choice}), ANN, {}, values)
+
+    def list_rows():
+        table = w.service.groups.list_results(ANN, "g", "id")
+        names = [column["key"] for column in table["columns"]]
+        return sorted((row["cells"][names.index("sweep.lr")], row["cells"][names.index("sweep.bs")]) for row in table["rows"])
+
+    end_all(jobs, 100)
+    with pytest.raises(nexus.NexusError, match="has no batch in its sweep"):
+        retry({"batch": ["1"]})
+    with pytest.raises(nexus.NexusError, match="a new command comes instead"):
+        w.service.admission.retry(nexus.Choice(jobs[1:2]), ANN, {"command": "t"}, {"bs": ["1"]})
+    with pytest.raises(nexus.NexusError, match="bash cannot read the command"):
+        retry({"bs": ["'"]})
+    again = retry({"bs": ["48"]})
+    assert [(w.job(job_id).command, w.job(job_id).name) for job_id in again] == [("t 1 48", "lr=1 bs=48"), ("t 2 48", "lr=2 bs=48")]
+    assert [w.job(job_id).retried_as for job_id in jobs] == [None, again[0], again[1], again[1]]
+    assert list_rows() == [("1", "48"), ("1", "96"), ("2", "48")]
+    end_all(again, 200)
+    third = retry({"bs": ["16", "32"]}, group=None, ids=[again[0]])
+    assert [w.job(job_id).command for job_id in third] == ["t 1 16", "t 1 32"] and w.job(again[0]).retried_as == third[0]
+    assert list_rows() == [("1", "16"), ("1", "32"), ("1", "96"), ("2", "48")]
+
+
 def test_a_retry_still_comes_after_what_may_complete(world):
     w = world(gpus=0, cpu_slots=1)
     lives, dies = w.add("lives", gpus=0), w.add("dies", gpus=0)

@@ -117,9 +117,57 @@ def test_a_sweep_has_its_values_in_the_variables_that_name_them():
     assert [(one.job["command"], one.job["variables"], one.job["retries"]) for one in asked] == [
         ("echo 1", (("X", "x1"),), 1), ("echo 2", (("X", "x2"),), 1)]
     [one] = nexus.parse_submission({"command": "echo {a}", "sweep": ["a=1"], "name": "n", "group": "g", "cwd": "/x{a}", "gpus": 2})
-    assert one.job == {"command": "echo 1", "sweep_values": (("a", "1"),), "name": "n a=1", "group": "g", "cwd": "/x1", "gpus": 2}
+    template = (("command", "echo {a}"), ("title", "n"), ("cwd", "/x{a}"))
+    assert one.job == {"command": "echo 1", "sweep_values": (("a", "1"),), "name": "n a=1", "group": "g", "cwd": "/x1", "gpus": 2,
+                       "template": template}
     asked = nexus.parse_submission({"commands": ["echo {a}", "ls {a}"], "sweep": ["a=1,2"], "env": {"X": "{a}"}})
     assert [one.job["command"] for one in asked] == ["echo 1", "echo 2", "ls 1", "ls 2"] and not any(one.env for one in asked)
+
+
+def sweep(*values, command="t --lr {lr} --bs {bs}", **fields):
+    """The last job of a sweep."""
+    *_, asked = nexus.parse_submission({"command": command, "sweep": values or ["lr=0.1", "bs=96"], "cwd": "/x", **fields})
+    return job("abc", **asked.job)
+
+
+OTHER_VALUES = [  # reason, the job, the values, what its fields are then
+    ("one, in the command and the name", sweep(), {"bs": ["48"]}, [
+        {"command": "t --lr 0.1 --bs 48", "name": "lr=0.1 bs=48", "sweep_values": (("lr", "0.1"), ("bs", "48"))}]),
+    ("several", sweep(), {"bs": ["48", "64"]}, [{"command": "t --lr 0.1 --bs 48"}, {"command": "t --lr 0.1 --bs 64"}]),
+    ("of several names, each combination", sweep(), {"bs": ["1", "2"], "lr": ["3", "4"]}, [
+        {"command": f"t --lr {lr} --bs {bs}"} for bs in "12" for lr in "34"]),
+    ("behind a name that was given", sweep(name="run"), {"bs": ["48"]}, [{"name": "run lr=0.1 bs=48"}]),
+    ("in all texts", sweep(name="b{bs}", group="g{bs}", cwd="/x/{bs}", env={"B": "b{bs}", "C": "c"}), {"bs": ["48"]}, [
+        {"name": "b48", "group": "g48", "cwd": "/x/48", "variables": (("B", "b48"),)}]),
+    ("what was changed since stays", nexus.replace(sweep(cwd="/x/{bs}", env={"B": "{bs}"}), name="mine", cwd="/y", variables=(("B", "1"),)),
+     {"bs": ["48"]}, [{"command": "t --lr 0.1 --bs 48", "name": "mine", "cwd": "/y", "variables": (("B", "1"),)}]),
+    ("quotes of another value stay in the command", sweep("opt='adam w'", "bs=96", command="t {opt} {bs}"), {"bs": ["4"]}, [
+        {"command": "t 'adam w' 4", "name": "opt=adam w bs=4", "sweep_values": (("opt", "adam w"), ("bs", "4"))}]),
+    ("and a value may get some", sweep(), {"bs": ["'4 8'"]}, [{"command": "t --lr 0.1 --bs '4 8'", "name": "lr=0.1 bs=4 8"}]),
+    ("braces of a value are none", sweep("lr={bs}", "bs=1"), {"bs": ["2"]}, [{"command": "t --lr {bs} --bs 2"}]),
+]
+
+
+@pytest.mark.parametrize("reason, swept, values, wanted", OTHER_VALUES, ids=[case[0] for case in OTHER_VALUES])
+def test_another_value_of_a_sweep(reason, swept, values, wanted):
+    found = nexus.set_values(swept, values)
+    changed = [nexus.replace(swept, **facts) for facts in found]
+    assert [{name: getattr(one, name) for name in wanted[0]} for one in changed] == wanted, reason
+    again = nexus.replace(swept, **nexus.set_values(changed[-1], {name: [dict(swept.sweep_values)[name]] for name in values})[0])
+    assert "quotes" in reason or "some" in reason or again.command == swept.command, "the new job has a template, too"
+
+
+@pytest.mark.parametrize("reason, swept, values, says", [
+    ("no key", sweep(), {"batch": ["48"]}, "job abc has no batch in its sweep: it has lr, bs"),
+    ("no sweep", job("abc"), {"bs": ["48"]}, "job abc has no values that can be set: it is of no sweep"),
+    ("of an older nexus", nexus.replace(sweep(), template=()), {"bs": ["48"]}, "it was added by an older nexus, or without --sweep"),
+    ("too many", sweep(), {"bs": ["1"] * 200, "lr": ["2"] * 200}, "more than 10000 combinations"),
+    ("too long a name", sweep(name="b{bs}"), {"bs": ["x" * 300]}, "at most 200 bytes"),
+])
+def test_a_value_that_cannot_be_set(reason, swept, values, says):
+    with pytest.raises(nexus.NexusError) as caught:
+        nexus.set_values(swept, values)
+    assert caught.value.kind == "usage" and says in caught.value.message and (caught.value.hint or reason in ("no key", "too long a name"))
 
 
 def test_each_of_several_commands_is_a_job_of_its_own():
