@@ -25,7 +25,7 @@ FOLDERS = {
         "codec state_file log_lines nvidia_smi submit_form proc runner_events jobs_file cause_lines metrics "
         "progress slurm scripts sbatch_options gpu_history"),
     "schedule": "turns reasons capacity preemption limits quotas explain plan ends signals estimates",
-    "views": "api_json row_labels status_text show job_tables usage results openapi prometheus",
+    "views": "api_json row_labels status_text show job_tables usage results chosen_columns openapi prometheus",
     "machine": (
         "clock disk layout config_file tokens job_files log_reader history_files processes scratch search_path "
         "programs inherited gpu_sources peers leases bids launchers slurm_commands machine ssh git"),

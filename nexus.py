@@ -7824,6 +7824,75 @@ def format_metrics(metrics: Json, paint: Paint) -> str:
     return paint.join(lines + ([] if metrics["gpus"] else ["  none"]))
 
 
+# ==== src/views/chosen_columns.py ====
+# Tables of which somebody chose the columns, or that a spreadsheet reads: `--columns` and `--csv`.
+# A column is a key of the JSON of a row, or the heading by which the usual table has it.
+
+HEADINGS = {                                    # of the usual tables: the key
+    "gpu": "gpu_places", "result": "outcome", "runtime": "runtime_seconds", "added": "created_at",
+    "started": "started_at", "finished": "finished_at", "starts": "estimated_start", "progress": "fraction",
+    "why": "waiting_for"}
+# What --csv has where nobody says which columns
+JOB_CSV = ("id", "name", "group", "user", "status", "outcome", "exit_code", "cause", "node", "gpus", "gpu_places",
+           "created_at", "started_at", "finished_at", "runtime_seconds", "peak_gpu_mem_mib", "cwd", "command")
+QUEUE_CSV = ("id", "name", "group", "user", "priority", "gpus", "only_node", "created_at", "estimated_start",
+             "waiting_for", "cwd", "command")
+
+
+def parse_columns(fields: Mapping[str, Field], text: str) -> list[str]:
+    """The keys of `id,runtime,command`.  Raises: usage."""
+    names = list[str]()
+    for part in text.split(","):
+        word = part.strip().lower().replace("-", "_").replace(" ", "_")
+        name = HEADINGS.get(word, word)
+        if name not in fields:
+            refuse(f"--columns: there is no column '{part.strip()}'", suggest(word, [*fields, *HEADINGS]) or (
+                f"they are {', '.join(fields)}" if len(fields) < 20 else
+                "like --columns id,status,runtime,command; others are the keys that nexus jobs --json shows"))
+        names.append(name)
+    return list(dict.fromkeys(names))
+
+
+def format_columns(fields: Mapping[str, Field], names: Sequence[str], rows: Sequence[Json], paint: Paint) -> str:
+    def make_column(name: str) -> Column:
+        return Column(name.upper(), cell=lambda row: format_fact(name, fields[name], row[name]),
+                      colour="magenta" if name == "id" else "")
+
+    return format_table(map(make_column, names), rows, paint)
+
+
+def format_fact(name: str, row: Field, fact: Any) -> str:
+    """A fact as people read it: the end of its name tells the unit."""
+    if fact is None or fact == []:
+        return "-"
+    if isinstance(fact, bool):
+        return "yes" if fact else "no"
+    if isinstance(fact, str):
+        is_time = TIME in (row.schema, *row.schema.get("anyOf", ()))
+        return local_time(fact, "%m-%d %H:%M") if is_time else fact
+    if name == "priority":
+        return format_priority(fact)
+    if isinstance(fact, (int, float)):
+        unit = name.rpartition("_")[2]
+        forms: Mapping[str, Callable[[float], str]] = {
+            "seconds": format_duration, "mib": format_memory, "fraction": lambda share: f"{100 * share:.0f}%"}
+        return forms[unit](fact) if unit in forms else f"{fact:.12g}"
+    return format_plain(fact)
+
+
+def format_plain(fact: Any) -> str:
+    """A fact for a program: lists of words with commas, and all else as in JSON."""
+    if isinstance(fact, (list, tuple)) and all(isinstance(each, (str, int)) for each in fact):
+        return ",".join(map(str, fact))
+    return fact if isinstance(fact, str) else json.dumps(fact)
+
+
+def format_csv(names: Sequence[str], rows: Sequence[Json]) -> str:
+    """A line of these columns for each row, below one with their names; times are UTC's.  Source: RFC 4180."""
+    lines = [names, *([None if row[name] is None else format_plain(row[name]) for name in names] for row in rows)]
+    return "".join(",".join(map(format_csv_cell, cells)) + "\n" for cells in lines)
+
+
 # ==== src/views/openapi.py ====
 # The OpenAPI 3.1 document.
 
@@ -24335,7 +24404,7 @@ def list_part(context: Context, path: str, **query: Any) -> tuple[list[dict[str,
     """(the jobs that the options choose, how many there are).  -n is the limit; default: the terminal's height."""
     options = context.options
     most = options.number
-    if most is None and context.paint.height and not options.json and not options.by_since:
+    if most is None and context.paint.height and not (options.json or options.csv or options.by_since):
         most = max(10, context.paint.height - 6)
     return context.client.ask_list(path + encode_query({**query, "limit": most or None, **read_choice(context)}))
 
@@ -24952,8 +25021,9 @@ def cmd_status(context: Context) -> None:
 
 
 def cmd_queue(context: Context) -> None:
-    jobs, total = list_part(context, "/queue", fields=None if context.options.json else ",".join(QUEUE_FIELDS))
-    context.show(jobs, format_queue, f"no job{describe_choice(context)} is pending")
+    jobs, total = list_part(context, "/queue", fields=name_fields(context, QUEUE_CSV) or (
+        None if context.options.json else ",".join(QUEUE_FIELDS)))
+    show_table(context, jobs, JOB, QUEUE_CSV, format_queue, f"no job{describe_choice(context)} is pending")
     if len(jobs) < total:
         context.say(f"… {total - len(jobs)} more wait behind them; nexus queue -n 0 shows all")
 
@@ -24976,14 +25046,33 @@ def show_latest(context: Context, statuses: Sequence[str], order: str, when_empt
         jobs = [context.client.job(job_id) for job_id in named]
         for job in jobs:
             check_named(context, job, statuses)
-        return context.show(jobs, format_jobs)
+        return show_table(context, jobs, JOB, JOB_CSV, format_jobs)
     if "status" in chosen:
         statuses = chosen["status"]
         when_empty = f"no job{describe_choice(context)} is {' or '.join(statuses)}"
-    jobs, total = list_part(context, "/jobs", status=statuses, sort=f"-{order}")
-    context.show(jobs[::-1], format_jobs, when_empty)
+    jobs, total = list_part(context, "/jobs", status=statuses, sort=f"-{order}", fields=name_fields(context, JOB_CSV))
+    show_table(context, jobs[::-1], JOB, JOB_CSV, format_jobs, when_empty)
     if len(jobs) < total:
         context.say(f"the last {len(jobs)} of {total}; nexus {context.options.subcommand} -n 0 shows all")
+
+
+def name_fields(context: Context, usual: Sequence[str]) -> str | None:
+    """The fields that --columns or --csv ask for; None: those of the usual table, or all."""
+    options = context.options
+    return ",".join(options.columns or usual) if options.columns or options.csv else None
+
+
+def show_table(context: Context, rows: Sequence[Json], fields: Mapping[str, Field], usual: Sequence[str],
+               make_text: Callable[[Any, Paint], str], when_empty: str = "") -> None:
+    """Show rows as --csv, --columns and --json say, or else by `make_text`.  `usual`: what --csv has by itself."""
+    columns = context.options.columns
+    if columns or context.options.csv:
+        rows = [{name: row.get(name) for name in columns or usual} for row in rows]
+    if context.options.csv:
+        return context.write(format_csv(columns or usual, rows))
+    if columns:
+        make_text = functools.partial(format_columns, fields, columns)
+    context.show(rows, make_text, when_empty)
 
 
 def cmd_show(context: Context) -> None:
@@ -25035,7 +25124,8 @@ def cmd_usage(context: Context) -> None:
     by, duration = context.options.by, context.options.since or USAGE_SINCE
     since = format_time(time.time() - parse_duration(duration))
     rows = context.client.usage(since=duration, by=by)
-    context.show(rows, functools.partial(format_table, (
+    usual = [name for name in USAGE if name == by or name not in ("user", "group")]
+    show_table(context, rows, USAGE, usual, functools.partial(format_table, (
         Column(by.upper(), cell=lambda row: row[by], is_free=True),
         Column("JOBS", cell=lambda row: str(row["jobs"])),
         Column("GPU-HOURS", cell=lambda row: f"{row['gpu_hours']:.1f}"),
@@ -26130,6 +26220,15 @@ def install_boot(context: Context, home: str, program: str) -> None:
 # command alone takes stands in its row of COMMANDS.
 
 JSON_OPTION = argument("--json", action="store_true", help="print JSON")
+COLUMN_HELP = "these columns, in this order: id,status,runtime,command, or any keys of --json"
+
+
+def table_options(fields: Mapping[str, Field], help: str = COLUMN_HELP) -> tuple[Any, ...]:
+    """How a list is printed; `fields` are its columns."""
+    return (argument("--columns", metavar="A,B", type=functools.partial(parse_columns, fields), help=help),
+            argument("--csv", action="store_true", help="for a spreadsheet: all rows, seconds, MiB, UTC"), JSON_OPTION)
+
+
 SERVICE_OPTIONS = (
     argument("--config", metavar="FILE", help="another config.toml"),
     argument("--log-level", choices=("DEBUG", "INFO", "WARNING", "ERROR"), help="lowest level kept in service.log"),
@@ -26263,12 +26362,13 @@ COMMANDS = (
                 'run "python train.py"', "run --tty bash",
                 'run --gpus 0 "python prepare.py" && nexus add "python train.py"')),
     Subcommand("queue", "pending jobs in the order they would start, and why they wait", cmd_queue, (
-        NUMBER_OPTION, *filter_options("status"), JSON_OPTION)),
+        NUMBER_OPTION, *filter_options("status"), *table_options(JOB))),
     Subcommand("history", "finished jobs", cmd_history, (
-        NUMBER_OPTION, *READ, JSON_OPTION),
-            examples=("history --since 24h", "history --status failed")),
-    Subcommand("jobs", "all jobs kept", cmd_jobs, (NUMBER_OPTION, *filter_options(), JSON_OPTION),
-            examples=("jobs --status running,pending", "jobs --name 'lr=0.1*' --json")),
+        NUMBER_OPTION, *READ, *table_options(JOB)),
+            examples=("history --since 24h", "history --status failed", "history --since 30d --csv")),
+    Subcommand("jobs", "all jobs kept", cmd_jobs, (NUMBER_OPTION, *filter_options(), *table_options(JOB)),
+            examples=("jobs --status running,pending", "jobs --name 'lr=0.1*' --json",
+                      "jobs --columns id,result,peak_gpu_mem_mib,command")),
     Subcommand("show", "all that is known of jobs", cmd_show, (*READ, JSON_OPTION)),
     Subcommand("why", "why jobs wait, GPU by GPU", cmd_why, (*READ, JSON_OPTION)),
     Subcommand("wait", "wait for jobs to finish; exit with the first exit code that is not 0", cmd_wait, (
@@ -26347,7 +26447,9 @@ COMMANDS = (
     Subcommand("metrics", "run times of finished jobs, utilization of the GPUs", cmd_metrics, (JSON_OPTION,)),
     Subcommand("usage", "jobs, GPU-hours and failures of each user or group", cmd_usage, (
         SINCE,
-        argument("--by", choices=("user", "group"), default="user"), JSON_OPTION)),
+        argument("--by", choices=("user", "group"), default="user"),
+        *table_options(USAGE, "these columns, in this order: user,gpu_hours; or any keys of --json")),
+            examples=("usage --since 30d --by group", "usage --csv")),
     Subcommand("results", "a group's jobs as a table: values of the sweep, numbers that they print", cmd_results, (
         argument("group", metavar="GROUP"),
         argument("--mean", action="store_true", help="one row for jobs that differ only in their seed: mean ± "

@@ -170,7 +170,7 @@ def list_part(context: Context, path: str, **query: Any) -> tuple[list[dict[str,
     """(the jobs that the options choose, how many there are).  -n is the limit; default: the terminal's height."""
     options = context.options
     most = options.number
-    if most is None and context.paint.height and not options.json and not options.by_since:
+    if most is None and context.paint.height and not (options.json or options.csv or options.by_since):
         most = max(10, context.paint.height - 6)
     return context.client.ask_list(path + encode_query({**query, "limit": most or None, **read_choice(context)}))
 

@@ -9,6 +9,8 @@ from ..values.config import JobsConfig, format_sample_config
 from ..values.schema import integer_in, number_in
 from ..values.submission import JOB_FIELDS
 from ..values.value import Field
+from ..views.api_json import JOB
+from ..views.usage import USAGE
 from .attach import cmd_attach, cmd_screens
 from .change import cmd_clear, cmd_edit, cmd_end, cmd_move, cmd_pause, cmd_retry
 from .config import cmd_config, cmd_config_edit
@@ -33,6 +35,7 @@ from .options import (
     SINCE,
     filter_option,
     filter_options,
+    table_options,
 )
 from .restart import cmd_restart
 from .run import cmd_run, cmd_wait
@@ -70,12 +73,13 @@ COMMANDS = (
                 'run "python train.py"', "run --tty bash",
                 'run --gpus 0 "python prepare.py" && nexus add "python train.py"')),
     Subcommand("queue", "pending jobs in the order they would start, and why they wait", cmd_queue, (
-        NUMBER_OPTION, *filter_options("status"), JSON_OPTION)),
+        NUMBER_OPTION, *filter_options("status"), *table_options(JOB))),
     Subcommand("history", "finished jobs", cmd_history, (
-        NUMBER_OPTION, *READ, JSON_OPTION),
-            examples=("history --since 24h", "history --status failed")),
-    Subcommand("jobs", "all jobs kept", cmd_jobs, (NUMBER_OPTION, *filter_options(), JSON_OPTION),
-            examples=("jobs --status running,pending", "jobs --name 'lr=0.1*' --json")),
+        NUMBER_OPTION, *READ, *table_options(JOB)),
+            examples=("history --since 24h", "history --status failed", "history --since 30d --csv")),
+    Subcommand("jobs", "all jobs kept", cmd_jobs, (NUMBER_OPTION, *filter_options(), *table_options(JOB)),
+            examples=("jobs --status running,pending", "jobs --name 'lr=0.1*' --json",
+                      "jobs --columns id,result,peak_gpu_mem_mib,command")),
     Subcommand("show", "all that is known of jobs", cmd_show, (*READ, JSON_OPTION)),
     Subcommand("why", "why jobs wait, GPU by GPU", cmd_why, (*READ, JSON_OPTION)),
     Subcommand("wait", "wait for jobs to finish; exit with the first exit code that is not 0", cmd_wait, (
@@ -154,7 +158,9 @@ COMMANDS = (
     Subcommand("metrics", "run times of finished jobs, utilization of the GPUs", cmd_metrics, (JSON_OPTION,)),
     Subcommand("usage", "jobs, GPU-hours and failures of each user or group", cmd_usage, (
         SINCE,
-        argument("--by", choices=("user", "group"), default="user"), JSON_OPTION)),
+        argument("--by", choices=("user", "group"), default="user"),
+        *table_options(USAGE, "these columns, in this order: user,gpu_hours; or any keys of --json")),
+            examples=("usage --since 30d --by group", "usage --csv")),
     Subcommand("results", "a group's jobs as a table: values of the sweep, numbers that they print", cmd_results, (
         argument("group", metavar="GROUP"),
         argument("--mean", action="store_true", help="one row for jobs that differ only in their seed: mean ± "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from shlex import quote
 
 from ..formats.cause_lines import find_last_lines
@@ -14,17 +14,22 @@ from ..service.service import file_hash
 from ..values.errors import NexusError
 from ..values.job import FINAL, PENDING, RUNNING, STATUSES
 from ..values.text import format_time, load_json, parse_duration
+from ..values.value import Field
+from ..views.api_json import JOB
+from ..views.chosen_columns import JOB_CSV, QUEUE_CSV, format_columns, format_csv
 from ..views.job_tables import QUEUE_FIELDS, Column, format_fitting_snapshot, format_jobs, format_queue, format_table
 from ..views.results import format_results, format_results_csv
 from ..views.show import format_job, format_why
-from ..views.status_text import format_detailed, local_time
-from ..views.usage import USAGE_SINCE
+from ..views.status_text import Paint, format_detailed, local_time
+from ..views.usage import USAGE, USAGE_SINCE
 from .chosen import check_choice, check_named, describe_choice, find_all, list_part, read_choice
 from .context import Context
 from .top import cmd_top
 from .transport import DISK, encode_query, quote_path, split_lines
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from ..opening import Json
 
 
@@ -41,8 +46,9 @@ def cmd_status(context: Context) -> None:
 
 
 def cmd_queue(context: Context) -> None:
-    jobs, total = list_part(context, "/queue", fields=None if context.options.json else ",".join(QUEUE_FIELDS))
-    context.show(jobs, format_queue, f"no job{describe_choice(context)} is pending")
+    jobs, total = list_part(context, "/queue", fields=name_fields(context, QUEUE_CSV) or (
+        None if context.options.json else ",".join(QUEUE_FIELDS)))
+    show_table(context, jobs, JOB, QUEUE_CSV, format_queue, f"no job{describe_choice(context)} is pending")
     if len(jobs) < total:
         context.say(f"… {total - len(jobs)} more wait behind them; nexus queue -n 0 shows all")
 
@@ -65,14 +71,33 @@ def show_latest(context: Context, statuses: Sequence[str], order: str, when_empt
         jobs = [context.client.job(job_id) for job_id in named]
         for job in jobs:
             check_named(context, job, statuses)
-        return context.show(jobs, format_jobs)
+        return show_table(context, jobs, JOB, JOB_CSV, format_jobs)
     if "status" in chosen:
         statuses = chosen["status"]
         when_empty = f"no job{describe_choice(context)} is {' or '.join(statuses)}"
-    jobs, total = list_part(context, "/jobs", status=statuses, sort=f"-{order}")
-    context.show(jobs[::-1], format_jobs, when_empty)
+    jobs, total = list_part(context, "/jobs", status=statuses, sort=f"-{order}", fields=name_fields(context, JOB_CSV))
+    show_table(context, jobs[::-1], JOB, JOB_CSV, format_jobs, when_empty)
     if len(jobs) < total:
         context.say(f"the last {len(jobs)} of {total}; nexus {context.options.subcommand} -n 0 shows all")
+
+
+def name_fields(context: Context, usual: Sequence[str]) -> str | None:
+    """The fields that --columns or --csv ask for; None: those of the usual table, or all."""
+    options = context.options
+    return ",".join(options.columns or usual) if options.columns or options.csv else None
+
+
+def show_table(context: Context, rows: Sequence[Json], fields: Mapping[str, Field], usual: Sequence[str],
+               make_text: Callable[[Any, Paint], str], when_empty: str = "") -> None:
+    """Show rows as --csv, --columns and --json say, or else by `make_text`.  `usual`: what --csv has by itself."""
+    columns = context.options.columns
+    if columns or context.options.csv:
+        rows = [{name: row.get(name) for name in columns or usual} for row in rows]
+    if context.options.csv:
+        return context.write(format_csv(columns or usual, rows))
+    if columns:
+        make_text = functools.partial(format_columns, fields, columns)
+    context.show(rows, make_text, when_empty)
 
 
 def cmd_show(context: Context) -> None:
@@ -124,7 +149,8 @@ def cmd_usage(context: Context) -> None:
     by, duration = context.options.by, context.options.since or USAGE_SINCE
     since = format_time(time.time() - parse_duration(duration))
     rows = context.client.usage(since=duration, by=by)
-    context.show(rows, functools.partial(format_table, (
+    usual = [name for name in USAGE if name == by or name not in ("user", "group")]
+    show_table(context, rows, USAGE, usual, functools.partial(format_table, (
         Column(by.upper(), cell=lambda row: row[by], is_free=True),
         Column("JOBS", cell=lambda row: str(row["jobs"])),
         Column("GPU-HOURS", cell=lambda row: f"{row['gpu_hours']:.1f}"),

@@ -6,7 +6,9 @@ command alone takes stands in its row of COMMANDS.
 
 from __future__ import annotations
 
+import functools
 import time
+from collections.abc import Mapping
 
 from ..opening import TYPE_CHECKING
 from ..values.choice import CHANGES, CLEARED, FILTERS
@@ -15,6 +17,7 @@ from ..values.schema import FLAG, integer_in
 from ..values.submission import ASKED
 from ..values.text import parse_age
 from ..values.value import Field
+from ..views.chosen_columns import parse_columns
 from .chosen import TWOFOLD, set_flag
 from .context import argument
 from .submit import read_sweep
@@ -23,6 +26,15 @@ if TYPE_CHECKING:
     from typing import Any
 
 JSON_OPTION = argument("--json", action="store_true", help="print JSON")
+COLUMN_HELP = "these columns, in this order: id,status,runtime,command, or any keys of --json"
+
+
+def table_options(fields: Mapping[str, Field], help: str = COLUMN_HELP) -> tuple[Any, ...]:
+    """How a list is printed; `fields` are its columns."""
+    return (argument("--columns", metavar="A,B", type=functools.partial(parse_columns, fields), help=help),
+            argument("--csv", action="store_true", help="for a spreadsheet: all rows, seconds, MiB, UTC"), JSON_OPTION)
+
+
 SERVICE_OPTIONS = (
     argument("--config", metavar="FILE", help="another config.toml"),
     argument("--log-level", choices=("DEBUG", "INFO", "WARNING", "ERROR"), help="lowest level kept in service.log"),

@@ -1,5 +1,6 @@
 """What nexus, top, lists, show, why and usage tell; how guesses and the words of other queues are answered."""
 
+import csv
 import datetime
 import json
 import re
@@ -248,3 +249,22 @@ def test_until_when_a_token_is_good_is_a_local_time(home):
         assert f"good until {shown[zone]}\n" in home.run("token", "list", TZ=zone).out
     utc, there = (datetime.datetime.strptime(text, "%Y-%m-%d %H:%M") for text in shown.values())
     assert datetime.timedelta(hours=12) <= there - utc <= datetime.timedelta(hours=12, minutes=5)
+
+
+def test_lists_have_the_columns_that_are_chosen(home):
+    job_id = add(home, "exit 3", "--name", "bad", "--group", "g1")
+    home.main("wait", job_id)
+    home.main("pause")
+    waits = add(home, "true", "--name", "later")
+    assert home.main("history", job_id, "--columns", "id,result,group").out == f"ID   OUTCOME  GROUP\n{job_id}  exit 3   g1\n"
+    assert home.main("jobs", "--group", "g1", "--columns", "name", "--json").json == [{"name": "bad"}]
+    for command in ("jobs", "history", "queue"):
+        rows = list(csv.DictReader(home.main(command, "--csv").out.splitlines()))
+        assert {row["id"] for row in rows} >= {waits if command == "queue" else job_id} and len(rows[0]) > 10, command
+    assert home.main("queue", "--columns", "why", "--csv").out == "waiting_for\nthe queue is paused (nexus resume)\n"
+    used = list(csv.DictReader(home.main("usage", "--by", "group", "--csv").out.splitlines()))
+    assert next(row for row in used if row["group"] == "g1")["failed"] == "1"
+    assert home.main("usage", "--columns", "jobs,gpu_hours").out.splitlines()[0] == "JOBS  GPU_HOURS"
+    assert home.main("jobs", "--group", "none-such", "--csv").out.count("\n") == 1, "a program reads the heading"
+    with home.terminal("jobs", "-n", "1", "--csv") as terminal:
+        assert "id,name,group,user" in terminal.end()[1], "nothing is cut"
