@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..formats.nvidia_smi import drop_doubles, parse_visible_devices
@@ -159,19 +160,23 @@ class Observer:
                              uuid, leases.folder, now)
 
     def see_leases(self, running: Sequence[Job]) -> bool:
-        """Look at the leases between two readings; return whether others have given GPUs back.
+        """Look between two readings at the leases that no job of ours has; return whether others have them otherwise.
 
-        Those are as good as released by a job of ours: what the reading before says of their users is over.
+        What others have given back is as good as released by a job of ours: what the reading tells of its users is
+        over.  A lease of ours may be back before this service knows that its job has ended: a reading looks at those.
         """
-        former = self.lease_holders
+        former, held = self.lease_holders, {uuid for job in running for uuid in job.current.gpu_uuids}
         if self.machine.leases:
-            self.look_at_leases(self.machine.leases, running)
+            with contextlib.suppress(NexusError):       # a reading tells of it
+                self.lease_holders = {
+                    **{uuid: holder for uuid, holder in former.items() if uuid in held},
+                    **self.machine.leases.find_holders([gpu.uuid for gpu in self.gpus if gpu.uuid not in held])}
         if self.lease_holders == former:
             return False
         released = [uuid for uuid in former if uuid not in self.lease_holders]
         self.released_at.update(dict.fromkeys(released, self.clock.monotonic()))
         self.annotate(running, is_seen=True)
-        return bool(released)
+        return True
 
     def annotate_processes(self, gpu: Gpu, running: Mapping[str, Job], is_ours: bool) -> Iterator[GpuProcess]:
         """Add each process's job or user.  `is_ours`: a job of ours has the GPU, or had it at the reading."""

@@ -92,9 +92,10 @@ class TurnTaking(Component):
         if at - self.looked_at < LOOK_S * 0.8 or not self.machine.leases or not observer.observation.gpus:
             return
         self.looked_at = at
+        former = observer.lease_holders
         if observer.see_leases(self.service.local.list_own()):
             self.service.gpu_watch.show_gpus()
-            if self.service.gpu_worker:
+            if self.service.gpu_worker and former.keys() - observer.lease_holders.keys():
                 self.service.gpu_worker.wanted.set()
 
     def name_holders(self, users: Sequence[BoxUser], gpus: Sequence[Gpu], now: float) -> list[BoxUser]:

@@ -55,3 +55,33 @@ def test_no_slow_look_puts_off_the_next_for_long(world, monkeypatch, took_s, pau
     assert w.service.observer.measure_memory() == pause_s
     monkeypatch.setattr(w.service, "running_jobs", lambda: w.clock.pass_(took_s) or [w.job(job_id)])
     assert w.service.log_watch.look() == pytest.approx(max(0.1, min(20 * took_s, 120)))
+
+
+class OthersLeases:
+    """Leases as others have them; `asked`: of which GPUs it was asked."""
+    folder = "/run/lock/nexus-leases"
+
+    def __init__(self):
+        self.holders, self.asked, self.kept, self.lost = {}, [], {}, []
+
+    def find_holders(self, uuids, used=()):
+        self.asked.append((list(uuids), set(used)))
+        return {uuid: holder for uuid, holder in self.holders.items() if uuid in uuids}
+
+
+@pytest.mark.parametrize("former, now, is_otherwise, is_free", [
+    ({}, {}, False, True), ({}, {"GPU-1": "bob"}, True, False), ({"GPU-1": "bob"}, {"GPU-1": "bob"}, False, False),
+    ({"GPU-1": "bob"}, {}, True, True), ({"GPU-1": "bob"}, {"GPU-1": "eve"}, True, False)])
+def test_between_two_readings_it_is_seen_which_gpus_others_take_and_give_back(world, former, now, is_otherwise, is_free):
+    """Of a GPU that a job of one's own has nothing is asked: its lease is back a moment before its end is known."""
+    w = world(gpus=2)
+    job_id = w.add(gpus=1)
+    w.turn()
+    assert w.job(job_id).current.gpu_uuids == ("GPU-0",)
+    observer, leases = w.service.observer, OthersLeases()
+    observer.machine.leases, leases.holders = leases, former
+    observer.see_leases([w.job(job_id)])
+    leases.holders = {"GPU-0": "bob", **now}
+    assert observer.see_leases([w.job(job_id)]) is is_otherwise
+    assert leases.asked == [(["GPU-1"], set())] * 2
+    assert (observer.gpus[1].lease_holder is None) is is_free and observer.gpus[0].lease_holder is None
