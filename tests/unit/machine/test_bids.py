@@ -123,7 +123,7 @@ def test_a_bid_is_read_as_it_was_written(ann, other, tmp_path):
 
 
 def test_a_bid_that_shrinks_and_grows(ann):
-    for bid in (BID, nexus.Bid(used_s=1.0), BID, nexus.Bid()):
+    for bid in (BID, nexus.Bid(ended_s=1.0), BID, nexus.Bid()):
         for _ in range(2):
             ann.tell(bid)
             assert read_own(ann) == bid and os.stat(ann.own.path).st_size == len(encode(BID))
@@ -220,7 +220,7 @@ def test_a_bid_counts_until_its_process_has_ended(ann, other):
     for _ in range(2):
         assert look(ann) == [] and not ann.others
     other(f"guard({NAME!r})")
-    assert look(ann) == [nexus.Bid(used_s=1.0)], "it is another service's now"
+    assert look(ann) == [nexus.Bid(ended_s=1.0)], "it is another service's now"
 
 
 def test_a_service_that_hangs_counts_no_more(ann, other):
@@ -361,7 +361,7 @@ def test_a_bid_that_cannot_be_written_says_nothing(ann, tmp_path):
         raise OSError(errno.ENOSPC, "no room")
 
     with pytest.raises(OSError, match="no room"):
-        ann.tell(nexus.Bid(used_s=3.0))
+        ann.tell(nexus.Bid(ended_s=3.0))
     assert os.listdir(tmp_path) == []
     ann.disk.pwrite = write
     ann.tell(BID)
