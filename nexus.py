@@ -3258,14 +3258,16 @@ def order_growth(former: Sequence[int], sizes: Sequence[int], changed_at: Sequen
                  content: bytes) -> list[tuple[int, int]]:
     """The logs' sizes between these, where both grew meanwhile: what was not written last comes first.
 
-    `changed_at`: of each log, when it was last written to; at one time it is stdout that comes first.  `content`: what
-    the log that was written last has got.  A bar that began in it after another had ended began after the other log's
-    lines, as tqdm does: bar, `epoch 3`, the next bar.
+    `changed_at`: of each log, when it was last written to; at one time stdout comes first, but for a bar that has ended
+    on stderr.  `content`: the end of the log that was written last, in doubt of stderr.  A bar that began meanwhile, right after another had ended, began after the
+    other log's lines.  So does tqdm: bar, `epoch 3`, the next bar.
     """
     last = int(changed_at[1] >= changed_at[0])
+    if changed_at[0] == changed_at[1] and re.search(rb"\r[^\n]*\n\Z", content):
+        last = 0
     begun = re.search(rb"\r[^\n]*\n([^\n]+)\Z", content)
     steps, at = [], list(former)
-    if begun:
+    if begun and sizes[last] - len(begun[1]) > former[last]:
         at[last] = sizes[last] - len(begun[1])
         steps.append((at[0], at[1]))
     at[not last] = sizes[not last]
@@ -17593,7 +17595,7 @@ class LogGrowth:
             return [(now, *sizes)]
         changed_at = [read_changed_at(self.disk, self.find_path(stream)) for stream in (0, 1)]
         last = int(changed_at[1] >= changed_at[0])
-        at = max(former[last], sizes[last] - END_BYTES)
+        at = max(0, sizes[last] - END_BYTES)
         content = read_part(self.disk, self.find_path(last), at, sizes[last] - at)
         return [(now, *step) for step in [*order_growth(former, sizes, changed_at, content), sizes]]
 

@@ -183,7 +183,7 @@ class LogGrowth:
             return [(now, *sizes)]
         changed_at = [read_changed_at(self.disk, self.find_path(stream)) for stream in (0, 1)]
         last = int(changed_at[1] >= changed_at[0])
-        at = max(former[last], sizes[last] - END_BYTES)
+        at = max(0, sizes[last] - END_BYTES)
         content = read_part(self.disk, self.find_path(last), at, sizes[last] - at)
         return [(now, *step) for step in [*order_growth(former, sizes, changed_at, content), sizes]]
 
