@@ -58,8 +58,8 @@ def order_growth(former: Sequence[int], sizes: Sequence[int], changed_at: Sequen
     """The logs' sizes between these, where both grew meanwhile: what was not written last comes first.
 
     `changed_at`: of each log, when it was last written to; at one time stdout comes first, but for a bar that has ended
-    on stderr.  `content`: the end of the log that was written last, in doubt of stderr.  A bar that began meanwhile, right after another had ended, began after the
-    other log's lines.  So does tqdm: bar, `epoch 3`, the next bar.
+    on stderr.  `content`: the end of the log that was written last, in doubt of stderr.  A bar that began meanwhile,
+    right after another had ended, began after the other log's lines.  So does tqdm: bar, `epoch 3`, the next bar.
     """
     last = int(changed_at[1] >= changed_at[0])
     if changed_at[0] == changed_at[1] and re.search(rb"\r[^\n]*\n\Z", content):

@@ -61,7 +61,8 @@ GROWTHS = [  # reason, sizes before and after, when each log was last written to
     ("at the same time", (0, 0), (5, 9), (10, 10), b"x\n", [(5, 0)]), ("what was there stays", (3, 4), (5, 9), (20, 10), b"x\n", [(3, 9)]),
     ("a bar ended, a line came, a bar began", (0, 0), (5, 9), (10, 20), b"\r99%\n\r1%", [(0, 6), (5, 6)]),
     ("a bar was drawn before, and ended now", (0, 5), (5, 9), (10, 20), b"\r99%\n\r1%", [(0, 6), (5, 6)]),
-    ("it ended before", (0, 6), (5, 9), (10, 20), b"\r99%\n\r1%", [(5, 6)]), ("a bar on stdout", (0, 2), (9, 5), (20, 10), b"\r99%\n\r1%", [(6, 2), (6, 5)]),
+    ("it ended before", (0, 6), (5, 9), (10, 20), b"\r99%\n\r1%", [(5, 6)]),
+    ("a bar on stdout", (0, 2), (9, 5), (20, 10), b"\r99%\n\r1%", [(6, 2), (6, 5)]),
     ("a line of words before a bar", (0, 0), (5, 9), (10, 20), b"hello\n\r1%", [(5, 0)]),
     ("a bar ended at the same time", (0, 0), (5, 9), (10, 10), b"\r1%\r99%\n", [(0, 9)]),
     ("a bar that has ended", (0, 0), (5, 9), (10, 20), b"\r1%\r99%\n", [(5, 0)])]
