@@ -1077,6 +1077,7 @@ FACT_KINDS: Mapping[str, Field] = {
     "Session": Field(matching("^[0-9]{1,10}\\.[A-Za-z0-9_.-]{1,80}$", "screen's PID.NAME")),
     "Uuid": Field(matching("^[A-Za-z0-9][A-Za-z0-9_./-]{0,119}$", "a GPU's UUID")),
     "BootId": Field(matching("^[A-Za-z0-9-]{1,64}$", "the id of a boot")),
+    "Commit": Field(matching("^[0-9a-f]{40,64}$", "a commit")),
     "FilePath": Field(matching(f"^/[^{CONTROL[1:-1]}]*$", "an absolute path", **{"x-max-bytes": 4095})),
     "ScreenVariable": Field(matching(
         f"^SCREENDIR=/[^{CONTROL[1:-1]}]*$", "where screen has its sockets", **{"x-max-bytes": 4095})),
@@ -1102,6 +1103,7 @@ if TYPE_CHECKING:
     Session = str
     Uuid = str
     BootId = str
+    Commit = str
     FilePath = str
     ScreenVariable = str
     Limit = str
@@ -1196,6 +1198,9 @@ class Attempt(Value):
     pid: Pid | None = optional(None, INTEGER, "of its job.sh")
     pid_started: Ticks | None = None            # that process's start time
     notes: tuple[Words, ...] = optional((), list_of(STRING), "what could not be given as asked, what was ended with it")
+    commit: Commit | None = optional(
+        None, STRING, "the commit that its directory was at when it began; null: of no work tree, with a snapshot, or "
+        "an older nexus ran it")
     started_at: Epoch | None = optional(
         None, TIME, "when its start was decided; on a node or in Slurm, when it began; null: it never ran", "public")
     stop_cause: str | None = None               # why it is being stopped; None: it is not
@@ -6955,6 +6960,7 @@ SHOW_LINES: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "waiting_for": ("waits: {}", "text"), "position": ("jobs before it: {}", "text"),
         "estimated_start": ("starts about: {}", "clock"), "retry_at": ("next attempt: {}", "clock"),
         "created_at": ("submitted: {}", "clock"), "started_at": ("started: {}", "clock"),
+        "commit": ("commit of its directory: {}", "text"),
         "place": ("where: {}", "text"), "others": ("also on {}", "text"), "finished_at": ("ended: {}", "clock"),
         "runtime_seconds": ("runtime: {}", "duration"), "progress": ("progress: {}", "text"),
         "unknown_since": ("nothing known since: {}", "clock"),
@@ -7544,7 +7550,7 @@ RESULTS = {
 FIXED_COLUMNS = {                               # {key: (title, form)}
     "id": ("Job", "text"), "name": ("Name", "text"), "status": ("Status", "text"),
     "runtime_seconds": ("Runtime", "duration"), "peak_gpu_mem_mib": ("GPU memory", "size"),
-    "jobs": ("Jobs", "number"), "last_line": ("Last line", "text")}
+    "jobs": ("Jobs", "number"), "commit": ("Commit", "text"), "last_line": ("Last line", "text")}
 MAX_METRIC_COLUMNS, MAX_SWEEP_COLUMNS = 20, 50          # those that most jobs have
 STATUS_ORDER = {COMPLETED: 0, FAILED: 1, CANCELLED: 1, RUNNING: 2, PENDING: 3}
 
@@ -7652,6 +7658,8 @@ def fold_row(rows: Sequence[ResultRow], over: str) -> ResultRow:
                 deviations[key] = deviation
         elif key == "peak_gpu_mem_mib":
             cells[key] = max(found, default=None)
+        elif key == "commit":
+            cells[key] = first.cells[key] if len({row.cells[key] for row in rows}) == 1 else None
         elif key not in (over, "last_line"):
             cells[key] = first.cells.get(key)
     return ResultRow(first.id, first.status, {**cells, "jobs": len(rows)}, tuple(names), first.command,
@@ -7685,6 +7693,7 @@ def make_result_row(job: Job, live: Mapping[str, Any]) -> ResultRow:
         **{f"metric.{name}": make_cell(number) for name, number in metrics.items()}, "status": job.shown_status,
         "runtime_seconds": live.get("runtime_seconds", last.runtime_seconds),
         "peak_gpu_mem_mib": live.get("peak_gpu_mem_mib", round_known(last.peak_gpu_mem_mib)),
+        "commit": last.commit or job.snapshot,
         "last_line": line and drop_bar(line).strip()}, () if is_error else tuple(metrics), job.command, (job.id,))
 
 
@@ -7712,7 +7721,7 @@ def list_result_columns(rows: Sequence[ResultRow]) -> list[dict[str, Any]]:
 
     fixed = [{"key": key, "title": title, "kind": "fixed", "form": form, "direction": None}
              for key, (title, form) in FIXED_COLUMNS.items()
-             if (any(key in row.cells for row in rows) if key not in ("name", "peak_gpu_mem_mib")
+             if (any(key in row.cells for row in rows) if key not in ("name", "peak_gpu_mem_mib", "commit")
                  else any(row.cells[key] is not None for row in rows))]
     return [*[column for column in fixed if column["key"] in ("id", "name")],
             *[describe("sweep", "text", name) for name in values],
@@ -7762,8 +7771,8 @@ def format_results(results: Json, paint: Paint) -> str:
                       colour=colours.get(column["key"], ""), spare=2 if is_spare else 0,
                       is_free=column["kind"] == "fixed")
 
-    return format_table([make_column(index, column) for index, column in enumerate(results["columns"])],
-                        results["rows"], paint)
+    return format_table([make_column(index, column) for index, column in enumerate(results["columns"])
+                         if column["key"] != "commit"], results["rows"], paint)
 
 
 def format_mean(mean: float, deviation: float) -> str:
@@ -11009,6 +11018,118 @@ def run_git(folder: str, environ: Mapping[str, str], *arguments: str, stdin: str
     return done.output
 
 
+def find_commit(disk: Disk, job: Job) -> str | None:
+    """The commit that a job's directory is at; None: unknown.  A folder that hangs is waited for a few seconds."""
+    if job.snapshot or job.code:
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        return ask_folder(job.cwd, lambda: read_commit(disk, job.cwd))
+    return None
+
+
+def read_commit(disk: Disk, folder: str) -> str | None:
+    """The commit of the work tree that a folder is in, from git's files; None: it is in none.
+
+    It asks no program.  No link is followed, and no other file system entered but where a `.git` file points.
+    """
+    path, status = folder, disk.stat(folder)
+    while not find_status(disk, f"{path}/.git", is_followed=False):
+        path, below = f"{path}/..", status                  # the kernel knows what is above, whatever links lead here
+        status = disk.stat(path)
+        if status.st_dev != below.st_dev or status.st_ino == below.st_ino:
+            return None
+    git_dir = find_git_dir(disk, f"{path}/.git")
+    return read_head(disk, git_dir) if git_dir else None
+
+
+def find_git_dir(disk: Disk, path: str) -> str | None:
+    """Where git keeps what belongs to a work tree: a folder; of a linked work tree or submodule what a file names."""
+    status = find_status(disk, path, is_followed=False)
+    if status and stat.S_ISDIR(status.st_mode):
+        return path
+    word, _, place = read_git_file(disk, path).partition("gitdir: ")
+    return os.path.join(os.path.dirname(path), place) if place and not word else None
+
+
+def read_head(disk: Disk, git_dir: str) -> str | None:
+    common = os.path.join(git_dir, read_git_file(disk, os.path.join(git_dir, "commondir")))
+    text = read_git_file(disk, os.path.join(git_dir, "HEAD"))
+    for _ in range(MAX_SYMBOLIC_REFS):
+        word, _, name = text.partition("ref: ")
+        if word or not name:
+            return text if re.fullmatch(COMMIT, text) else None
+        if not name.startswith("refs/") or ".." in name:
+            return None
+        text = (read_git_file(disk, os.path.join(git_dir, name)) or read_git_file(disk, os.path.join(common, name))
+                or find_packed_ref(read_git_file(disk, os.path.join(common, "packed-refs"), MAX_REFS_BYTES), name))
+    return None
+
+
+def find_packed_ref(text: str, name: str) -> str:
+    found = re.search(f"(?m)^({COMMIT}) {re.escape(name)}$", text)
+    return found[1] if found else ""
+
+
+COMMIT = "[0-9a-f]{40,64}"
+MAX_SYMBOLIC_REFS = 5
+
+
+def read_git_file(disk: Disk, path: str, most_bytes: int = 4096) -> str:
+    """The text of a regular file, without its last newline; "" where there is none, or a link or a longer one."""
+    with contextlib.suppress(OSError, ValueError):
+        return read_whole(disk, path, most_bytes, os.O_NOFOLLOW).decode("utf-8", "surrogateescape").rstrip("\r\n")
+    return ""
+
+
+def list_absent(disk: Disk, tree: TreeSnapshot, cwd: str, environ: Mapping[str, str],
+                commands: Sequence[str]) -> list[str]:
+    """What these commands name of a work tree and a snapshot of it lacks: files that git ignores, other repositories.
+
+    Raises: unavailable.
+    """
+    names: dict[str, str] = {}                  # {path below the top: as it is written}
+    for word in dict.fromkeys(word for command in commands for word in list_path_words(command)):
+        path = find_first_link(disk, tree.repository, os.path.relpath(os.path.join(cwd, word), tree.repository))
+        if path and find_status(disk, os.path.join(tree.repository, path), is_followed=False):
+            names.setdefault(path, word)
+    if not names:
+        return []
+
+    def git(*arguments: str, paths: Iterable[str]) -> list[str]:
+        words = ["--literal-pathspecs", *arguments, "--", *paths]
+        return run_git(tree.repository, environ, *words).split("\0")[:-1] if words[-1] != "--" else []
+
+    asked = "".join(f"{tree.commit}:{path}\n" for path in names)
+    replies = run_git(tree.repository, environ, "cat-file", "--batch-check=%(objecttype)", stdin=asked).splitlines()
+    kinds = dict(zip(names, replies))           # what is not there, and another repository, has none of these two
+    folders = [path for path in names if kinds[path] == "tree"]
+    inside = git("ls-tree", "-z", "--name-only", tree.commit, paths=[f"{path}/" for path in folders])
+    full = [path for path in inside if not os.path.basename(path).startswith(".")]
+    hollow = [path for path in folders if not any(other.startswith(f"{path}/") for other in full)]  # but for .gitkeep
+    ignored = git("ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory", paths=hollow)
+    lost = {path for path in hollow if any(other.startswith(f"{path}/") for other in ignored)}
+    return [word for path, word in names.items() if kinds[path] not in ("blob", "tree") or path in lost]
+
+
+MAX_PATH_WORDS = 1000
+
+
+def list_path_words(command: str) -> list[str]:
+    """The words of a command that may be paths below its directory: `data/`, and `--out=data`."""
+    words = [re.sub("^-[^=]*=", "", word) for word in re.split(r"[\s;&|()<>\"'`]+", command[:100000])]
+    return [word for word in words[:MAX_PATH_WORDS] if re.fullmatch("[^-~/$*?{][^$*?{]*", word) and word != "."]
+
+
+def find_first_link(disk: Disk, top: str, path: str) -> str:
+    """The first part of a path that is a link, which a snapshot has as it is; "" of one that leads out of the top."""
+    parts = path.split("/")
+    if ".." in parts or path == ".":
+        return ""
+    starts = ["/".join(parts[:number]) for number in range(1, len(parts) + 1)]
+    statuses = ((start, find_status(disk, os.path.join(top, start), is_followed=False)) for start in starts)
+    return next((start for start, status in statuses if status and stat.S_ISLNK(status.st_mode)), path)
+
+
 def take_snapshot(cwd: str, environ: Mapping[str, str]) -> TreeSnapshot:
     """Keep the work tree that `cwd` is in: tracked files, and those that git does not ignore.
 
@@ -13057,6 +13178,7 @@ class Progress(Value):
     notes: tuple[Words, ...] = ()               # what was ended after its command
     files: FilePath | None = None               # on a node: the folder with what it wrote into its checkout
     stop: tuple[Limit, Words] | None = None     # the limit that it has reached: find_stop()
+    commit: Commit | None = None                # that its directory was at when it began
 
 
 class Order(Value):
@@ -13131,6 +13253,7 @@ class HostedJob:
         self.has_idled = False                          # that idles, and is being ended
         self.processes_left: int | None = None
         self.notes: tuple[str, ...] = ()
+        self.commit: str | None = None
         self.limit_watch, self.termination = LimitWatch(self), Termination(self)
 
     @property
@@ -13146,7 +13269,7 @@ class HostedJob:
         use = self.job_host.observer.misplaced.get(self.key)
         unmet = NO_PSUTIL if not self.machine.psutil and self.limit_watch.limits.max_memory_gb else None
         return Progress(self.pid, self.pid_started, self.session, self.result, self.is_over, self.requeue,
-                        self.processes_left, (*self.notes, *filter(None, (use, unmet))), stop=stop)
+                        self.processes_left, (*self.notes, *filter(None, (use, unmet))), stop=stop, commit=self.commit)
 
     def see_runner(self) -> Job:
         """The job with the pid of its job.sh, which may not be recorded yet."""
@@ -13340,6 +13463,8 @@ class JobHost:
         self.machine, self.clock, self.config, self.log = (
             observer.machine, observer.clock, observer.config, observer.log)
         self.run_guarded = run_guarded                  # what is wrong with one job must not hold up the others
+        self.begun: list[HostedJob] = []                # whose directories' commits are to be read, in a thread
+        self.call_reader: Callable[[], None] = lambda: None
         self.hosted: dict[str, HostedJob] = {}          # {attempt_key: the attempt here}; one of a job has processes
         self.checked_at = float("-inf")                 # monotonic
         self.start_backoff = Backoff(*HOLD_S)           # nothing is started here during it, nor on nodes or in Slurm
@@ -13368,7 +13493,15 @@ class JobHost:
         hosted.launched_at = self.clock.monotonic()
         hosted.session = self.machine.launch(job, script, handles)
         self.start_backoff.succeed()
+        self.begun.append(hosted)
+        self.call_reader()
         return True
+
+    def read_commits(self) -> None:
+        """In a thread: read at which commits the directories are of jobs that have just begun."""
+        while self.begun:
+            hosted = self.begun.pop(0)
+            hosted.commit = find_commit(self.disk, hosted.job)
 
     def fail(self, job: Job, news: News) -> bool:
         """Note an attempt that was not started, so that nobody looks for its runner.  Returns False."""
@@ -13504,6 +13637,8 @@ class HostLoop:
         self.gpu_worker: Worker | None = None           # reads them
         self.observer = Observer(machine, clock, config, log, visible_devices)
         self.job_host = JobHost(self.observer, layout, disk, umask, self.get_limits, self.run_guarded, recorder)
+        self.commit_worker = Worker(self, "reading commits", self.job_host.read_commits)
+        self.job_host.call_reader = self.commit_worker.wanted.set
 
     def get_limits(self, job: Job) -> Limits:
         return find_limits(job, self.config.jobs)
@@ -13520,8 +13655,8 @@ class HostLoop:
 
     def begin_workers(self, *others: Worker) -> None:
         self.gpu_worker = Worker(self, "asking for the GPUs", self.probe)
-        for worker in (self.gpu_worker,
-                       Worker(self, "measuring jobs' memory", self.observer.measure_memory), *others):
+        memory_worker = Worker(self, "measuring jobs' memory", self.observer.measure_memory)
+        for worker in (self.gpu_worker, memory_worker, self.commit_worker, *others):
             worker.thread.start()
 
     def probe(self) -> float:
@@ -13614,6 +13749,8 @@ def list_news(seen: Iterable[tuple[Job, Progress]]) -> Iterator[Finding]:
             facts.update(stop_cause=progress.stop[0], stop_line=progress.stop[1])
         if progress.pid is not None and job.current.pid is None:
             facts.update(pid=progress.pid, pid_started=progress.pid_started, session=progress.session)
+        if progress.commit and job.current.commit is None:
+            facts.update(commit=progress.commit)
         notes = add_notes(job.current.notes, progress.notes)
         if (notes, progress.processes_left) != (job.current.notes, job.current.processes_left):
             facts.update(processes_left=progress.processes_left, notes=notes)
@@ -14201,7 +14338,8 @@ class SlurmBackend(Backend):
         """The start, as the end of the second that Slurm tells, so that no time limit is reached early."""
         seen, now = seen or SlurmJob(job.current.slurm_id or "", ""), self.service.clock.now()
         started_at = now if seen.started_at is None else min(now, seen.started_at + 1)
-        return {"started_at": started_at, "slurm_id": seen.id or None, "slurm_node": seen.nodes or "a node"}
+        return {"started_at": started_at, "slurm_id": seen.id or None, "slurm_node": seen.nodes or "a node",
+                "commit": find_commit(self.disk, job)}
 
     def find_end(self, job: Job, seen: SlurmJob | None, over_s: float) -> News | None:
         """Judge a job that Slurm calls ended or does not know, by its files; None: it is too early for that."""
@@ -21935,6 +22073,12 @@ function describeGroup({name, ...group}) {
     jobs.map(({id, last_line: line, metric_line: numbers}) => [id, line, numbers])]);
 }
 
+function dropColumn({columns, rows, ...table}, name) {
+  const at = columns.findIndex(({key}) => key === name), keep = (_, index) => index !== at;
+  return {...table, columns: columns.filter(keep), rows: rows.map(({cells, deviations, ...row}) =>
+    ({...row, cells: cells.filter(keep), deviations: deviations?.filter(keep)}))};
+}
+
 async function loadResults(group) {
   const page = results, state = describeGroup(group), wait = page.at - Date.now();
   if (page.isAsking || page.state === state) return;
@@ -21949,7 +22093,7 @@ async function loadResults(group) {
   const began = Date.now();
   try {
     const table = await ask('GET', `${resultsPath(page.group)}?${query}`);
-    if (page.state === state) page.table = table;
+    if (page.state === state) page.table = dropColumn(table, 'commit');      // that is long, and in the CSV
     if (!table.rows.length && page.pages === 1) Object.assign(page, {pages: 2, state: null});    // all of them wait
   } catch (error) {
     if (error.status === 0) page.state = 'lost';
@@ -24801,7 +24945,7 @@ def submit(context: Context, jobs: Sequence[Json]) -> dict[str, Any]:
     is_one = options.file is None and not options.sweep
     body = {**make_options(context), **(jobs[0] if is_one else {"each": jobs}), "dry_run": options.dry_run}
     if options.snapshot:
-        body.update(keep_work_tree(context, body["cwd"]))
+        body.update(keep_work_tree(context, body["cwd"], [job["command"] for job in jobs[:MAX_NOTED_COMMANDS]]))
     answer = context.client.submit(body)
     for job_id in answer.get("known", ()):
         context.say(f"job {job_id} is the same and is there already: nothing was added for it")
@@ -24818,14 +24962,25 @@ def submit(context: Context, jobs: Sequence[Json]) -> dict[str, Any]:
     return answer
 
 
-def keep_work_tree(context: Context, folder: str) -> dict[str, str]:
-    """The fields of a job that runs the work tree of a folder as it is now; with --dry-run, nothing is kept."""
+MAX_NOTED_COMMANDS = 1000       # of a sweep
+
+
+def keep_work_tree(context: Context, folder: str, commands: Sequence[str]) -> dict[str, str]:
+    """The fields of a job that runs the work tree of a folder as it is now; with --dry-run, nothing is kept.
+
+    What the commands name and the snapshot lacks is said.
+    """
     cwd = os.path.realpath(folder)
     if context.options.dry_run:
         find_work_tree(cwd, context.environ)
         return {"cwd": cwd}
     with unwinding():
         snapshot = take_snapshot(cwd, context.own_environ)
+        absent = list_absent(DISK, snapshot, cwd, context.own_environ, commands)
+    if absent:
+        path = os.path.normpath(os.path.join(cwd, absent[0]))
+        context.say(f"the snapshot lacks {join_some(absent)}: files that git ignores, and other repositories, are not "
+                    f"in it; name it by its whole path, {path}")
     return {"cwd": cwd, "snapshot": snapshot.commit, "snapshot_repo": snapshot.repository}
 
 
@@ -25275,10 +25430,12 @@ def take_work_tree(context: Context, ids: Sequence[str], change: Json) -> dict[s
     if not context.options.snapshot:
         return {}
     context.need_local("--snapshot keeps a work tree")
-    folders = {change["cwd"]} if "cwd" in change else {context.client.job(job_id)["cwd"] for job_id in ids}
+    jobs = list(map(context.client.job, ids))
+    folders = {change["cwd"]} if "cwd" in change else {job["cwd"] for job in jobs}
+    commands = [change["command"]] if "command" in change else [job["command"] for job in jobs]
     if len(folders) > 1:
         refuse(f"--snapshot keeps one work tree, and these jobs run in {len(folders)} directories", "add --cwd DIR")
-    return keep_work_tree(context, *folders)
+    return keep_work_tree(context, next(iter(folders)), commands)
 
 
 def cmd_retry(context: Context) -> None:

@@ -141,10 +141,12 @@ def take_work_tree(context: Context, ids: Sequence[str], change: Json) -> dict[s
     if not context.options.snapshot:
         return {}
     context.need_local("--snapshot keeps a work tree")
-    folders = {change["cwd"]} if "cwd" in change else {context.client.job(job_id)["cwd"] for job_id in ids}
+    jobs = list(map(context.client.job, ids))
+    folders = {change["cwd"]} if "cwd" in change else {job["cwd"] for job in jobs}
+    commands = [change["command"]] if "command" in change else [job["command"] for job in jobs]
     if len(folders) > 1:
         refuse(f"--snapshot keeps one work tree, and these jobs run in {len(folders)} directories", "add --cwd DIR")
-    return keep_work_tree(context, *folders)
+    return keep_work_tree(context, next(iter(folders)), commands)
 
 
 def cmd_retry(context: Context) -> None:

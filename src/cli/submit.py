@@ -13,7 +13,7 @@ from ..formats.jobs_file import parse_commands
 from ..formats.sbatch_options import translate_sbatch
 from ..formats.scripts import find_foreign_directive, parse_directives
 from ..machine.disk import FILE_BYTES, check_directory
-from ..machine.git import find_work_tree, take_snapshot
+from ..machine.git import find_work_tree, list_absent, take_snapshot
 from ..machine.search_path import ROOT_FOLDERS, find_program, leave_out_hung
 from ..opening import TYPE_CHECKING
 from ..runner.environment import list_inherited
@@ -306,7 +306,7 @@ def submit(context: Context, jobs: Sequence[Json]) -> dict[str, Any]:
     is_one = options.file is None and not options.sweep
     body = {**make_options(context), **(jobs[0] if is_one else {"each": jobs}), "dry_run": options.dry_run}
     if options.snapshot:
-        body.update(keep_work_tree(context, body["cwd"]))
+        body.update(keep_work_tree(context, body["cwd"], [job["command"] for job in jobs[:MAX_NOTED_COMMANDS]]))
     answer = context.client.submit(body)
     for job_id in answer.get("known", ()):
         context.say(f"job {job_id} is the same and is there already: nothing was added for it")
@@ -323,14 +323,25 @@ def submit(context: Context, jobs: Sequence[Json]) -> dict[str, Any]:
     return answer
 
 
-def keep_work_tree(context: Context, folder: str) -> dict[str, str]:
-    """The fields of a job that runs the work tree of a folder as it is now; with --dry-run, nothing is kept."""
+MAX_NOTED_COMMANDS = 1000       # of a sweep
+
+
+def keep_work_tree(context: Context, folder: str, commands: Sequence[str]) -> dict[str, str]:
+    """The fields of a job that runs the work tree of a folder as it is now; with --dry-run, nothing is kept.
+
+    What the commands name and the snapshot lacks is said.
+    """
     cwd = os.path.realpath(folder)
     if context.options.dry_run:
         find_work_tree(cwd, context.environ)
         return {"cwd": cwd}
     with unwinding():
         snapshot = take_snapshot(cwd, context.own_environ)
+        absent = list_absent(DISK, snapshot, cwd, context.own_environ, commands)
+    if absent:
+        path = os.path.normpath(os.path.join(cwd, absent[0]))
+        context.say(f"the snapshot lacks {join_some(absent)}: files that git ignores, and other repositories, are not "
+                    f"in it; name it by its whole path, {path}")
     return {"cwd": cwd, "snapshot": snapshot.commit, "snapshot_repo": snapshot.repository}
 
 

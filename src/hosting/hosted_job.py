@@ -24,7 +24,7 @@ from ..values.value import Value, replace
 from .termination import Termination
 
 if TYPE_CHECKING:
-    from ..values.job import Count, FilePath, Limit, Pid, Session, Ticks, Words
+    from ..values.job import Commit, Count, FilePath, Limit, Pid, Session, Ticks, Words
     from .job_host import JobHost
 
 LAUNCH_TIMEOUT_S = 30.0         # what was launched and has no claim after this time will not begin
@@ -44,6 +44,7 @@ class Progress(Value):
     notes: tuple[Words, ...] = ()               # what was ended after its command
     files: FilePath | None = None               # on a node: the folder with what it wrote into its checkout
     stop: tuple[Limit, Words] | None = None     # the limit that it has reached: find_stop()
+    commit: Commit | None = None                # that its directory was at when it began
 
 
 class Order(Value):
@@ -118,6 +119,7 @@ class HostedJob:
         self.has_idled = False                          # that idles, and is being ended
         self.processes_left: int | None = None
         self.notes: tuple[str, ...] = ()
+        self.commit: str | None = None
         self.limit_watch, self.termination = LimitWatch(self), Termination(self)
 
     @property
@@ -133,7 +135,7 @@ class HostedJob:
         use = self.job_host.observer.misplaced.get(self.key)
         unmet = NO_PSUTIL if not self.machine.psutil and self.limit_watch.limits.max_memory_gb else None
         return Progress(self.pid, self.pid_started, self.session, self.result, self.is_over, self.requeue,
-                        self.processes_left, (*self.notes, *filter(None, (use, unmet))), stop=stop)
+                        self.processes_left, (*self.notes, *filter(None, (use, unmet))), stop=stop, commit=self.commit)
 
     def see_runner(self) -> Job:
         """The job with the pid of its job.sh, which may not be recorded yet."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from ..formats.runner_events import News, Result, RunnerEvent
 from ..machine.clock import Backoff
 from ..machine.disk import Disk, describe_disk_error, is_folder, is_machine_fault, write_atomic, write_new
+from ..machine.git import find_commit
 from ..machine.job_files import make_job_folder, make_way
 from ..machine.layout import Layout
 from ..runner.environment import build_environment, fill_cuda_numbers
@@ -49,6 +50,8 @@ class JobHost:
         self.machine, self.clock, self.config, self.log = (
             observer.machine, observer.clock, observer.config, observer.log)
         self.run_guarded = run_guarded                  # what is wrong with one job must not hold up the others
+        self.begun: list[HostedJob] = []                # whose directories' commits are to be read, in a thread
+        self.call_reader: Callable[[], None] = lambda: None
         self.hosted: dict[str, HostedJob] = {}          # {attempt_key: the attempt here}; one of a job has processes
         self.checked_at = float("-inf")                 # monotonic
         self.start_backoff = Backoff(*HOLD_S)           # nothing is started here during it, nor on nodes or in Slurm
@@ -77,7 +80,15 @@ class JobHost:
         hosted.launched_at = self.clock.monotonic()
         hosted.session = self.machine.launch(job, script, handles)
         self.start_backoff.succeed()
+        self.begun.append(hosted)
+        self.call_reader()
         return True
+
+    def read_commits(self) -> None:
+        """In a thread: read at which commits the directories are of jobs that have just begun."""
+        while self.begun:
+            hosted = self.begun.pop(0)
+            hosted.commit = find_commit(self.disk, hosted.job)
 
     def fail(self, job: Job, news: News) -> bool:
         """Note an attempt that was not started, so that nobody looks for its runner.  Returns False."""

@@ -49,6 +49,8 @@ class HostLoop:
         self.gpu_worker: Worker | None = None           # reads them
         self.observer = Observer(machine, clock, config, log, visible_devices)
         self.job_host = JobHost(self.observer, layout, disk, umask, self.get_limits, self.run_guarded, recorder)
+        self.commit_worker = Worker(self, "reading commits", self.job_host.read_commits)
+        self.job_host.call_reader = self.commit_worker.wanted.set
 
     def get_limits(self, job: Job) -> Limits:
         return find_limits(job, self.config.jobs)
@@ -65,8 +67,8 @@ class HostLoop:
 
     def begin_workers(self, *others: Worker) -> None:
         self.gpu_worker = Worker(self, "asking for the GPUs", self.probe)
-        for worker in (self.gpu_worker,
-                       Worker(self, "measuring jobs' memory", self.observer.measure_memory), *others):
+        memory_worker = Worker(self, "measuring jobs' memory", self.observer.measure_memory)
+        for worker in (self.gpu_worker, memory_worker, self.commit_worker, *others):
             worker.thread.start()
 
     def probe(self) -> float:
@@ -159,6 +161,8 @@ def list_news(seen: Iterable[tuple[Job, Progress]]) -> Iterator[Finding]:
             facts.update(stop_cause=progress.stop[0], stop_line=progress.stop[1])
         if progress.pid is not None and job.current.pid is None:
             facts.update(pid=progress.pid, pid_started=progress.pid_started, session=progress.session)
+        if progress.commit and job.current.commit is None:
+            facts.update(commit=progress.commit)
         notes = add_notes(job.current.notes, progress.notes)
         if (notes, progress.processes_left) != (job.current.notes, job.current.processes_left):
             facts.update(processes_left=progress.processes_left, notes=notes)

@@ -22,6 +22,7 @@ from ..formats.slurm import (
 )
 from ..machine.clock import Backoff
 from ..machine.disk import Disk
+from ..machine.git import find_commit
 from ..machine.log_reader import read_tail
 from ..machine.slurm_commands import Slurm
 from ..opening import TYPE_CHECKING
@@ -203,7 +204,8 @@ class SlurmBackend(Backend):
         """The start, as the end of the second that Slurm tells, so that no time limit is reached early."""
         seen, now = seen or SlurmJob(job.current.slurm_id or "", ""), self.service.clock.now()
         started_at = now if seen.started_at is None else min(now, seen.started_at + 1)
-        return {"started_at": started_at, "slurm_id": seen.id or None, "slurm_node": seen.nodes or "a node"}
+        return {"started_at": started_at, "slurm_id": seen.id or None, "slurm_node": seen.nodes or "a node",
+                "commit": find_commit(self.disk, job)}
 
     def find_end(self, job: Job, seen: SlurmJob | None, over_s: float) -> News | None:
         """Judge a job that Slurm calls ended or does not know, by its files; None: it is too early for that."""

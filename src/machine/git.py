@@ -9,17 +9,19 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+import stat
+from collections.abc import Iterable, Mapping, Sequence
 from shlex import quote
 
 from ..values.errors import NexusError
-from ..values.job import FACT_KINDS
+from ..values.job import FACT_KINDS, Job
 from ..values.schema import PATH, fits_alone
 from ..values.submission import JOB_FIELDS
 from ..values.text import cut_words, format_count, format_line, format_memory
 from ..values.value import Value
-from .disk import disk_errors
+from .disk import Disk, disk_errors, find_status, read_whole
 from .programs import run
+from .search_path import ask_folder
 from .ssh import MAX_SAID_BYTES, Ssh, describe_bad_node
 
 GIT_TIMEOUT_S = 600.0
@@ -50,6 +52,118 @@ def run_git(folder: str, environ: Mapping[str, str], *arguments: str, stdin: str
         raise NexusError("unavailable", f"the snapshot of {folder} failed: git {arguments[0]} says: {words}",
                          hint=f"try it by hand: git -C {folder} status; or add the job without --snapshot")
     return done.output
+
+
+def find_commit(disk: Disk, job: Job) -> str | None:
+    """The commit that a job's directory is at; None: unknown.  A folder that hangs is waited for a few seconds."""
+    if job.snapshot or job.code:
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        return ask_folder(job.cwd, lambda: read_commit(disk, job.cwd))
+    return None
+
+
+def read_commit(disk: Disk, folder: str) -> str | None:
+    """The commit of the work tree that a folder is in, from git's files; None: it is in none.
+
+    It asks no program.  No link is followed, and no other file system entered but where a `.git` file points.
+    """
+    path, status = folder, disk.stat(folder)
+    while not find_status(disk, f"{path}/.git", is_followed=False):
+        path, below = f"{path}/..", status                  # the kernel knows what is above, whatever links lead here
+        status = disk.stat(path)
+        if status.st_dev != below.st_dev or status.st_ino == below.st_ino:
+            return None
+    git_dir = find_git_dir(disk, f"{path}/.git")
+    return read_head(disk, git_dir) if git_dir else None
+
+
+def find_git_dir(disk: Disk, path: str) -> str | None:
+    """Where git keeps what belongs to a work tree: a folder; of a linked work tree or submodule what a file names."""
+    status = find_status(disk, path, is_followed=False)
+    if status and stat.S_ISDIR(status.st_mode):
+        return path
+    word, _, place = read_git_file(disk, path).partition("gitdir: ")
+    return os.path.join(os.path.dirname(path), place) if place and not word else None
+
+
+def read_head(disk: Disk, git_dir: str) -> str | None:
+    common = os.path.join(git_dir, read_git_file(disk, os.path.join(git_dir, "commondir")))
+    text = read_git_file(disk, os.path.join(git_dir, "HEAD"))
+    for _ in range(MAX_SYMBOLIC_REFS):
+        word, _, name = text.partition("ref: ")
+        if word or not name:
+            return text if re.fullmatch(COMMIT, text) else None
+        if not name.startswith("refs/") or ".." in name:
+            return None
+        text = (read_git_file(disk, os.path.join(git_dir, name)) or read_git_file(disk, os.path.join(common, name))
+                or find_packed_ref(read_git_file(disk, os.path.join(common, "packed-refs"), MAX_REFS_BYTES), name))
+    return None
+
+
+def find_packed_ref(text: str, name: str) -> str:
+    found = re.search(f"(?m)^({COMMIT}) {re.escape(name)}$", text)
+    return found[1] if found else ""
+
+
+COMMIT = "[0-9a-f]{40,64}"
+MAX_SYMBOLIC_REFS = 5
+
+
+def read_git_file(disk: Disk, path: str, most_bytes: int = 4096) -> str:
+    """The text of a regular file, without its last newline; "" where there is none, or a link or a longer one."""
+    with contextlib.suppress(OSError, ValueError):
+        return read_whole(disk, path, most_bytes, os.O_NOFOLLOW).decode("utf-8", "surrogateescape").rstrip("\r\n")
+    return ""
+
+
+def list_absent(disk: Disk, tree: TreeSnapshot, cwd: str, environ: Mapping[str, str],
+                commands: Sequence[str]) -> list[str]:
+    """What these commands name of a work tree and a snapshot of it lacks: files that git ignores, other repositories.
+
+    Raises: unavailable.
+    """
+    names: dict[str, str] = {}                  # {path below the top: as it is written}
+    for word in dict.fromkeys(word for command in commands for word in list_path_words(command)):
+        path = find_first_link(disk, tree.repository, os.path.relpath(os.path.join(cwd, word), tree.repository))
+        if path and find_status(disk, os.path.join(tree.repository, path), is_followed=False):
+            names.setdefault(path, word)
+    if not names:
+        return []
+
+    def git(*arguments: str, paths: Iterable[str]) -> list[str]:
+        words = ["--literal-pathspecs", *arguments, "--", *paths]
+        return run_git(tree.repository, environ, *words).split("\0")[:-1] if words[-1] != "--" else []
+
+    asked = "".join(f"{tree.commit}:{path}\n" for path in names)
+    replies = run_git(tree.repository, environ, "cat-file", "--batch-check=%(objecttype)", stdin=asked).splitlines()
+    kinds = dict(zip(names, replies))           # what is not there, and another repository, has none of these two
+    folders = [path for path in names if kinds[path] == "tree"]
+    inside = git("ls-tree", "-z", "--name-only", tree.commit, paths=[f"{path}/" for path in folders])
+    full = [path for path in inside if not os.path.basename(path).startswith(".")]
+    hollow = [path for path in folders if not any(other.startswith(f"{path}/") for other in full)]  # but for .gitkeep
+    ignored = git("ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory", paths=hollow)
+    lost = {path for path in hollow if any(other.startswith(f"{path}/") for other in ignored)}
+    return [word for path, word in names.items() if kinds[path] not in ("blob", "tree") or path in lost]
+
+
+MAX_PATH_WORDS = 1000
+
+
+def list_path_words(command: str) -> list[str]:
+    """The words of a command that may be paths below its directory: `data/`, and `--out=data`."""
+    words = [re.sub("^-[^=]*=", "", word) for word in re.split(r"[\s;&|()<>\"'`]+", command[:100000])]
+    return [word for word in words[:MAX_PATH_WORDS] if re.fullmatch("[^-~/$*?{][^$*?{]*", word) and word != "."]
+
+
+def find_first_link(disk: Disk, top: str, path: str) -> str:
+    """The first part of a path that is a link, which a snapshot has as it is; "" of one that leads out of the top."""
+    parts = path.split("/")
+    if ".." in parts or path == ".":
+        return ""
+    starts = ["/".join(parts[:number]) for number in range(1, len(parts) + 1)]
+    statuses = ((start, find_status(disk, os.path.join(top, start), is_followed=False)) for start in starts)
+    return next((start for start, status in statuses if status and stat.S_ISLNK(status.st_mode)), path)
 
 
 def take_snapshot(cwd: str, environ: Mapping[str, str]) -> TreeSnapshot:

@@ -77,6 +77,12 @@ function describeGroup({name, ...group}) {
     jobs.map(({id, last_line: line, metric_line: numbers}) => [id, line, numbers])]);
 }
 
+function dropColumn({columns, rows, ...table}, name) {
+  const at = columns.findIndex(({key}) => key === name), keep = (_, index) => index !== at;
+  return {...table, columns: columns.filter(keep), rows: rows.map(({cells, deviations, ...row}) =>
+    ({...row, cells: cells.filter(keep), deviations: deviations?.filter(keep)}))};
+}
+
 async function loadResults(group) {
   const page = results, state = describeGroup(group), wait = page.at - Date.now();
   if (page.isAsking || page.state === state) return;
@@ -91,7 +97,7 @@ async function loadResults(group) {
   const began = Date.now();
   try {
     const table = await ask('GET', `${resultsPath(page.group)}?${query}`);
-    if (page.state === state) page.table = table;
+    if (page.state === state) page.table = dropColumn(table, 'commit');      // that is long, and in the CSV
     if (!table.rows.length && page.pages === 1) Object.assign(page, {pages: 2, state: null});    // all of them wait
   } catch (error) {
     if (error.status === 0) page.state = 'lost';

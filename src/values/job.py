@@ -71,6 +71,7 @@ FACT_KINDS: Mapping[str, Field] = {
     "Session": Field(matching("^[0-9]{1,10}\\.[A-Za-z0-9_.-]{1,80}$", "screen's PID.NAME")),
     "Uuid": Field(matching("^[A-Za-z0-9][A-Za-z0-9_./-]{0,119}$", "a GPU's UUID")),
     "BootId": Field(matching("^[A-Za-z0-9-]{1,64}$", "the id of a boot")),
+    "Commit": Field(matching("^[0-9a-f]{40,64}$", "a commit")),
     "FilePath": Field(matching(f"^/[^{CONTROL[1:-1]}]*$", "an absolute path", **{"x-max-bytes": 4095})),
     "ScreenVariable": Field(matching(
         f"^SCREENDIR=/[^{CONTROL[1:-1]}]*$", "where screen has its sockets", **{"x-max-bytes": 4095})),
@@ -96,6 +97,7 @@ if TYPE_CHECKING:
     Session = str
     Uuid = str
     BootId = str
+    Commit = str
     FilePath = str
     ScreenVariable = str
     Limit = str
@@ -190,6 +192,9 @@ class Attempt(Value):
     pid: Pid | None = optional(None, INTEGER, "of its job.sh")
     pid_started: Ticks | None = None            # that process's start time
     notes: tuple[Words, ...] = optional((), list_of(STRING), "what could not be given as asked, what was ended with it")
+    commit: Commit | None = optional(
+        None, STRING, "the commit that its directory was at when it began; null: of no work tree, with a snapshot, or "
+        "an older nexus ran it")
     started_at: Epoch | None = optional(
         None, TIME, "when its start was decided; on a node or in Slurm, when it began; null: it never ran", "public")
     stop_cause: str | None = None               # why it is being stopped; None: it is not

@@ -55,7 +55,7 @@ RESULTS = {
 FIXED_COLUMNS = {                               # {key: (title, form)}
     "id": ("Job", "text"), "name": ("Name", "text"), "status": ("Status", "text"),
     "runtime_seconds": ("Runtime", "duration"), "peak_gpu_mem_mib": ("GPU memory", "size"),
-    "jobs": ("Jobs", "number"), "last_line": ("Last line", "text")}
+    "jobs": ("Jobs", "number"), "commit": ("Commit", "text"), "last_line": ("Last line", "text")}
 MAX_METRIC_COLUMNS, MAX_SWEEP_COLUMNS = 20, 50          # those that most jobs have
 STATUS_ORDER = {COMPLETED: 0, FAILED: 1, CANCELLED: 1, RUNNING: 2, PENDING: 3}
 
@@ -163,6 +163,8 @@ def fold_row(rows: Sequence[ResultRow], over: str) -> ResultRow:
                 deviations[key] = deviation
         elif key == "peak_gpu_mem_mib":
             cells[key] = max(found, default=None)
+        elif key == "commit":
+            cells[key] = first.cells[key] if len({row.cells[key] for row in rows}) == 1 else None
         elif key not in (over, "last_line"):
             cells[key] = first.cells.get(key)
     return ResultRow(first.id, first.status, {**cells, "jobs": len(rows)}, tuple(names), first.command,
@@ -196,6 +198,7 @@ def make_result_row(job: Job, live: Mapping[str, Any]) -> ResultRow:
         **{f"metric.{name}": make_cell(number) for name, number in metrics.items()}, "status": job.shown_status,
         "runtime_seconds": live.get("runtime_seconds", last.runtime_seconds),
         "peak_gpu_mem_mib": live.get("peak_gpu_mem_mib", round_known(last.peak_gpu_mem_mib)),
+        "commit": last.commit or job.snapshot,
         "last_line": line and drop_bar(line).strip()}, () if is_error else tuple(metrics), job.command, (job.id,))
 
 
@@ -223,7 +226,7 @@ def list_result_columns(rows: Sequence[ResultRow]) -> list[dict[str, Any]]:
 
     fixed = [{"key": key, "title": title, "kind": "fixed", "form": form, "direction": None}
              for key, (title, form) in FIXED_COLUMNS.items()
-             if (any(key in row.cells for row in rows) if key not in ("name", "peak_gpu_mem_mib")
+             if (any(key in row.cells for row in rows) if key not in ("name", "peak_gpu_mem_mib", "commit")
                  else any(row.cells[key] is not None for row in rows))]
     return [*[column for column in fixed if column["key"] in ("id", "name")],
             *[describe("sweep", "text", name) for name in values],
@@ -273,8 +276,8 @@ def format_results(results: Json, paint: Paint) -> str:
                       colour=colours.get(column["key"], ""), spare=2 if is_spare else 0,
                       is_free=column["kind"] == "fixed")
 
-    return format_table([make_column(index, column) for index, column in enumerate(results["columns"])],
-                        results["rows"], paint)
+    return format_table([make_column(index, column) for index, column in enumerate(results["columns"])
+                         if column["key"] != "commit"], results["rows"], paint)
 
 
 def format_mean(mean: float, deviation: float) -> str:

@@ -81,6 +81,7 @@ SHOW_LINES: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "waiting_for": ("waits: {}", "text"), "position": ("jobs before it: {}", "text"),
         "estimated_start": ("starts about: {}", "clock"), "retry_at": ("next attempt: {}", "clock"),
         "created_at": ("submitted: {}", "clock"), "started_at": ("started: {}", "clock"),
+        "commit": ("commit of its directory: {}", "text"),
         "place": ("where: {}", "text"), "others": ("also on {}", "text"), "finished_at": ("ended: {}", "clock"),
         "runtime_seconds": ("runtime: {}", "duration"), "progress": ("progress: {}", "text"),
         "unknown_since": ("nothing known since: {}", "clock"),

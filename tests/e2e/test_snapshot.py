@@ -361,6 +361,21 @@ def test_cut_off_it_leaves_nothing_behind(repo, reason, trap, numbers, code):
     assert repo.bytes_of_all() == before and repo.git("for-each-ref", "refs/nexus") == b""
 
 
+def test_which_code_ran(repo):
+    """The commit of its directory at its begin; with a snapshot, what that lacks is said."""
+    repo.write("ignored/data.csv", "1\n")
+    with live.Box(gpus=1) as box:
+        added = box.nexus("add", "--gpus", "0", "--cwd", str(repo.top / "sub"), "cat part.py")
+        job_id = added.stdout.strip()
+        commit = repo.git("rev-parse", "HEAD").decode().strip()
+        box.wait(job_id, "completed")
+        assert box.job(job_id)["commit"] == commit and f"commit of its directory: {commit}" in box.nexus("show", job_id).stdout
+        lacking = box.nexus("add", "--gpus", "0", "--snapshot", "--cwd", str(repo.top), "cat ignored/data.csv run.sh")
+        assert lacking.returncode == 0 and "the snapshot lacks ignored/data.csv:" in lacking.stderr, lacking
+        assert str(repo.top / "ignored/data.csv") in lacking.stderr and "run.sh" not in lacking.stderr
+        assert box.nexus("add", "--gpus", "0", "--snapshot", "--cwd", str(repo.top), "cat run.sh").stderr == ""
+
+
 # job.sh
 
 

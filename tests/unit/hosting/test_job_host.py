@@ -312,3 +312,23 @@ def test_a_gpu_whose_lock_cannot_be_taken_is_no_fault_of_the_job(world, kind, is
     w.turn(), w.turn()
     assert any(line.endswith("goes back to the queue: the nexus of bob took GPU-0 first") for line in w.lines) and not w.machine.launched
     assert (w.service.observer.find_lease_error() is not None) == is_trouble
+
+
+def test_the_commit_of_its_directory_is_read_when_it_has_begun(world, tmp_path):
+    """Beside the loop, once, from git's files; a retry of the service does not read it again."""
+    (tmp_path / "exp/.git").mkdir(parents=True)
+    (tmp_path / "exp/.git/HEAD").write_text("a" * 40)
+    w = world(gpus=2)
+    job_id, other = w.add(gpus=0, cwd=str(tmp_path / "exp")), w.add(gpus=0)
+    w.turn()
+    assert w.job(job_id).current.commit is None and len(w.service.job_host.begun) == 2
+    w.service.job_host.read_commits()
+    for number, each in enumerate((job_id, other)):
+        w.claim(each, 100 + number)
+    w.turn()
+    assert (w.job(job_id).current.commit, w.job(other).current.commit) == ("a" * 40, None)
+    assert w.api(job_id)["commit"] == w.api(job_id)["attempts"][0]["commit"] == "a" * 40
+    (tmp_path / "exp/.git/HEAD").write_text("b" * 40)
+    w.crash()
+    w.turn()
+    assert w.job(job_id).current.commit == "a" * 40

@@ -27,6 +27,7 @@ FACTS = {  # what a file or a node may say of this kind, and what not
     "Signal": ([1, 64], [0, 65]), "Words": (["", "x" * 9999], [1]), "Name": (["", "a b"], [None]),
     "JobId": (["abc", "wXyz"], ["ab", "ab1"]), "AttemptKey": (["abc-1-1"], ["abc", "abc-1", "ab1-1-1", "abc-1-1 "]),
     "Uuid": (["GPU-1", "n1/MIG-2"], ["", "-x", "../x", "a b"]),
+    "Commit": (["a" * 40, "0" * 64], ["a" * 39, "A" * 40, "HEAD"]),
     "Session": (["123.nexus-abc"], ["123", "nexus-abc", "123.a/b", "123.a\n"]), "BootId": (["0f-aB"], ["", "a/b"]),
     "FilePath": (["/", "/" + "x" * 4094], ["x", "/a\n", "/" + "x" * 4095]), "Limit": (["timeout", "host-memory", "idle"], ["exit"]),
     "ScreenVariable": (["SCREENDIR=/run/x"], ["SCREENDIR=x", "PATH=/x", "SCREENDIR=/a\n"]),

@@ -42,7 +42,7 @@ JOBS = [  # reason, job, keys and what they say
             "exit_code": 3, "signal": None, "cause": "exit", "cause_line": "no data", "last_line": "done", "metric_line": None,
             "outcome": "exit 3",
             "gpu_indices": (0, 1), "gpu_uuids": (), "gpu_places": ["0", "1"], "node": "n2",
-            "stopped_by": None, "pid": None, "session": None, "peak_rss_mib": 512.0, "cpu_seconds": None,
+            "stopped_by": None, "commit": None, "pid": None, "session": None, "peak_rss_mib": 512.0, "cpu_seconds": None,
             "peak_gpu_mem_mib": None, "mean_gpu_util": None, "notes": (), "slurm_id": None, "processes_left": None}]}),
     ("what it took", finished("abc", peak_gpu_mem_mib=1000.0, mean_gpu_util=45.678, peak_rss_mib=2000.04, cpu_seconds=12.34), {
         "peak_gpu_mem_mib": 1000.0, "mean_gpu_util": 45.7, "peak_rss_mib": 2000.0, "cpu_seconds": 12.3}),

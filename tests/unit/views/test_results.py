@@ -67,6 +67,17 @@ def test_a_mean_as_text_and_as_a_spreadsheet():
     assert first[:5] == ["aac aad", "10", "0.2", "0.1414", ""]
 
 
+def test_the_commit_is_in_the_spreadsheet_and_not_in_the_table():
+    made, rows = fold([swept("aaa", "1", "0", "loss=1", commit="a" * 40), swept("aab", "2", "0", None, snapshot="b" * 40)])
+    assert [row["Commit"] for row in rows] == ["a" * 40, "b" * 40]
+    table = list(csv.DictReader(io.StringIO(nexus.format_results_csv(made))))
+    assert [row["commit"] for row in table] == ["a" * 40, "b" * 40]
+    assert "a" * 20 not in nexus.format_results(made, nexus.Paint(False, 0))
+    mixed = [swept(f"aa{seed}", "1", str(seed), None, commit="ab"[seed > 0] * 40) for seed in range(3)]
+    assert [row["Commit"] for row in fold(mixed[1:], mean=True)[1]] == ["b" * 40]
+    assert "Commit" not in fold(mixed, mean=True)[1][0], "which of them would it be?"
+
+
 MEANS = [(0.123456, 0.0123, "0.123 ± 0.012"), (91.2, 1.5, "91.2 ± 1.5"), (1234.5, 200, "1234 ± 200"), (0.5, 0, "0.5 ± 0"),
          (1, 1e-20, "1.000000000000 ± 0.000000000000")]
 
