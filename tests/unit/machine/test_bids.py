@@ -20,13 +20,13 @@ NAME = "bid-00000000000000aa"           # which some other service gave its file
 OTHER = """
 import contextlib, fcntl, json, os, socket, sys
 kept = []
-def put(name, text='{"used_s":1}', mode=0o644):
+def put(name, text='{"ended_s":1}', mode=0o644):
     handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
     os.pwrite(handle, text.encode("latin-1"), 0)
     os.fchmod(handle, mode)
     kept.append(handle)
     return handle
-def guard(name, text='{"used_s":1}', mode=0o644):
+def guard(name, text='{"ended_s":1}', mode=0o644):
     fcntl.lockf(put(name, text, mode), fcntl.LOCK_EX)
 def close():
     while kept:
@@ -171,9 +171,9 @@ CONTENTS = [  # reason, what is in it
     ("nothing", ""), ("no JSON", "bob wants all"), ("an unfinished bid", encode(BID)[:-1]), ("no object", "[]"),
     ("a number", "1"), ("null", "null"),
     ("lists without end", "[" * 16000), ("objects without end", '{"wants":' * 1700), ("lists in a list of wants", '{"wants":[[[]]]}'),
-    ("more than is read", encode(nexus.Bid(BID.wants * 400))), ("no UTF-8", '{"used_s":1,"x":"\xff"}'), ("zeros", "\0" * 4096),
+    ("more than is read", encode(nexus.Bid(BID.wants * 400))), ("no UTF-8", '{"ended_s":1,"x":"\xff"}'), ("zeros", "\0" * 4096),
     ("half a letter", '{"wants":[{"gpus":1,"uuids":["\\ud800"],"jobs":1,"since":1}]}'),
-    *((f"used_s is {number}", f'{{"used_s":{number}}}') for number in (
+    *((f"ended_s is {number}", f'{{"ended_s":{number}}}') for number in (
         "NaN", "Infinity", "-Infinity", "1e999", "-1e10", "1e16", "9" * 4000, "9" * 16000, "true", '"1"', "null", "[]", "{}")),
     *((f"run_s is {number}", f'{{"run_s":{number}}}') for number in ("NaN", "1e999", "-1", "9" * 400)),
     *((f"running is {number}", f'{{"running":{number}}}') for number in ("-1", "1.5", "1e3", "2000000000", "9" * 400)),
