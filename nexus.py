@@ -2188,6 +2188,39 @@ def update_followers(state: State, groups: Iterable[str]) -> Changes:
             yield change_job(child, pending_groups=pending)
 
 
+def list_chain(state: State, job: Job) -> list[tuple[int, Job]]:
+    """A job with all that it comes after and that comes after it, directly or through others: (depth, job), as added.
+
+    Of a group that it comes after, the jobs are not told.
+    """
+    children: dict[tuple[bool, str], list[Job]] = {}            # {(is it a group, its name or id): jobs after it}
+    for each in state.jobs.values():
+        for key in (*((False, parent) for parent in (*each.after, *each.after_any)),
+                    *((True, group) for group in (*each.after_group, *each.after_any_group))):
+            children.setdefault(key, []).append(each)
+    found, above, below = {job.id: job}, [job], [job]
+    for each in above:                          # they grow
+        parents = [state.jobs[parent] for parent in (*each.after, *each.after_any)
+                   if parent in state.jobs and parent not in found]
+        found.update((parent.id, parent) for parent in parents)
+        above += parents
+    for each in below:
+        for key in ((False, each.id), *((True, group) for group in find_groups(each))):
+            new = [child for child in children.get(key, ()) if child.id not in found]
+            found.update((child.id, child) for child in new)
+            below += new
+    depths: dict[tuple[bool, str], int] = {}
+    rows = []
+    for each in sorted(found.values(), key=lambda each: each.number):
+        keys = (*((False, parent) for parent in (*each.after, *each.after_any)),
+                *((True, group) for group in (*each.after_group, *each.after_any_group)))
+        depth = max((depths[key] + 1 for key in keys if key in depths), default=0)
+        for key in ((False, each.id), *((True, group) for group in find_groups(each))):
+            depths[key] = max(depth, depths.get(key, 0))
+        rows.append((depth, each))
+    return rows
+
+
 def find_lost(state: State, job: Job, groups: Iterable[str]) -> str:
     """Why a pending job can never start, in words; "" if it may.  `groups`: those whose jobs so far count for it."""
     parents = [state.jobs[parent] for parent in job.after]
@@ -2331,6 +2364,30 @@ def find_retried(state: State, job_id: str, latest: dict[str, str]) -> str:
         job_id = str(later)
     latest.update(dict.fromkeys(former, job_id))
     return job_id
+
+
+def find_cancelled(state: State, job_ids: Iterable[str]) -> list[Job]:
+    """The jobs that were cancelled as these did not complete, and those after them, unless they were run again.
+
+    Parents first.  One is left out where another parent of it did not complete either.
+    """
+    chosen, latest, found = set(job_ids), dict[str, str](), list[Job]()
+    groups = {group for job_id in chosen for group in find_groups(state.jobs[job_id])}
+    ended = [state.jobs[job_id] for *_, job_id in state.ended.get(CANCELLED, ())]
+    left, count = sorted((job for job in ended if job.current.cause == DEPENDENCY and not job.retried_as),
+                         key=lambda job: job.number), -1
+    while count < len(found):                   # a job may have been changed to come after one that was added later
+        count = len(found)
+        for job in left:
+            parents = [(parent, find_retried(state, parent, latest)) for parent in job.after if parent in state.jobs]
+            is_hit = not (chosen.isdisjoint(each for pair in parents for each in pair)
+                          and groups.isdisjoint(job.after_group))
+            if job.id not in chosen and is_hit and not any(
+                    was_lost(state.jobs[last]) and chosen.isdisjoint((parent, last)) for parent, last in parents):
+                found.append(job)
+                chosen.add(job.id)
+                groups.update(find_groups(job))
+    return found
 
 
 def renew_group(state: State, name: str | None) -> Changes:
@@ -2913,7 +2970,9 @@ SET: Schema = {
     "examples": [{"bs": ["48", "64"]}],
     "additionalProperties": list_of({**TEXT, "minLength": 1, "x-max-bytes": MAX_SWEEP_BYTES}, 1, MAX_SWEEP)}
 RETRY_KEYS = {
-    **CHOICE_KEYS, "set": Field(
+    **CHOICE_KEYS, "downstream": Field(
+        FLAG, "also the jobs that were cancelled as these did not complete, each after the new ones", default=False),
+    "set": Field(
         SET, "other values of their sweep, {name: [values]}; of several, each has a job", default=None),
     "change": Field(
         CHANGE, "what is to be otherwise", default=None, convert=functools.partial(read_object, CHANGES, CHANGE))}
@@ -6987,10 +7046,11 @@ def form_rows() -> list[dict[str, Any]]:
             for name, row in ASKED.items() if row.flag or row.form]
 
 
-def format_job(job: Json, paint: Paint, last_lines: Sequence[str] = (), gpus: Iterable[Json] = ()) -> str:
+def format_job(job: Json, paint: Paint, last_lines: Sequence[str] = (), gpus: Iterable[Json] = (),
+               chain: Sequence[Json] = ()) -> str:
     """The output of `nexus show ID`: what SHOW_LINES has words for, and the last lines that it printed.
 
-    `gpus`: all that there are now.
+    `gpus`: all that there are now; `chain`: the job with those before and after it.
     """
     lines = [f"{paint('white', 'Job ' + job['id'])}: {job['status']}"
              + (f" ({job['outcome'] or '-'})" if job["status"] in FINAL else "")
@@ -7015,6 +7075,7 @@ def format_job(job: Json, paint: Paint, last_lines: Sequence[str] = (), gpus: It
         found += [f"  attempt {attempt['attempt']}: {format_attempt(attempt)}"
                   for attempt in attempts if heading == "How it ended"]
         lines += [paint("white", heading), *found] if found else []
+    lines += format_chain(chain, job["id"], paint)
     lines += [paint("white", "Last lines"), *(f"  {line}" for line in last_lines)] if last_lines else []
     if job["idle_since"]:
         lines.append(f"Its GPUs do nothing.  If it waits for an answer: nexus attach {job['id']}")
@@ -7026,6 +7087,30 @@ def format_job(job: Json, paint: Paint, last_lines: Sequence[str] = (), gpus: It
 def format_python(python: str | None, env: str | None) -> str:
     """`/usr/bin/python3`, `/opt/ml/bin/python (conda ml)`."""
     return f"{python or 'no Python'}{f' ({env})' if env else ''}"
+
+
+MAX_CHAIN = 20                  # jobs of a chain that are shown: some before the job, and more after it
+
+
+def format_chain(rows: Sequence[Json], job_id: str, paint: Paint) -> list[str]:
+    """The jobs that this one comes after, and those after it, each deeper than those before it; none: it is alone."""
+    if len(rows) < 2:
+        return []
+    at = next((number for number, row in enumerate(rows) if row["id"] == job_id), 0)
+    begin = max(0, min(at - MAX_CHAIN // 4, len(rows) - MAX_CHAIN))
+    shown = rows[begin:begin + MAX_CHAIN]
+    lines = [paint("white", "Chain"), *([f"  … {begin} before them"] if begin else [])]
+    for row in shown:
+        outcome = f" ({row['outcome']})" if row["status"] in (FAILED, CANCELLED) and row["outcome"] else ""
+        groups = [f"after group {group}" for group in (*row["after_group"], *row["after_any_group"])]
+        parents = [*row["after"], *row["after_any"]]
+        after = [f"after {', '.join(parents[:5])}"] if len(parents) > 1 else []
+        words = [f"{row['status']}{outcome}", *after, *groups,
+                 *([f"again as {row['retried_as']}"] if row["retried_as"] else [])]
+        mark, what = "> " if row["id"] == job_id else "  ", format_line(row["name"] or row["command"], 40)
+        lines.append(f"{mark}{'  ' * min(row['depth'], 10)}{row['id']} {what}: {', '.join(words)}")
+    left = len(rows) - begin - len(shown)
+    return [*lines, *([f"  … {left} more after them"] if left else [])]
 
 
 def describe_end(job: Json) -> str:
@@ -16359,6 +16444,14 @@ class Added(Value):
     jobs: Sequence[Job] = ()                    # the new jobs
 
 
+class Repeat(Value):
+    """A job that is run again, and what of it is to be otherwise."""
+    job: Job
+    fields: Mapping[str, Any]                   # of Job, as they were checked
+    change: Mapping[str, Any]                   # of which those were made
+    values: Mapping[str, Sequence[str]] = {}    # other values of its sweep
+
+
 class DryRun(Exception):
     """Aborts the transaction of a dry run.  Its argument: the Added that a real submission would return."""
 
@@ -16435,17 +16528,18 @@ class Admission(Component):
         return job
 
     def retry(self, choice: Choice, caller: Identity, change: Mapping[str, Any] = {},
-              values: Mapping[str, Sequence[str]] = {}) -> list[str]:
+              values: Mapping[str, Sequence[str]] = {}, is_downstream: bool = False) -> list[str]:
         """Queue finished jobs again as new ones, all or none, with a `change` by the keys of CHANGES; return their ids.
 
-        `values`: those of their sweep that are to be others; of several, each has a job.
+        `values`: those of their sweep that are to be others; of several, each has a job.  `is_downstream`: also the
+        jobs that were cancelled because of them; of the change, these take the shell's variables and umask alone.
 
         A new job depends on the latest retries of the old job's parents, and what its groups have lost so far does not
         count.  Without ids, those are retried that failed, or lost a parent, or have the status given, and were not
         retried yet.
         Raises: usage, not_found, forbidden, conflict, queue_full.
         """
-        now, limits = self.clock.now(), find_group_limits(change)
+        now = self.clock.now()
         self.service.scripts.check_env(change.get("env"), caller)
         chosen = choose_jobs(self.store.state, choice, caller, FINAL, now)
 
@@ -16458,32 +16552,16 @@ class Admission(Component):
             return [job for job in jobs if is_left_to_retry(job.status, job.current.cause, job.retried_as)]
 
         def add(state: State) -> Changes:
-            added, jobs, latest, made = list[Job](), find(state), dict[str, str](), dict[object, Job]()
-            check_link_count(state, [replace(job, **pick(fields, LINKS & fields.keys())) for job in jobs],
-                             self.service.user)
+            jobs = find(state)
             for job in jobs:
                 check_can_retry(job.id, job.shown_status)
                 check_status(job, choice.status or FINAL, "nothing was done")
-                after, after_any = (
-                    tuple(dict.fromkeys(find_retried(state, parent, latest)
-                                        for parent in parents if parent in state.jobs))
-                    for parents in (job.after, job.after_any))
-                after = tuple(parent for parent in after if state.jobs[parent].status not in (FAILED, CANCELLED))
-                links = {"after": after, "after_any": after_any, **find_left_groups(state, job)}
-                # check_priority(): only the owner may give a priority above normal.
-                priority = job.priority if caller.is_owner else max(job.priority, PRIORITIES["normal"])
-                kept = {name: getattr(job, name) for name in KEPT}
-                for number, facts in enumerate(set_values(job, values) if values else [{}]):
-                    own, variables = self.service.validator.change_env(state, replace(job, **facts), change)
-                    again = Job(**{**kept, **links, "priority": priority, **facts, **fields, **own}, id="",
-                                created_at=now, queue_key=())
-                    new = made.get(content_of(again)) if values else None
-                    if not new:
-                        new = yield from self.add_job(state, again, caller, now, variables, limits, len(jobs) > MANY)
-                        made[content_of(new)] = new
-                        added.append(new)
-                    if number == 0:
-                        yield from replace_failure(state, job, state.jobs[new.id])
+            left = [job for job in followers if state.jobs.get(job.id) is job]      # what was changed meanwhile is not
+            repeats = [*(Repeat(job, fields, change, values) for job in jobs),
+                       *(Repeat(job, shell_fields, shell) for job in left)]
+            check_link_count(state, [replace(each.job, **pick(each.fields, LINKS & each.fields.keys()))
+                                     for each in repeats], self.service.user)
+            added = yield from self.run_again(state, repeats, caller, now)
             yield from settle_added(state, added, now, fields.get("after_group", ()))
             return [job.id for job in added]
 
@@ -16491,12 +16569,52 @@ class Admission(Component):
         fields = self.service.validator.make_change(earlier, change, caller)
         self.service.validator.check_folders([replace(job, **fields) for job in earlier])
         self.check_values(earlier, values, change, fields)
-        new_ids: list[str] = self.service.transactions.update(caller.user, earlier, add)
+        followers = self.list_cancelled(earlier, caller) if is_downstream else []
+        shell = pick(change, change.keys() & {"environment", "umask"})
+        shell_fields = self.service.validator.make_change(followers, shell, caller)
+        new_ids: list[str] = self.service.transactions.update(caller.user, [*earlier, *followers], add)
         if new_ids:
             self.log.info("Job %s added by %s, as retries", join_some(new_ids), caller.name)
             self.service.wake()
         return new_ids
 
+    def run_again(self, state: State, repeats: Sequence[Repeat], caller: Identity, now: float) -> Changes:
+        """Queue jobs as new ones, each in the place of its former one; return them.  settle_added() follows."""
+        added, latest, made = list[Job](), dict[str, str](), dict[object, Job]()
+        for each in repeats:
+            job = each.job
+            after, after_any = (
+                tuple(dict.fromkeys(find_retried(state, parent, latest) for parent in parents if parent in state.jobs))
+                for parents in (job.after, job.after_any))
+            after = tuple(parent for parent in after if state.jobs[parent].status not in (FAILED, CANCELLED))
+            links = {"after": after, "after_any": after_any, **find_left_groups(state, job)}
+            # check_priority(): only the owner may give a priority above normal.
+            priority = job.priority if caller.is_owner else max(job.priority, PRIORITIES["normal"])
+            kept = {name: getattr(job, name) for name in KEPT}
+            for number, facts in enumerate(set_values(job, each.values) if each.values else [{}]):
+                own, variables = self.service.validator.change_env(state, replace(job, **facts), each.change)
+                again = Job(**{**kept, **links, "priority": priority, **facts, **each.fields, **own}, id="",
+                            created_at=now, queue_key=())
+                new = made.get(content_of(again)) if each.values else None
+                if not new:
+                    new = yield from self.add_job(state, again, caller, now, variables,
+                                                  find_group_limits(each.change), len(repeats) > MANY)
+                    made[content_of(new)] = new
+                    added.append(new)
+                if number == 0:
+                    yield from replace_failure(state, job, state.jobs[new.id])
+        return added
+
+    def list_cancelled(self, jobs: Iterable[Job], caller: Identity) -> list[Job]:
+        """The jobs that a retry of these leaves cancelled, unless it is told to run them, too; parents first."""
+        found = find_cancelled(self.store.state, [job.id for job in jobs])
+        return [job for job in found if caller.may_see(job.user)]
+
+    def list_left(self, new_ids: Iterable[str], caller: Identity) -> list[str]:
+        """The ids of those that were cancelled because of the jobs of which these are retries."""
+        wanted = set(new_ids)
+        former = [job for job in self.store.state.jobs.values() if job.retried_as in wanted]
+        return [job.id for job in self.list_cancelled(former, caller)]
 
     def check_values(self, jobs: Sequence[Job], values: Mapping[str, Sequence[str]], change: Mapping[str, Any],
                      fields: Mapping[str, Any]) -> None:
@@ -19544,10 +19662,12 @@ def post_dismissals(api: Api, caller: Identity, body: Any) -> dict[str, Any]:
 def post_retries(api: Api, caller: Identity, body: Any) -> dict[str, Any]:
     choice = read_object(RETRY_KEYS, RETRY, body)
     change, values = choice.pop("change", {}), choice.pop("set", {})
-    ids = api.service.admission.retry(Choice(**choice), caller, change, values)
+    is_downstream = choice.pop("downstream", False)
+    ids = api.service.admission.retry(Choice(**choice), caller, change, values, is_downstream)
+    left = api.service.admission.list_left(ids, caller)
     jobs = api.service.store.state.jobs
     warning = find_delay(api, [jobs[job_id] for job_id in ids if job_id in jobs])
-    return {"ids": ids, **({"warning": warning} if warning else {})}
+    return {"ids": ids, **({"warning": warning} if warning else {}), **({"downstream": left} if left else {})}
 
 
 @route("GET /groups/{group}/results", "user", "the jobs of a group as a table: the values of its sweep, and the "
@@ -19561,6 +19681,19 @@ def get_results(api: Api, caller: Identity, group: str, status: Sequence[str] = 
         return Response(200, format_results_csv(results).encode(), "text/csv; charset=utf-8", headers)
     return replace(json_response(results), headers=headers)
 
+
+@route("GET /jobs/{id}/chain", "user", "a job with those that it comes after and that come after it, directly or "
+       "through others: `depth` is how many are before each, one after the other", "Chain[]")
+def get_chain(api: Api, caller: Identity, id: str, limit: int | None = None) -> Response:
+    state = api.service.store.state
+    rows = [row for row in list_chain(state, api.find_job(id, caller)) if caller.may_see(row[1].user)]
+    jobs = api.service.job_serializer.describe_jobs([job for _, job in rows[:limit]], CHAIN_KEYS)
+    answer = json_response([{**shown, "depth": depth} for shown, (depth, _) in zip(jobs, rows)])
+    return replace(answer, headers={"Total-Count": str(len(rows))})
+
+
+CHAIN_KEYS = ("id", "name", "command", "status", "outcome", "retried_as", "after", "after_any", "after_group",
+              "after_any_group")
 
 # Routes that only pass on their arguments
 
@@ -25264,7 +25397,8 @@ def make_job_text(context: Context, job: Json) -> str:
             if error.kind != "not_found":
                 raise
             lines = [error.message]
-    return format_job(job, context.paint, last_lines=lines, gpus=gpus)
+    chain = context.client.ask("GET", f"/jobs/{quote_path(job['id'])}/chain")
+    return format_job(job, context.paint, last_lines=lines, gpus=gpus, chain=chain)
 
 
 def read_last_lines(context: Context, job_id: str) -> list[str]:
@@ -25456,10 +25590,15 @@ def cmd_retry(context: Context) -> None:
         change = read_change(context)
         change.update(take_work_tree(context, ids, change))
         values = read_values(options.set)
-        body = {"ids": ids, **({"change": change} if change else {}), **({"set": values} if values else {})}
+        body = {"ids": ids, **({"change": change} if change else {}), **({"set": values} if values else {}),
+                **({"downstream": True} if options.downstream else {})}
         others = list_other_pythons(context, [job for job in chosen if job["id"] in ids], change)
         answer = context.client.ask("POST", "/jobs/retry", body)
         show_added(context, answer)
+        if left := answer.get("downstream"):
+            typed = " ".join(left) if len(left) <= MAX_TYPED else "ID..."
+            context.say(f"{format_count(len(left), 'job')} that came after stay cancelled: {join_some(left, 10)}; "
+                        f"--downstream runs these again, too; now: nexus retry {typed}")
         if others:
             new = " ".join(answer["ids"]) if len(answer["ids"]) <= MAX_TYPED else "ID..."
             context.say(f"{'; '.join(others)}; if it is to be this shell's: nexus cancel {new} && "
@@ -26569,6 +26708,8 @@ COMMANDS = (
     Subcommand("remove", "take pending jobs out of the queue", cmd_end, CHOSEN),
     Subcommand("retry", "run finished jobs again, as new ones; prints their ids", cmd_retry, (
         *CHANGED, argument("--failed", action="store_true", help="all jobs that failed and were not retried yet"),
+        argument("--downstream", action="store_true",
+                 help="also the jobs that were cancelled because of them, each after the new ones"),
         argument("--set", metavar="NAME=VALUE", action="append", default=[], type=read_sweep,
                  help="another value of their sweep, in the command, the name and wherever it stands; bs=48,64 "
                  "runs each"),
@@ -26578,7 +26719,7 @@ COMMANDS = (
             "takes one away.  What comes after -- is the command of one job.",
             examples=("retry abc", "retry abc --gpu-mem 20G --timeout 4h", "retry abc --env SEED=2 --cwd ~/exp2",
                       "retry abc -- python train.py --lr 0.01", "retry --failed --dry-run",
-                      "retry --group exp1 --failed --set bs=48")),
+                      "retry --group exp1 --failed --set bs=48", "retry abc --downstream")),
     Subcommand("edit", "change pending jobs, or the limits and names of running ones, all or none", cmd_edit,
             (*CHANGED, *CHANGE_OPTIONS),
             f"Of a running job: {LIVE_FLAGS}.  none takes away what was set.  What comes after -- is the command of "

@@ -167,10 +167,15 @@ def cmd_retry(context: Context) -> None:
         change = read_change(context)
         change.update(take_work_tree(context, ids, change))
         values = read_values(options.set)
-        body = {"ids": ids, **({"change": change} if change else {}), **({"set": values} if values else {})}
+        body = {"ids": ids, **({"change": change} if change else {}), **({"set": values} if values else {}),
+                **({"downstream": True} if options.downstream else {})}
         others = list_other_pythons(context, [job for job in chosen if job["id"] in ids], change)
         answer = context.client.ask("POST", "/jobs/retry", body)
         show_added(context, answer)
+        if left := answer.get("downstream"):
+            typed = " ".join(left) if len(left) <= MAX_TYPED else "ID..."
+            context.say(f"{format_count(len(left), 'job')} that came after stay cancelled: {join_some(left, 10)}; "
+                        f"--downstream runs these again, too; now: nexus retry {typed}")
         if others:
             new = " ".join(answer["ids"]) if len(answer["ids"]) <= MAX_TYPED else "ID..."
             context.say(f"{'; '.join(others)}; if it is to be this shell's: nexus cancel {new} && "

@@ -116,6 +116,8 @@ COMMANDS = (
     Subcommand("remove", "take pending jobs out of the queue", cmd_end, CHOSEN),
     Subcommand("retry", "run finished jobs again, as new ones; prints their ids", cmd_retry, (
         *CHANGED, argument("--failed", action="store_true", help="all jobs that failed and were not retried yet"),
+        argument("--downstream", action="store_true",
+                 help="also the jobs that were cancelled because of them, each after the new ones"),
         argument("--set", metavar="NAME=VALUE", action="append", default=[], type=read_sweep,
                  help="another value of their sweep, in the command, the name and wherever it stands; bs=48,64 "
                  "runs each"),
@@ -125,7 +127,7 @@ COMMANDS = (
             "takes one away.  What comes after -- is the command of one job.",
             examples=("retry abc", "retry abc --gpu-mem 20G --timeout 4h", "retry abc --env SEED=2 --cwd ~/exp2",
                       "retry abc -- python train.py --lr 0.01", "retry --failed --dry-run",
-                      "retry --group exp1 --failed --set bs=48")),
+                      "retry --group exp1 --failed --set bs=48", "retry abc --downstream")),
     Subcommand("edit", "change pending jobs, or the limits and names of running ones, all or none", cmd_edit,
             (*CHANGED, *CHANGE_OPTIONS),
             f"Of a running job: {LIVE_FLAGS}.  none takes away what was set.  What comes after -- is the command of "

@@ -127,7 +127,8 @@ def make_job_text(context: Context, job: Json) -> str:
             if error.kind != "not_found":
                 raise
             lines = [error.message]
-    return format_job(job, context.paint, last_lines=lines, gpus=gpus)
+    chain = context.client.ask("GET", f"/jobs/{quote_path(job['id'])}/chain")
+    return format_job(job, context.paint, last_lines=lines, gpus=gpus, chain=chain)
 
 
 def read_last_lines(context: Context, job_id: str) -> list[str]:

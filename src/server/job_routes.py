@@ -26,6 +26,7 @@ from ..values.choice import (
     RETRY_KEYS,
     Choice,
 )
+from ..values.dependencies import list_chain
 from ..values.job import FINAL, PENDING, RUNNING, STATUSES, Job
 from ..values.queue_order import PendingQueue, list_holds
 from ..values.schema import read_object
@@ -196,10 +197,12 @@ def post_dismissals(api: Api, caller: Identity, body: Any) -> dict[str, Any]:
 def post_retries(api: Api, caller: Identity, body: Any) -> dict[str, Any]:
     choice = read_object(RETRY_KEYS, RETRY, body)
     change, values = choice.pop("change", {}), choice.pop("set", {})
-    ids = api.service.admission.retry(Choice(**choice), caller, change, values)
+    is_downstream = choice.pop("downstream", False)
+    ids = api.service.admission.retry(Choice(**choice), caller, change, values, is_downstream)
+    left = api.service.admission.list_left(ids, caller)
     jobs = api.service.store.state.jobs
     warning = find_delay(api, [jobs[job_id] for job_id in ids if job_id in jobs])
-    return {"ids": ids, **({"warning": warning} if warning else {})}
+    return {"ids": ids, **({"warning": warning} if warning else {}), **({"downstream": left} if left else {})}
 
 
 @route("GET /groups/{group}/results", "user", "the jobs of a group as a table: the values of its sweep, and the "
@@ -213,6 +216,19 @@ def get_results(api: Api, caller: Identity, group: str, status: Sequence[str] = 
         return Response(200, format_results_csv(results).encode(), "text/csv; charset=utf-8", headers)
     return replace(json_response(results), headers=headers)
 
+
+@route("GET /jobs/{id}/chain", "user", "a job with those that it comes after and that come after it, directly or "
+       "through others: `depth` is how many are before each, one after the other", "Chain[]")
+def get_chain(api: Api, caller: Identity, id: str, limit: int | None = None) -> Response:
+    state = api.service.store.state
+    rows = [row for row in list_chain(state, api.find_job(id, caller)) if caller.may_see(row[1].user)]
+    jobs = api.service.job_serializer.describe_jobs([job for _, job in rows[:limit]], CHAIN_KEYS)
+    answer = json_response([{**shown, "depth": depth} for shown, (depth, _) in zip(jobs, rows)])
+    return replace(answer, headers={"Total-Count": str(len(rows))})
+
+
+CHAIN_KEYS = ("id", "name", "command", "status", "outcome", "retried_as", "after", "after_any", "after_group",
+              "after_any_group")
 
 # Routes that only pass on their arguments
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..hosting.loop import Component
 from ..opening import TYPE_CHECKING
-from ..values.changes import check_can_retry, find_retried, is_left_to_retry, renew_group
+from ..values.changes import check_can_retry, find_cancelled, find_retried, is_left_to_retry, renew_group
 from ..values.choice import Choice
 from ..values.errors import NexusError
 from ..values.job import CANCELLED, COMPLETED, FAILED, FINAL, MAX_JOBS, PENDING, PRIORITIES, Job
@@ -34,6 +34,14 @@ class Added(Value):
     ids: tuple[str, ...]                        # one for each submitted job
     existing: tuple[str, ...] = ()              # the ids of jobs that were there before
     jobs: Sequence[Job] = ()                    # the new jobs
+
+
+class Repeat(Value):
+    """A job that is run again, and what of it is to be otherwise."""
+    job: Job
+    fields: Mapping[str, Any]                   # of Job, as they were checked
+    change: Mapping[str, Any]                   # of which those were made
+    values: Mapping[str, Sequence[str]] = {}    # other values of its sweep
 
 
 class DryRun(Exception):
@@ -112,17 +120,18 @@ class Admission(Component):
         return job
 
     def retry(self, choice: Choice, caller: Identity, change: Mapping[str, Any] = {},
-              values: Mapping[str, Sequence[str]] = {}) -> list[str]:
+              values: Mapping[str, Sequence[str]] = {}, is_downstream: bool = False) -> list[str]:
         """Queue finished jobs again as new ones, all or none, with a `change` by the keys of CHANGES; return their ids.
 
-        `values`: those of their sweep that are to be others; of several, each has a job.
+        `values`: those of their sweep that are to be others; of several, each has a job.  `is_downstream`: also the
+        jobs that were cancelled because of them; of the change, these take the shell's variables and umask alone.
 
         A new job depends on the latest retries of the old job's parents, and what its groups have lost so far does not
         count.  Without ids, those are retried that failed, or lost a parent, or have the status given, and were not
         retried yet.
         Raises: usage, not_found, forbidden, conflict, queue_full.
         """
-        now, limits = self.clock.now(), find_group_limits(change)
+        now = self.clock.now()
         self.service.scripts.check_env(change.get("env"), caller)
         chosen = choose_jobs(self.store.state, choice, caller, FINAL, now)
 
@@ -135,32 +144,16 @@ class Admission(Component):
             return [job for job in jobs if is_left_to_retry(job.status, job.current.cause, job.retried_as)]
 
         def add(state: State) -> Changes:
-            added, jobs, latest, made = list[Job](), find(state), dict[str, str](), dict[object, Job]()
-            check_link_count(state, [replace(job, **pick(fields, LINKS & fields.keys())) for job in jobs],
-                             self.service.user)
+            jobs = find(state)
             for job in jobs:
                 check_can_retry(job.id, job.shown_status)
                 check_status(job, choice.status or FINAL, "nothing was done")
-                after, after_any = (
-                    tuple(dict.fromkeys(find_retried(state, parent, latest)
-                                        for parent in parents if parent in state.jobs))
-                    for parents in (job.after, job.after_any))
-                after = tuple(parent for parent in after if state.jobs[parent].status not in (FAILED, CANCELLED))
-                links = {"after": after, "after_any": after_any, **find_left_groups(state, job)}
-                # check_priority(): only the owner may give a priority above normal.
-                priority = job.priority if caller.is_owner else max(job.priority, PRIORITIES["normal"])
-                kept = {name: getattr(job, name) for name in KEPT}
-                for number, facts in enumerate(set_values(job, values) if values else [{}]):
-                    own, variables = self.service.validator.change_env(state, replace(job, **facts), change)
-                    again = Job(**{**kept, **links, "priority": priority, **facts, **fields, **own}, id="",
-                                created_at=now, queue_key=())
-                    new = made.get(content_of(again)) if values else None
-                    if not new:
-                        new = yield from self.add_job(state, again, caller, now, variables, limits, len(jobs) > MANY)
-                        made[content_of(new)] = new
-                        added.append(new)
-                    if number == 0:
-                        yield from replace_failure(state, job, state.jobs[new.id])
+            left = [job for job in followers if state.jobs.get(job.id) is job]      # what was changed meanwhile is not
+            repeats = [*(Repeat(job, fields, change, values) for job in jobs),
+                       *(Repeat(job, shell_fields, shell) for job in left)]
+            check_link_count(state, [replace(each.job, **pick(each.fields, LINKS & each.fields.keys()))
+                                     for each in repeats], self.service.user)
+            added = yield from self.run_again(state, repeats, caller, now)
             yield from settle_added(state, added, now, fields.get("after_group", ()))
             return [job.id for job in added]
 
@@ -168,12 +161,52 @@ class Admission(Component):
         fields = self.service.validator.make_change(earlier, change, caller)
         self.service.validator.check_folders([replace(job, **fields) for job in earlier])
         self.check_values(earlier, values, change, fields)
-        new_ids: list[str] = self.service.transactions.update(caller.user, earlier, add)
+        followers = self.list_cancelled(earlier, caller) if is_downstream else []
+        shell = pick(change, change.keys() & {"environment", "umask"})
+        shell_fields = self.service.validator.make_change(followers, shell, caller)
+        new_ids: list[str] = self.service.transactions.update(caller.user, [*earlier, *followers], add)
         if new_ids:
             self.log.info("Job %s added by %s, as retries", join_some(new_ids), caller.name)
             self.service.wake()
         return new_ids
 
+    def run_again(self, state: State, repeats: Sequence[Repeat], caller: Identity, now: float) -> Changes:
+        """Queue jobs as new ones, each in the place of its former one; return them.  settle_added() follows."""
+        added, latest, made = list[Job](), dict[str, str](), dict[object, Job]()
+        for each in repeats:
+            job = each.job
+            after, after_any = (
+                tuple(dict.fromkeys(find_retried(state, parent, latest) for parent in parents if parent in state.jobs))
+                for parents in (job.after, job.after_any))
+            after = tuple(parent for parent in after if state.jobs[parent].status not in (FAILED, CANCELLED))
+            links = {"after": after, "after_any": after_any, **find_left_groups(state, job)}
+            # check_priority(): only the owner may give a priority above normal.
+            priority = job.priority if caller.is_owner else max(job.priority, PRIORITIES["normal"])
+            kept = {name: getattr(job, name) for name in KEPT}
+            for number, facts in enumerate(set_values(job, each.values) if each.values else [{}]):
+                own, variables = self.service.validator.change_env(state, replace(job, **facts), each.change)
+                again = Job(**{**kept, **links, "priority": priority, **facts, **each.fields, **own}, id="",
+                            created_at=now, queue_key=())
+                new = made.get(content_of(again)) if each.values else None
+                if not new:
+                    new = yield from self.add_job(state, again, caller, now, variables,
+                                                  find_group_limits(each.change), len(repeats) > MANY)
+                    made[content_of(new)] = new
+                    added.append(new)
+                if number == 0:
+                    yield from replace_failure(state, job, state.jobs[new.id])
+        return added
+
+    def list_cancelled(self, jobs: Iterable[Job], caller: Identity) -> list[Job]:
+        """The jobs that a retry of these leaves cancelled, unless it is told to run them, too; parents first."""
+        found = find_cancelled(self.store.state, [job.id for job in jobs])
+        return [job for job in found if caller.may_see(job.user)]
+
+    def list_left(self, new_ids: Iterable[str], caller: Identity) -> list[str]:
+        """The ids of those that were cancelled because of the jobs of which these are retries."""
+        wanted = set(new_ids)
+        former = [job for job in self.store.state.jobs.values() if job.retried_as in wanted]
+        return [job.id for job in self.list_cancelled(former, caller)]
 
     def check_values(self, jobs: Sequence[Job], values: Mapping[str, Sequence[str]], change: Mapping[str, Any],
                      fields: Mapping[str, Any]) -> None:

@@ -83,6 +83,30 @@ def find_retried(state: State, job_id: str, latest: dict[str, str]) -> str:
     return job_id
 
 
+def find_cancelled(state: State, job_ids: Iterable[str]) -> list[Job]:
+    """The jobs that were cancelled as these did not complete, and those after them, unless they were run again.
+
+    Parents first.  One is left out where another parent of it did not complete either.
+    """
+    chosen, latest, found = set(job_ids), dict[str, str](), list[Job]()
+    groups = {group for job_id in chosen for group in find_groups(state.jobs[job_id])}
+    ended = [state.jobs[job_id] for *_, job_id in state.ended.get(CANCELLED, ())]
+    left, count = sorted((job for job in ended if job.current.cause == DEPENDENCY and not job.retried_as),
+                         key=lambda job: job.number), -1
+    while count < len(found):                   # a job may have been changed to come after one that was added later
+        count = len(found)
+        for job in left:
+            parents = [(parent, find_retried(state, parent, latest)) for parent in job.after if parent in state.jobs]
+            is_hit = not (chosen.isdisjoint(each for pair in parents for each in pair)
+                          and groups.isdisjoint(job.after_group))
+            if job.id not in chosen and is_hit and not any(
+                    was_lost(state.jobs[last]) and chosen.isdisjoint((parent, last)) for parent, last in parents):
+                found.append(job)
+                chosen.add(job.id)
+                groups.update(find_groups(job))
+    return found
+
+
 def renew_group(state: State, name: str | None) -> Changes:
     """The change of a group that a job is about to join: with no job in it, what its former ones did is over."""
     group = state.groups.get(name or "")

@@ -62,6 +62,39 @@ def update_followers(state: State, groups: Iterable[str]) -> Changes:
             yield change_job(child, pending_groups=pending)
 
 
+def list_chain(state: State, job: Job) -> list[tuple[int, Job]]:
+    """A job with all that it comes after and that comes after it, directly or through others: (depth, job), as added.
+
+    Of a group that it comes after, the jobs are not told.
+    """
+    children: dict[tuple[bool, str], list[Job]] = {}            # {(is it a group, its name or id): jobs after it}
+    for each in state.jobs.values():
+        for key in (*((False, parent) for parent in (*each.after, *each.after_any)),
+                    *((True, group) for group in (*each.after_group, *each.after_any_group))):
+            children.setdefault(key, []).append(each)
+    found, above, below = {job.id: job}, [job], [job]
+    for each in above:                          # they grow
+        parents = [state.jobs[parent] for parent in (*each.after, *each.after_any)
+                   if parent in state.jobs and parent not in found]
+        found.update((parent.id, parent) for parent in parents)
+        above += parents
+    for each in below:
+        for key in ((False, each.id), *((True, group) for group in find_groups(each))):
+            new = [child for child in children.get(key, ()) if child.id not in found]
+            found.update((child.id, child) for child in new)
+            below += new
+    depths: dict[tuple[bool, str], int] = {}
+    rows = []
+    for each in sorted(found.values(), key=lambda each: each.number):
+        keys = (*((False, parent) for parent in (*each.after, *each.after_any)),
+                *((True, group) for group in (*each.after_group, *each.after_any_group)))
+        depth = max((depths[key] + 1 for key in keys if key in depths), default=0)
+        for key in ((False, each.id), *((True, group) for group in find_groups(each))):
+            depths[key] = max(depth, depths.get(key, 0))
+        rows.append((depth, each))
+    return rows
+
+
 def find_lost(state: State, job: Job, groups: Iterable[str]) -> str:
     """Why a pending job can never start, in words; "" if it may.  `groups`: those whose jobs so far count for it."""
     parents = [state.jobs[parent] for parent in job.after]

@@ -10,7 +10,7 @@ from ..values.causes import EXIT
 from ..values.choice import CHANGES, LIVE_CHANGES
 from ..values.job import CANCELLED, COMPLETED, FAILED, FINAL, PENDING, RUNNING, STATUSES
 from ..values.submission import ASKED, JOB_FIELDS
-from ..values.text import format_count, format_duration, format_indices, format_known, format_memory
+from ..values.text import format_count, format_duration, format_indices, format_known, format_line, format_memory
 from .api_json import SIGNAL_NAMES, format_progress
 from .status_text import Paint, describe_idle_gpu, format_priority, list_states, local_time, name_or_command
 
@@ -108,10 +108,11 @@ def form_rows() -> list[dict[str, Any]]:
             for name, row in ASKED.items() if row.flag or row.form]
 
 
-def format_job(job: Json, paint: Paint, last_lines: Sequence[str] = (), gpus: Iterable[Json] = ()) -> str:
+def format_job(job: Json, paint: Paint, last_lines: Sequence[str] = (), gpus: Iterable[Json] = (),
+               chain: Sequence[Json] = ()) -> str:
     """The output of `nexus show ID`: what SHOW_LINES has words for, and the last lines that it printed.
 
-    `gpus`: all that there are now.
+    `gpus`: all that there are now; `chain`: the job with those before and after it.
     """
     lines = [f"{paint('white', 'Job ' + job['id'])}: {job['status']}"
              + (f" ({job['outcome'] or '-'})" if job["status"] in FINAL else "")
@@ -136,6 +137,7 @@ def format_job(job: Json, paint: Paint, last_lines: Sequence[str] = (), gpus: It
         found += [f"  attempt {attempt['attempt']}: {format_attempt(attempt)}"
                   for attempt in attempts if heading == "How it ended"]
         lines += [paint("white", heading), *found] if found else []
+    lines += format_chain(chain, job["id"], paint)
     lines += [paint("white", "Last lines"), *(f"  {line}" for line in last_lines)] if last_lines else []
     if job["idle_since"]:
         lines.append(f"Its GPUs do nothing.  If it waits for an answer: nexus attach {job['id']}")
@@ -147,6 +149,30 @@ def format_job(job: Json, paint: Paint, last_lines: Sequence[str] = (), gpus: It
 def format_python(python: str | None, env: str | None) -> str:
     """`/usr/bin/python3`, `/opt/ml/bin/python (conda ml)`."""
     return f"{python or 'no Python'}{f' ({env})' if env else ''}"
+
+
+MAX_CHAIN = 20                  # jobs of a chain that are shown: some before the job, and more after it
+
+
+def format_chain(rows: Sequence[Json], job_id: str, paint: Paint) -> list[str]:
+    """The jobs that this one comes after, and those after it, each deeper than those before it; none: it is alone."""
+    if len(rows) < 2:
+        return []
+    at = next((number for number, row in enumerate(rows) if row["id"] == job_id), 0)
+    begin = max(0, min(at - MAX_CHAIN // 4, len(rows) - MAX_CHAIN))
+    shown = rows[begin:begin + MAX_CHAIN]
+    lines = [paint("white", "Chain"), *([f"  … {begin} before them"] if begin else [])]
+    for row in shown:
+        outcome = f" ({row['outcome']})" if row["status"] in (FAILED, CANCELLED) and row["outcome"] else ""
+        groups = [f"after group {group}" for group in (*row["after_group"], *row["after_any_group"])]
+        parents = [*row["after"], *row["after_any"]]
+        after = [f"after {', '.join(parents[:5])}"] if len(parents) > 1 else []
+        words = [f"{row['status']}{outcome}", *after, *groups,
+                 *([f"again as {row['retried_as']}"] if row["retried_as"] else [])]
+        mark, what = "> " if row["id"] == job_id else "  ", format_line(row["name"] or row["command"], 40)
+        lines.append(f"{mark}{'  ' * min(row['depth'], 10)}{row['id']} {what}: {', '.join(words)}")
+    left = len(rows) - begin - len(shown)
+    return [*lines, *([f"  … {left} more after them"] if left else [])]
 
 
 def describe_end(job: Json) -> str:

@@ -263,6 +263,29 @@ def test_a_failed_cell_runs_with_another_value(home, tmp_path):
     assert home.main("retry", again[0], "--set", "bs=4", NEXUS_URL=home.client().url).code == 0
 
 
+def test_a_chain_that_broke_heals(home):
+    flag = home.file("chain")
+    prep = add(home, f"test -e {flag}", "--name", "prep")
+    train = add(home, "true", "--name", "train", "--after", "prep")
+    report = add(home, "true", "--name", "report", "--after", "train")
+    assert home.main("wait", report).code == 1 and home.job(report)["cause"] == "dependency"
+    done = home.main("retry", prep)
+    said = (f"2 jobs that came after stay cancelled: {train}, {report}; --downstream runs these again, too; now: nexus retry "
+            f"{train} {report}")
+    assert said in done.err, done
+    home.main("wait", done.id)
+    shown = home.main("show", train).out
+    assert f"  {prep} prep: failed (exit 1), again as {done.id}\n>   {train} train: cancelled (dependency)\n" in shown
+    assert f"      {report} report: cancelled (dependency)\n" in shown
+    flag.touch()
+    again = home.main("retry", done.id, "--downstream")
+    ids = again.out.split()
+    assert len(ids) == 3 and "stay cancelled" not in again.err, again
+    assert home.main("wait", *ids).code == 0 and [home.job(job_id)["name"] for job_id in ids] == ["prep", "train", "report"]
+    assert [row["id"] for row in home.client().ask("GET", f"/jobs/{ids[1]}/chain")] == ids
+    assert "Chain" not in home.main("show", add_and_wait(home)).out
+
+
 def test_after_a_lack_of_gpu_memory_the_line_is_there(home):
     """It can be typed as it is."""
     line = "echo 'torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB.' >&2"

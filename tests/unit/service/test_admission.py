@@ -116,7 +116,7 @@ def test_a_retry_with_another_value_stands_in_the_place_of_the_former(world):
         return w.service.admission.retry(nexus.Choice(**{"group": "g", **choice}), ANN, {}, values)
 
     def list_rows():
-        table = w.service.groups.list_results(ANN, "g", "id")
+        table = w.service.groups.list_results(ANN, "g", "id", False, None)
         names = [column["key"] for column in table["columns"]]
         return sorted((row["cells"][names.index("sweep.lr")], row["cells"][names.index("sweep.bs")]) for row in table["rows"])
 
@@ -135,6 +135,44 @@ def test_a_retry_with_another_value_stands_in_the_place_of_the_former(world):
     third = retry({"bs": ["16", "32"]}, group=None, ids=[again[0]])
     assert [w.job(job_id).command for job_id in third] == ["t 1 16", "t 1 32"] and w.job(again[0]).retried_as == third[0]
     assert list_rows() == [("1", "16"), ("1", "32"), ("1", "96"), ("2", "48")]
+
+
+def test_a_chain_heals(world):
+    """With those that were cancelled because of it, each after the new ones; but for one that another failure holds up."""
+    w = world(gpus=0, cpu_slots=9)
+    prep, other = w.add("prep", gpus=0, group="g"), w.add("other", gpus=0)
+    train = w.add("train", gpus=0, after=[prep])
+    report, big = w.add("report", gpus=0, after=[train, prep], group="h"), w.add("big", gpus=0, after_group=["g"])
+    last, held = w.add("last", gpus=0, after_group=["h"]), w.add("held", gpus=0, after=[train, other])
+    w.turn()
+    for job_id, pid in ((prep, 100), (other, 101)):
+        w.claim(job_id, pid)
+    w.turn(seconds=60)
+    for job_id in (prep, other):
+        w.end(job_id, 1)
+    chain = [train, report, big, last]
+    assert {w.job(job_id).current.cause for job_id in (*chain, held)} == {"dependency"}
+
+    def retry(job_id, is_downstream, change):
+        return w.service.admission.retry(nexus.Choice([job_id]), ANN, change, {}, is_downstream)
+
+    again, = retry(prep, False, {})
+    assert w.service.admission.list_left([again], ANN) == chain, "those that it could run, too"
+    w.run(again, 102)
+    w.end(again, 1)
+    change = {"gpus": 0, "name": "second", "environment": {"NEW": "1"}, "umask": 0o27}
+    new = retry(again, True, change)
+    assert [w.job(job_id).command for job_id in new] == ["prep", "train", "report", "big", "last"]
+    names = dict(zip(("prep", "train", "report", "big", "last"), new))
+    assert [w.job(names[name]).after for name in ("train", "report")] == [(names["prep"],), (names["train"], names["prep"])]
+    assert [w.job(names[name]).pending_groups for name in ("big", "last")] == [("g",), ("h",)]
+    assert [w.job(job_id).retried_as for job_id in chain] == new[1:] and w.job(held).retried_as is None
+    assert [(w.job(job_id).name, w.job(job_id).umask) for job_id in new] == [("second", 0o27), *[(None, 0o27)] * 4]
+    assert {w.store.state.environments[w.job(job_id).environment]["NEW"] for job_id in new} == {"1"}, "the shell is that of all"
+    for pid, job_id in enumerate(new, 200):
+        w.run(job_id, pid)
+        w.end(job_id)
+    assert {w.job(job_id).status for job_id in new} == {"completed"} and w.service.admission.list_left(new, ANN) == []
 
 
 def test_a_retry_still_comes_after_what_may_complete(world):

@@ -14,6 +14,19 @@ def test_what_can_never_start_after_others():
     assert nexus.find_branch(made, ["abd", "abc"]) == {"abf": "abd"}
 
 
+CHAINED = [finished("abc", number=1), job("abd", 2, after=("abc",), group="g"), job("abe", 3, after_any=("abd", "abc")),
+           job("abf", 4, after_group=("g",)), job("abg", 5), job("abh", 6, after=("abg",)), job("abi", 7, after=("gone", "abg"))]
+
+
+@pytest.mark.parametrize("job_id, chain", [
+    ("abc", [(0, "abc"), (1, "abd"), (2, "abe"), (2, "abf")]), ("abe", [(0, "abc"), (1, "abd"), (2, "abe")]),
+    ("abd", [(0, "abc"), (1, "abd"), (2, "abe"), (2, "abf")]), ("abf", [(0, "abf")]),
+    ("abg", [(0, "abg"), (1, "abh"), (1, "abi")]), ("abi", [(0, "abg"), (1, "abi")])])
+def test_what_a_job_comes_after_and_what_comes_after_it(job_id, chain):
+    made = state(*CHAINED)
+    assert [(depth, each.id) for depth, each in nexus.list_chain(made, made.jobs[job_id])] == chain
+
+
 def waits(id, after=(), groups=(), group=None):
     return job(id, after=after, pending_dependencies=after, after_group=groups, pending_groups=groups, group=group)
 

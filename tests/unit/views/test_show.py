@@ -33,6 +33,26 @@ SHOWN = [  # reason, job, line of `nexus show`
 ]
 
 
+def chained(depth, one):
+    return {**nexus.job_json(one, NOW, "here"), "depth": depth}
+
+
+def test_the_chain_of_a_job():
+    rows = [chained(0, finished("abc", name="prep", status="failed", cause="exit", exit_code=1, retried_as="abh")),
+            chained(1, finished("abd", name="train", status="cancelled", cause="dependency", after=("abc",))),
+            chained(2, job("abe", name="x" * 50, after=("abd", "abc"), after_group=("g",)))]
+    assert nexus.format_chain(rows, "abd", PLAIN) == [
+        "Chain", "  abc prep: failed (exit 1), again as abh", ">   abd train: cancelled (dependency)",
+        f"      abe {nexus.format_line('x' * 50, 40)}: pending, after abd, abc, after group g"]
+    assert nexus.format_chain(rows[:1], "abc", PLAIN) == [], "a job alone has none"
+    assert "\n> " in nexus.format_job(rows[1], PLAIN, chain=rows)
+    many = [chained(0, job(f"j{number}", name="n")) for number in range(100)]
+    for at, before, after in ((0, "", "  … 80 more after them"), (50, "  … 45 before them", "  … 35 more after them"),
+                              (99, "  … 80 before them", "")):
+        lines = nexus.format_chain(many, f"j{at}", PLAIN)
+        assert (lines[1] if before else "", lines[-1] if after else "") == (before, after) and f"> j{at} n: pending" in lines
+
+
 @pytest.mark.parametrize("reason, one, line", SHOWN, ids=[case[0] for case in SHOWN])
 def test_format_job(reason, one, line):
     assert line in nexus.format_job(nexus.job_json(one, NOW, "here"), PLAIN).splitlines(), reason
