@@ -7441,8 +7441,10 @@ def list_top(status: Json, waiting: Sequence[Json], more: int, groups: Sequence[
 # Usage and the history of the GPUs, as JSON.
 
 USAGE_SINCE = "7d"              # where nobody says since when
+OTHER_PEOPLE = "(others)"             # whoever used GPUs without jobs of this service
 USAGE = {
-    "user": Field(STRING, "by user: whose jobs"),
+    "user": Field(STRING, f"by user: whose jobs; `{OTHER_PEOPLE}`, where there are any: those who used GPUs of this "
+                  "machine without these jobs, as far as its history tells"),
     "group": Field(STRING, "by group: of which group; `-`: of none; `(other)`: forgotten jobs of further groups"),
     "jobs": Field(INTEGER, "how many jobs ran"),
     "ended": Field(INTEGER, "how many of them are over"),
@@ -7476,6 +7478,7 @@ HISTORY = {
     "begin": Field(TIME, "when the first step begins"), "end": Field(TIME, "now"),
     "step_seconds": Field(INTEGER, "of the means"), "gpus": Field(list_of(object_ref("GpuHistory")), "all GPUs"),
     "used": Field(FLOAT, "in how much of this time, from the first record on, jobs had the GPUs, 0 to 1"),
+    "used_by_others": Field(FLOAT, "in how much of it others than these jobs used them, 0 to 1"),
     "counts": Field({"type": "object"}, "how many attempts of each status there are"),
     "rows": Field(list_of(object_ref("GpuRun")), "what ran on them, of the last 7 days, by its beginning")}
 JOB_USAGE = {
@@ -7522,6 +7525,12 @@ def find_used(runs: Iterable[GpuRun], uuids: Collection[str], begin: float, end:
                 used_s += until - max(ran.started_at, free_at[uuid])
                 free_at[uuid] = until
     return used_s / ((end - begin) * len(free_at)) if free_at and end > begin else 0.0
+
+
+def sum_others_s(means: Iterable[GpuMeans], step_s: float, begin: float, end: float) -> float:
+    """For how many seconds from `begin` to `end` others used a GPU."""
+    return sum((each.others or 0.0) / 100 * max(0.0, min(end, each.at + step_s) - max(begin, each.at))
+               for each in means)
 
 
 def merge_runs(runs: Sequence[GpuRun], merge_s: float) -> list[tuple[GpuRun, Mapping[str, int] | None]]:
@@ -7584,20 +7593,26 @@ def job_usage_json(job: Job, attempt: Attempt, found: Mapping[str, Sequence[GpuM
             "step_seconds": ring.step_s, "note": note, "gpus": gpus}
 
 
-def usage_json(state: State, by: str, since: float, now: float,
-               may_see: Callable[[str], bool]) -> list[dict[str, Any]]:
-    """GET /usage: a row for each user, or for each group whose name the caller may see."""
+def usage_json(state: State, by: str, since: float, now: float, may_see: Callable[[str], bool],
+               others_s: float = 0.0) -> list[dict[str, Any]]:
+    """GET /usage: a row for each user, or for each group whose name the caller may see.
+
+    `others_s`: for how long others used GPUs, all of these together.
+    """
     totals: dict[str, tuple[int, UsageSums, float]] = {}
     for user, group, jobs, sums, begin in list_usage(state, since, now):
         if by == "user" or may_see(user):
             name = user if by == "user" else group or "-"
             count, total, first = totals.get(name, (0, UsageSums(), since))
             totals[name] = count + jobs, total + sums, min(first, begin)
+    rows = sorted(totals.items(), key=lambda item: -item[1][1].gpu_seconds)
+    if by == "user" and others_s > 0:
+        rows.append((OTHER_PEOPLE, (0, UsageSums(others_s), since)))
     return [{by: name, "jobs": count, "ended": total.completed + total.failed + total.cancelled,
              "failed": total.failed, "gpu_hours": total.gpu_seconds / 3600,
              "cpu_job_hours": total.cpu_job_seconds / 3600,
              "forgotten_since": format_time(begin) if begin < since else None}
-            for name, (count, total, begin) in sorted(totals.items(), key=lambda item: -item[1][1].gpu_seconds)]
+            for name, (count, total, begin) in rows]
 
 
 # ==== src/views/results.py ====
@@ -17283,6 +17298,14 @@ class GpuHistory(Component):
                     heads.append((replace(head, node=head.node or self.service.node), True))
         return heads
 
+    def measure_others(self, begin: float) -> float:
+        """For how many seconds since then others used GPUs of this machine, all of these together."""
+        now = self.clock.now()
+        ring = MINUTES if now - begin <= MINUTES.step_s * (MINUTES.count - 1) else TENS
+        begin = max(begin, now - ring.step_s * (ring.count - 1))
+        return sum(sum_others_s(self.read(head.uuid, ring, begin, now), ring.step_s, begin, now)
+                   for head, _ in self.list_heads(begin) if head.node == self.service.node)
+
     def describe(self, caller: Identity, since_s: float | None, step: str | None, series: Collection[str],
                  merge_s: float) -> dict[str, Any]:
         """GET /gpus/history.  Raises: unavailable."""
@@ -17299,8 +17322,11 @@ class GpuHistory(Component):
                  **series_json(means[head.uuid], ring, begin, now, series or SERIES)} for head, is_gone in heads]
         rows = merge_runs(runs, merge_s)
         told = [*(each.at for those in means.values() for each in those), *(ran.started_at for ran in runs)]
+        first = max(begin, min(told, default=begin))
+        others_s = sum(sum_others_s(those, ring.step_s, first, now) for those in means.values())
         return {"begin": format_time(begin), "end": format_time(now), "step_seconds": ring.step_s,
-                "used": round(find_used(runs, [*means], max(begin, min(told, default=begin)), now), 3),
+                "used": round(find_used(runs, [*means], first, now), 3),
+                "used_by_others": round(others_s / max(1.0, (now - first) * len(means)), 3),
                 "counts": Counter(ran.status for ran in runs), "gpus": gpus,
                 "rows": [run_json(ran, counts, caller.may_see(ran.user)) for ran, counts in rows]}
 
@@ -18514,7 +18540,8 @@ class ServiceStatus(Component):
         """GET /usage: of the last `since_s` seconds; None: as USAGE_SINCE."""
         now = self.clock.now()
         since = max(0.0, now - (parse_duration(USAGE_SINCE) if since_s is None else since_s))
-        return usage_json(self.store.state, by, since, now, caller.may_see)
+        others_s = self.service.gpu_history.measure_others(since) if by == "user" else 0.0
+        return usage_json(self.store.state, by, since, now, caller.may_see, others_s)
 
 
 # ==== src/service/overview.py ====
@@ -21863,8 +21890,6 @@ function drawNight() {
   if (!Object.keys(view.gpus).length) return null;
   loadNight();
   const {data, range} = night, [words] = RANGES[data?.range ?? range];         // the former, until the new one is there
-  const others = (data?.gpus ?? []).flatMap((gpu) => gpu.others)
-    .reduce((sum, share) => sum + (share ?? 0) / 100 * data.step_seconds, 0);
   const told = ['failed', 'preempted', 'cancelled'].map((word) => data?.counts[word]
     && `${number(data.counts[word])} ${word}`);
   const ontoggle = ({target}) => {
@@ -21878,7 +21903,7 @@ function drawNight() {
   return el('section', {id: 'night', 'aria-label': 'What ran'}, el('details', facts,
     el('summary', {}, el('h2', {}, `Last ${words}`),
       muted(data && listed(`jobs had the GPUs for ${percent(100 * data.used)} of the time`, ...told,
-        others > 0 && `others used them for ${about(others)}`))),
+        data.used_by_others >= 0.005 && `others used them for ${percent(100 * data.used_by_others)}`))),
     el('div', {class: 'ranges', role: 'group', 'aria-label': 'Time shown'}, Object.keys(RANGES).map((each) =>
       button(each.replace(/\D/, ' $&'), () => chooseRange(each), {'aria-pressed': String(each === range)}))),
     data ? drawLanes(data) : el('p', {class: 'muted pad'}, 'Loading \u2026')));
@@ -25423,14 +25448,17 @@ def cmd_usage(context: Context) -> None:
     usual = [name for name in USAGE if name == by or name not in ("user", "group")]
     show_table(context, rows, USAGE, usual, functools.partial(format_table, (
         Column(by.upper(), cell=lambda row: row[by], is_free=True),
-        Column("JOBS", cell=lambda row: str(row["jobs"])),
+        Column("JOBS", cell=lambda row: "-" if row[by] == OTHER_PEOPLE else str(row["jobs"])),
         Column("GPU-HOURS", cell=lambda row: f"{row['gpu_hours']:.1f}"),
         Column("CPU-JOB HOURS", cell=lambda row: f"{row['cpu_job_hours']:.1f}",
                shown_if=lambda rows: any(row["cpu_job_hours"] >= 0.05 for row in rows)),
-        Column("FAILED", cell=lambda row: f"{row['failed']} of {row['ended']} ended"),
+        Column("FAILED", cell=lambda row: "-" if row[by] == OTHER_PEOPLE else
+               f"{row['failed']} of {row['ended']} ended"),
     )), "no job ran in that time")
     whole = min((row["forgotten_since"] for row in rows if row["forgotten_since"]), default=None)
     note = f"; of jobs that are forgotten, whole days since {local_time(whole, '%Y-%m-%d')}" if whole else ""
+    if any(row[by] == OTHER_PEOPLE for row in rows):
+        note += f"; {OTHER_PEOPLE}: as far as the history of the GPUs tells"
     context.say(f"since {local_time(since, '%Y-%m-%d %H:%M')}; --since 24h: the last 24 hours{note}")
 
 

@@ -21,7 +21,7 @@ from ..views.job_tables import QUEUE_FIELDS, Column, format_fitting_snapshot, fo
 from ..views.results import format_results, format_results_csv
 from ..views.show import format_job, format_why
 from ..views.status_text import Paint, format_detailed, local_time
-from ..views.usage import USAGE, USAGE_SINCE
+from ..views.usage import OTHER_PEOPLE, USAGE, USAGE_SINCE
 from .chosen import check_choice, check_named, describe_choice, find_all, list_part, read_choice
 from .context import Context
 from .top import cmd_top
@@ -153,14 +153,17 @@ def cmd_usage(context: Context) -> None:
     usual = [name for name in USAGE if name == by or name not in ("user", "group")]
     show_table(context, rows, USAGE, usual, functools.partial(format_table, (
         Column(by.upper(), cell=lambda row: row[by], is_free=True),
-        Column("JOBS", cell=lambda row: str(row["jobs"])),
+        Column("JOBS", cell=lambda row: "-" if row[by] == OTHER_PEOPLE else str(row["jobs"])),
         Column("GPU-HOURS", cell=lambda row: f"{row['gpu_hours']:.1f}"),
         Column("CPU-JOB HOURS", cell=lambda row: f"{row['cpu_job_hours']:.1f}",
                shown_if=lambda rows: any(row["cpu_job_hours"] >= 0.05 for row in rows)),
-        Column("FAILED", cell=lambda row: f"{row['failed']} of {row['ended']} ended"),
+        Column("FAILED", cell=lambda row: "-" if row[by] == OTHER_PEOPLE else
+               f"{row['failed']} of {row['ended']} ended"),
     )), "no job ran in that time")
     whole = min((row["forgotten_since"] for row in rows if row["forgotten_since"]), default=None)
     note = f"; of jobs that are forgotten, whole days since {local_time(whole, '%Y-%m-%d')}" if whole else ""
+    if any(row[by] == OTHER_PEOPLE for row in rows):
+        note += f"; {OTHER_PEOPLE}: as far as the history of the GPUs tells"
     context.say(f"since {local_time(since, '%Y-%m-%d %H:%M')}; --since 24h: the last 24 hours{note}")
 
 

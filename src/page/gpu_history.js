@@ -36,8 +36,6 @@ function drawNight() {
   if (!Object.keys(view.gpus).length) return null;
   loadNight();
   const {data, range} = night, [words] = RANGES[data?.range ?? range];         // the former, until the new one is there
-  const others = (data?.gpus ?? []).flatMap((gpu) => gpu.others)
-    .reduce((sum, share) => sum + (share ?? 0) / 100 * data.step_seconds, 0);
   const told = ['failed', 'preempted', 'cancelled'].map((word) => data?.counts[word]
     && `${number(data.counts[word])} ${word}`);
   const ontoggle = ({target}) => {
@@ -51,7 +49,7 @@ function drawNight() {
   return el('section', {id: 'night', 'aria-label': 'What ran'}, el('details', facts,
     el('summary', {}, el('h2', {}, `Last ${words}`),
       muted(data && listed(`jobs had the GPUs for ${percent(100 * data.used)} of the time`, ...told,
-        others > 0 && `others used them for ${about(others)}`))),
+        data.used_by_others >= 0.005 && `others used them for ${percent(100 * data.used_by_others)}`))),
     el('div', {class: 'ranges', role: 'group', 'aria-label': 'Time shown'}, Object.keys(RANGES).map((each) =>
       button(each.replace(/\D/, ' $&'), () => chooseRange(each), {'aria-pressed': String(each === range)}))),
     data ? drawLanes(data) : el('p', {class: 'muted pad'}, 'Loading \u2026')));

@@ -20,7 +20,18 @@ from ..values.gpu import SERIES, Gpu, GpuMeans, GpuRun, combine_means
 from ..values.job import NO_ATTEMPT, RUNNING, Job
 from ..values.text import format_time, parse_duration
 from ..values.value import replace
-from ..views.usage import FINE_S, HISTORY_SINCE, STEPS, find_used, job_usage_json, list_gpu_runs, merge_runs, run_json, series_json
+from ..views.usage import (
+    FINE_S,
+    HISTORY_SINCE,
+    STEPS,
+    find_used,
+    job_usage_json,
+    list_gpu_runs,
+    merge_runs,
+    run_json,
+    series_json,
+    sum_others_s,
+)
 from .access import Identity
 
 if TYPE_CHECKING:
@@ -225,6 +236,14 @@ class GpuHistory(Component):
                     heads.append((replace(head, node=head.node or self.service.node), True))
         return heads
 
+    def measure_others(self, begin: float) -> float:
+        """For how many seconds since then others used GPUs of this machine, all of these together."""
+        now = self.clock.now()
+        ring = MINUTES if now - begin <= MINUTES.step_s * (MINUTES.count - 1) else TENS
+        begin = max(begin, now - ring.step_s * (ring.count - 1))
+        return sum(sum_others_s(self.read(head.uuid, ring, begin, now), ring.step_s, begin, now)
+                   for head, _ in self.list_heads(begin) if head.node == self.service.node)
+
     def describe(self, caller: Identity, since_s: float | None, step: str | None, series: Collection[str],
                  merge_s: float) -> dict[str, Any]:
         """GET /gpus/history.  Raises: unavailable."""
@@ -241,8 +260,11 @@ class GpuHistory(Component):
                  **series_json(means[head.uuid], ring, begin, now, series or SERIES)} for head, is_gone in heads]
         rows = merge_runs(runs, merge_s)
         told = [*(each.at for those in means.values() for each in those), *(ran.started_at for ran in runs)]
+        first = max(begin, min(told, default=begin))
+        others_s = sum(sum_others_s(those, ring.step_s, first, now) for those in means.values())
         return {"begin": format_time(begin), "end": format_time(now), "step_seconds": ring.step_s,
-                "used": round(find_used(runs, [*means], max(begin, min(told, default=begin)), now), 3),
+                "used": round(find_used(runs, [*means], first, now), 3),
+                "used_by_others": round(others_s / max(1.0, (now - first) * len(means)), 3),
                 "counts": Counter(ran.status for ran in runs), "gpus": gpus,
                 "rows": [run_json(ran, counts, caller.may_see(ran.user)) for ran, counts in rows]}
 

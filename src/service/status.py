@@ -97,4 +97,5 @@ class ServiceStatus(Component):
         """GET /usage: of the last `since_s` seconds; None: as USAGE_SINCE."""
         now = self.clock.now()
         since = max(0.0, now - (parse_duration(USAGE_SINCE) if since_s is None else since_s))
-        return usage_json(self.store.state, by, since, now, caller.may_see)
+        others_s = self.service.gpu_history.measure_others(since) if by == "user" else 0.0
+        return usage_json(self.store.state, by, since, now, caller.may_see, others_s)

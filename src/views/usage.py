@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 USAGE_SINCE = "7d"              # where nobody says since when
+OTHER_PEOPLE = "(others)"             # whoever used GPUs without jobs of this service
 USAGE = {
-    "user": Field(STRING, "by user: whose jobs"),
+    "user": Field(STRING, f"by user: whose jobs; `{OTHER_PEOPLE}`, where there are any: those who used GPUs of this "
+                  "machine without these jobs, as far as its history tells"),
     "group": Field(STRING, "by group: of which group; `-`: of none; `(other)`: forgotten jobs of further groups"),
     "jobs": Field(INTEGER, "how many jobs ran"),
     "ended": Field(INTEGER, "how many of them are over"),
@@ -55,6 +57,7 @@ HISTORY = {
     "begin": Field(TIME, "when the first step begins"), "end": Field(TIME, "now"),
     "step_seconds": Field(INTEGER, "of the means"), "gpus": Field(list_of(object_ref("GpuHistory")), "all GPUs"),
     "used": Field(FLOAT, "in how much of this time, from the first record on, jobs had the GPUs, 0 to 1"),
+    "used_by_others": Field(FLOAT, "in how much of it others than these jobs used them, 0 to 1"),
     "counts": Field({"type": "object"}, "how many attempts of each status there are"),
     "rows": Field(list_of(object_ref("GpuRun")), "what ran on them, of the last 7 days, by its beginning")}
 JOB_USAGE = {
@@ -101,6 +104,12 @@ def find_used(runs: Iterable[GpuRun], uuids: Collection[str], begin: float, end:
                 used_s += until - max(ran.started_at, free_at[uuid])
                 free_at[uuid] = until
     return used_s / ((end - begin) * len(free_at)) if free_at and end > begin else 0.0
+
+
+def sum_others_s(means: Iterable[GpuMeans], step_s: float, begin: float, end: float) -> float:
+    """For how many seconds from `begin` to `end` others used a GPU."""
+    return sum((each.others or 0.0) / 100 * max(0.0, min(end, each.at + step_s) - max(begin, each.at))
+               for each in means)
 
 
 def merge_runs(runs: Sequence[GpuRun], merge_s: float) -> list[tuple[GpuRun, Mapping[str, int] | None]]:
@@ -163,17 +172,23 @@ def job_usage_json(job: Job, attempt: Attempt, found: Mapping[str, Sequence[GpuM
             "step_seconds": ring.step_s, "note": note, "gpus": gpus}
 
 
-def usage_json(state: State, by: str, since: float, now: float,
-               may_see: Callable[[str], bool]) -> list[dict[str, Any]]:
-    """GET /usage: a row for each user, or for each group whose name the caller may see."""
+def usage_json(state: State, by: str, since: float, now: float, may_see: Callable[[str], bool],
+               others_s: float = 0.0) -> list[dict[str, Any]]:
+    """GET /usage: a row for each user, or for each group whose name the caller may see.
+
+    `others_s`: for how long others used GPUs, all of these together.
+    """
     totals: dict[str, tuple[int, UsageSums, float]] = {}
     for user, group, jobs, sums, begin in list_usage(state, since, now):
         if by == "user" or may_see(user):
             name = user if by == "user" else group or "-"
             count, total, first = totals.get(name, (0, UsageSums(), since))
             totals[name] = count + jobs, total + sums, min(first, begin)
+    rows = sorted(totals.items(), key=lambda item: -item[1][1].gpu_seconds)
+    if by == "user" and others_s > 0:
+        rows.append((OTHER_PEOPLE, (0, UsageSums(others_s), since)))
     return [{by: name, "jobs": count, "ended": total.completed + total.failed + total.cancelled,
              "failed": total.failed, "gpu_hours": total.gpu_seconds / 3600,
              "cpu_job_hours": total.cpu_job_seconds / 3600,
              "forgotten_since": format_time(begin) if begin < since else None}
-            for name, (count, total, begin) in sorted(totals.items(), key=lambda item: -item[1][1].gpu_seconds)]
+            for name, (count, total, begin) in rows]

@@ -45,11 +45,17 @@ def box_of(locator):
     return tuple(round(24 * (1 - each / whole), 1) for each in (left, left + width))
 
 
+def test_usage_has_a_row_of_others(box):
+    told = box.nexus("usage", "--since", "24h")
+    assert re.search(r"^\(others\) +- +4\.0 +-$", told.stdout, re.MULTILINE) and "(others): as far as the history" in told.stderr, told
+
+
 def test_the_night_is_a_picture(browser, box):
     with visit(browser, box, width=1600, is_expecting_errors=True) as page:        # these jobs are forgotten
         expect(page.locator("#night h2")).to_have_text("Last 24 hours")
         expect(page.locator("#night summary").first).to_contain_text("2 failed")
         expect(page.locator("#night summary").first).to_contain_text("1 preempted")
+        expect(page.locator("#night summary").first).to_contain_text("others used them for 3 %")     # 4 hours of one of six
         for name, span, status in (("resnet50", (23.0, 15.0), "completed"), ("llama-sft", (14.5, 9.0), "failed"),
                                    ("bert", (8.0, 2.0), "preempted")):
             assert box_of(bar(page, name)) == span and status in bar(page, name).get_attribute("class").split()

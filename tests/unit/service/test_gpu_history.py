@@ -75,3 +75,20 @@ def test_the_file_of_a_gpu_that_is_gone_stays_for_31_days(world):
     history.clean()
     assert sorted(os.path.basename(path) for path in history.find_files()) == sorted(
         os.path.basename(w.layout.history_file(uuid)) for uuid in ("GPU-0", "GPU-gone")), "GPU-0 is there"
+
+
+@pytest.mark.parametrize("since_s, hours", [(3600, 1), (2 * DAY_S, 30), (90 * DAY_S, 30)])
+def test_what_others_used_counts_as_far_as_the_history_goes(world, since_s, hours):
+    """For 30 hours somebody else has had GPU-0, and a node's GPU."""
+    w = world()
+    history, now = w.service.gpu_history, w.clock.now() // 600 * 600
+    os.makedirs(w.layout.history_dir, exist_ok=True)
+    w.clock.pass_(now + 600 - w.clock.now())
+    w.turn()
+    for one in (makers.gpu(0), makers.gpu(0, uuid="n1/GPU-0", node="n1")):
+        minutes = [makers.means(now + 600 - 60 * number, others=100.0) for number in range(30 * 60, 0, -1)]
+        nexus.write_means(nexus.DISK, w.layout.history_file(one.uuid), nexus.format_history_head(one), minutes)
+    assert history.measure_others(w.clock.now() - since_s) / 3600 == pytest.approx(hours, rel=0.01)
+    row, = w.service.status.list_usage(w.service.owner, since_s, "user")
+    assert row["user"] == nexus.OTHER_PEOPLE and row["gpu_hours"] == pytest.approx(hours, rel=0.01)
+    assert w.service.status.list_usage(w.service.owner, since_s, "group") == []

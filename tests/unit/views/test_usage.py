@@ -120,3 +120,23 @@ def test_what_a_jobs_gpus_did(reason, seen, told, ran_s, note):
     shown = nexus.job_usage_json(seen, last, dict.fromkeys(last.gpu_uuids, told), nexus.MINUTES, MINUTE, MINUTE, ran_s)
     assert shown["note"] == note and shown["attempt"] == 1
     assert [row["max"].get("utilization") for row in shown["gpus"]] == [50 if told else None] * len(last.gpu_uuids)
+
+
+OTHERS_USE = [  # reason, means of ten minutes: (their beginning, percent of it that others used the GPU), seconds
+    ("a whole step, half a step", [(-1800, 100.0), (-1200, 50.0)], 900), ("nobody told", [(-1800, None)], 0),
+    ("what was before", [(-4200, 100.0), (-3000 - 700, 100.0)], 500), ("the step that goes on", [(-120, 100.0)], 120)]
+
+
+@pytest.mark.parametrize("reason, told, seconds", OTHERS_USE, ids=[case[0] for case in OTHERS_USE])
+def test_for_how_long_others_used_a_gpu(reason, told, seconds):
+    found = [means(NOW + at, others=others) for at, others in told]
+    assert nexus.sum_others_s(found, 600, NOW - 3600, NOW) == pytest.approx(seconds), reason
+
+
+def test_others_have_a_row_where_users_have():
+    made = nexus.State()
+    assert nexus.usage_json(made, "user", NOW - 60, NOW, lambda user: True) == []
+    row, = nexus.usage_json(made, "user", NOW - 60, NOW, lambda user: False, 5400.0)
+    assert row == {"user": nexus.OTHER_PEOPLE, "jobs": 0, "ended": 0, "failed": 0, "gpu_hours": 1.5, "cpu_job_hours": 0.0,
+                   "forgotten_since": None}
+    assert nexus.usage_json(made, "group", NOW - 60, NOW, lambda user: True, 5400.0) == []
