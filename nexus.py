@@ -24239,7 +24239,7 @@ def find_command(words: Sequence[str], commands: Sequence[Subcommand]) -> Subcom
     if not hint and (find_program(first) or os.path.isfile(first)):
         hint = f"to queue it: nexus add {quote(complete_command(join_command(words)))}"
     hint = hint or suggest(name, [command.name for command in commands if command.summary])
-    hint = hint or f"nexus help lists them; of a job: nexus show {quote(format_line(name, 40))}"
+    hint = hint or f"nexus help and nexus help more list them; of a job: nexus show {quote(format_line(name, 40))}"
     raise NexusError("usage", f"'{format_line(name, 40)}' is not a command", hint)
 
 
@@ -26347,19 +26347,41 @@ def remove_node(context: Context, name: str, is_forced: bool) -> None:
 # ==== src/cli/install.py ====
 # `nexus install`, completion and help.
 
+# What `nexus help` shows: what is used daily, on a terminal of 24 lines
+DAILY = ("add", "run", "status", "top", "queue", "jobs", "history", "show", "why", "logs", "wait", "cancel", "retry",
+         "edit", "results", "pause", "resume", "open")
+FOR_SCRIPTS = ("screens", "metrics", "serve")           # and of other tools
+
+
 def cmd_help(context: Context) -> None:
+    """Print what is used daily; the rest with `more`; or the help of one command."""
     import textwrap
-    if context.options.topic is not None:
-        return context.write(make_parser(find_command([context.options.topic], context.commands)).format_help())
-    others = ", ".join([*(f"{word} = {' '.join(ours)}" for word, ours in ALIASES.items()), "stop ID = cancel ID"])
+    topic, commands = context.options.topic, [command for command in context.commands if command.summary]
+    if topic == "more":
+        words = ", ".join([*(f"{word} = {' '.join(ours)}" for word, ours in ALIASES.items()), "stop ID = cancel ID"])
+        return context.print(
+            "nexus help more: what is not used daily", "",
+            *list_commands(command for command in commands if command.name not in (*DAILY, *FOR_SCRIPTS)), "",
+            "For scripts, and in place of other tools:", "",
+            *list_commands(command for command in commands if command.name in FOR_SCRIPTS),
+            "  status --detailed  the queue by priority, readings of GPUs and host, health",
+            "  status --watch     nexus top", "",
+            *textwrap.wrap(f"Words that you may know, and what they do: {words}", 79), "",
+            *textwrap.wrap(
+                "nexus --version prints the version and the file's hash.  Exit codes: 0; 1 internal, unhealthy; 2 "
+                "usage; 3 not found; 4 conflict; 5 forbidden; 6 unavailable.  NEXUS_HOME moves ~/.nexus; "
+                "NEXUS_MOCK_GPUS=2 makes up two GPUs, for a trial; NO_COLOR=1: no colours.", 79))
+    if topic is not None:
+        return context.write(make_parser(find_command([topic], context.commands)).format_help())
     context.print(
-        "nexus: a queue for the GPUs of this machine", "", "nexus [command] [options]", "",
-        *(f"  {command.name:<9} {command.summary}" for command in context.commands if command.summary), "",
-        *textwrap.wrap(f"Other words for them: {others}", 79), "",
-        *textwrap.wrap(
-            "nexus help COMMAND explains a command; nexus --version prints the version and the file's hash.  Exit "
-            "codes: 0; 1 internal, unhealthy; 2 usage; 3 not found; 4 conflict; 5 forbidden; 6 unavailable.  "
-            "NEXUS_HOME moves ~/.nexus; NEXUS_MOCK_GPUS=2 makes up two GPUs, for a trial; NO_COLOR=1: no colours.", 79))
+        "nexus: a queue for the GPUs of this machine", "",
+        *list_commands(command for command in commands if command.name in DAILY), "",
+        "nexus help COMMAND explains one; nexus help more lists the others, like health,",
+        "clear, node and config, and the words of other tools, like squeue and ls")
+
+
+def list_commands(commands: Iterable[Subcommand]) -> list[str]:
+    return [f"  {command.name:<9} {command.summary}" for command in commands]
 
 
 def cmd_complete(context: Context) -> None:
@@ -26376,7 +26398,7 @@ def cmd_complete(context: Context) -> None:
 def list_completions(context: Context, before: Sequence[str], begun: str) -> list[str]:
     """What may follow these words: commands, options, an option's values, ids; nothing where a file or text does."""
     if not before or before == ["help"]:
-        return [each.name for each in context.commands if each.summary]
+        return [each.name for each in context.commands if each.summary] + ["more"] * len(before)
     name = ALIASES.get(before[0], before)[0]
     command = next((each for each in context.commands if each.name == name), Subcommand("", ""))
     if command.verbs and len(before) == 1:
@@ -26669,7 +26691,8 @@ COMMANDS = (
         argument("--watch", action="store_true", help="nexus top"), JSON_OPTION,
         argument("--detailed", action="store_true", help="queue by priority, readings of GPUs and host, health"))),
     Subcommand(
-        "top", "a live table: GPUs with their jobs, and what waits (q ends it; also status --watch)", cmd_top, (),
+        "top", "a live table: GPUs with their jobs, and what waits; q ends it", cmd_top, (),
+            "It is status --watch, too. "
             "Up and down choose a job; Enter shows it, l follows its log, x stops it or takes it out of the queue, p "
             "holds or releases it, r runs it again; / shows only jobs with a text, until Esc. Without a terminal it is "
             "printed once."),
@@ -26702,7 +26725,7 @@ COMMANDS = (
                       "jobs --columns id,result,peak_gpu_mem_mib,command")),
     Subcommand("show", "all that is known of jobs", cmd_show, (*READ, JSON_OPTION)),
     Subcommand("why", "why jobs wait, GPU by GPU", cmd_why, (*READ, JSON_OPTION)),
-    Subcommand("wait", "wait for jobs to finish; exit with the first exit code that is not 0", cmd_wait, (
+    Subcommand("wait", "wait for jobs; exit with the first exit code that is not 0", cmd_wait, (
         *CHOSEN,
         argument("--any", action="store_true", help="return when the first of them has finished, with its exit code")),
             examples=("wait --group exp1", "wait --any abc abd")),
@@ -26748,7 +26771,7 @@ COMMANDS = (
             examples=("retry abc", "retry abc --gpu-mem 20G --timeout 4h", "retry abc --env SEED=2 --cwd ~/exp2",
                       "retry abc -- python train.py --lr 0.01", "retry --failed --dry-run",
                       "retry --group exp1 --failed --set bs=48", "retry abc --downstream")),
-    Subcommand("edit", "change pending jobs, or the limits and names of running ones, all or none", cmd_edit,
+    Subcommand("edit", "change pending jobs, or limits and names of running ones", cmd_edit,
             (*CHANGED, *CHANGE_OPTIONS),
             f"Of a running job: {LIVE_FLAGS}.  none takes away what was set.  What comes after -- is the command of "
             "one job.",
@@ -26767,7 +26790,7 @@ COMMANDS = (
     Subcommand("attach", "attach to a running job's screen session (Ctrl-A D leaves)", cmd_attach, (
         argument("ids", nargs="*", metavar="ID|GPU"), *filter_options()), local="attach works"),
     Subcommand("screens", "the screen sessions of nexus", cmd_screens, local="screens are listed"),
-    Subcommand("pause", "start nothing new, on all GPUs or some, or of a group; hold pending jobs", cmd_pause,
+    Subcommand("pause", "start nothing new: at all, on a GPU, of a group; hold a pending job", cmd_pause,
             HELD, examples=("pause", "pause 0 1", "pause --group exp1", "pause abc", "pause --name 'lr=0.1*'")),
     Subcommand("resume", "start jobs again", cmd_pause, HELD),
     Subcommand("start", "start the service (any command that needs it does)", cmd_start, SERVICE_OPTIONS,
@@ -26783,7 +26806,7 @@ COMMANDS = (
         argument("--by", choices=("user", "group"), default="user"),
         *table_options(USAGE, "these columns, in this order: user,gpu_hours; or any keys of --json")),
             examples=("usage --since 30d --by group", "usage --csv")),
-    Subcommand("results", "a group's jobs as a table: values of the sweep, numbers that they print", cmd_results, (
+    Subcommand("results", "a group's table: values of its sweep, numbers that its jobs print", cmd_results, (
         argument("group", metavar="GROUP"),
         argument("--mean", action="store_true", help="one row for jobs that differ only in their seed: mean ± "
                  "standard deviation, and how many"),
@@ -26829,8 +26852,8 @@ COMMANDS = (
         Subcommand("sample", "all keys with their defaults", lambda context: context.write(format_sample_config())))),
     Subcommand("install", "put the command `nexus` into ~/.local/bin, with completion", cmd_install, (
         argument("--boot", action="store_true", help="also start the service at boot"),)),
-    Subcommand("help", "list the commands, or explain one", cmd_help, (
-        argument("topic", nargs="?", metavar="COMMAND"),)),
+    Subcommand("help", "list the commands of every day, or all others, or explain one", cmd_help, (
+        argument("topic", nargs="?", metavar="COMMAND|more"),)),
     Subcommand("complete", "", cmd_complete, (argument("words", nargs="..."),)),
 )
 

@@ -49,7 +49,8 @@ COMMANDS = (
         argument("--watch", action="store_true", help="nexus top"), JSON_OPTION,
         argument("--detailed", action="store_true", help="queue by priority, readings of GPUs and host, health"))),
     Subcommand(
-        "top", "a live table: GPUs with their jobs, and what waits (q ends it; also status --watch)", cmd_top, (),
+        "top", "a live table: GPUs with their jobs, and what waits; q ends it", cmd_top, (),
+            "It is status --watch, too. "
             "Up and down choose a job; Enter shows it, l follows its log, x stops it or takes it out of the queue, p "
             "holds or releases it, r runs it again; / shows only jobs with a text, until Esc. Without a terminal it is "
             "printed once."),
@@ -82,7 +83,7 @@ COMMANDS = (
                       "jobs --columns id,result,peak_gpu_mem_mib,command")),
     Subcommand("show", "all that is known of jobs", cmd_show, (*READ, JSON_OPTION)),
     Subcommand("why", "why jobs wait, GPU by GPU", cmd_why, (*READ, JSON_OPTION)),
-    Subcommand("wait", "wait for jobs to finish; exit with the first exit code that is not 0", cmd_wait, (
+    Subcommand("wait", "wait for jobs; exit with the first exit code that is not 0", cmd_wait, (
         *CHOSEN,
         argument("--any", action="store_true", help="return when the first of them has finished, with its exit code")),
             examples=("wait --group exp1", "wait --any abc abd")),
@@ -128,7 +129,7 @@ COMMANDS = (
             examples=("retry abc", "retry abc --gpu-mem 20G --timeout 4h", "retry abc --env SEED=2 --cwd ~/exp2",
                       "retry abc -- python train.py --lr 0.01", "retry --failed --dry-run",
                       "retry --group exp1 --failed --set bs=48", "retry abc --downstream")),
-    Subcommand("edit", "change pending jobs, or the limits and names of running ones, all or none", cmd_edit,
+    Subcommand("edit", "change pending jobs, or limits and names of running ones", cmd_edit,
             (*CHANGED, *CHANGE_OPTIONS),
             f"Of a running job: {LIVE_FLAGS}.  none takes away what was set.  What comes after -- is the command of "
             "one job.",
@@ -147,7 +148,7 @@ COMMANDS = (
     Subcommand("attach", "attach to a running job's screen session (Ctrl-A D leaves)", cmd_attach, (
         argument("ids", nargs="*", metavar="ID|GPU"), *filter_options()), local="attach works"),
     Subcommand("screens", "the screen sessions of nexus", cmd_screens, local="screens are listed"),
-    Subcommand("pause", "start nothing new, on all GPUs or some, or of a group; hold pending jobs", cmd_pause,
+    Subcommand("pause", "start nothing new: at all, on a GPU, of a group; hold a pending job", cmd_pause,
             HELD, examples=("pause", "pause 0 1", "pause --group exp1", "pause abc", "pause --name 'lr=0.1*'")),
     Subcommand("resume", "start jobs again", cmd_pause, HELD),
     Subcommand("start", "start the service (any command that needs it does)", cmd_start, SERVICE_OPTIONS,
@@ -163,7 +164,7 @@ COMMANDS = (
         argument("--by", choices=("user", "group"), default="user"),
         *table_options(USAGE, "these columns, in this order: user,gpu_hours; or any keys of --json")),
             examples=("usage --since 30d --by group", "usage --csv")),
-    Subcommand("results", "a group's jobs as a table: values of the sweep, numbers that they print", cmd_results, (
+    Subcommand("results", "a group's table: values of its sweep, numbers that its jobs print", cmd_results, (
         argument("group", metavar="GROUP"),
         argument("--mean", action="store_true", help="one row for jobs that differ only in their seed: mean ± "
                  "standard deviation, and how many"),
@@ -209,7 +210,7 @@ COMMANDS = (
         Subcommand("sample", "all keys with their defaults", lambda context: context.write(format_sample_config())))),
     Subcommand("install", "put the command `nexus` into ~/.local/bin, with completion", cmd_install, (
         argument("--boot", action="store_true", help="also start the service at boot"),)),
-    Subcommand("help", "list the commands, or explain one", cmd_help, (
-        argument("topic", nargs="?", metavar="COMMAND"),)),
+    Subcommand("help", "list the commands of every day, or all others, or explain one", cmd_help, (
+        argument("topic", nargs="?", metavar="COMMAND|more"),)),
     Subcommand("complete", "", cmd_complete, (argument("words", nargs="..."),)),
 )

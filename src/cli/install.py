@@ -7,7 +7,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from shlex import quote
 
 from .. import text_of
@@ -24,20 +24,41 @@ from .other_queues import ALIASES
 from .parser import find_command, make_parser
 from .transport import DISK
 
+# What `nexus help` shows: what is used daily, on a terminal of 24 lines
+DAILY = ("add", "run", "status", "top", "queue", "jobs", "history", "show", "why", "logs", "wait", "cancel", "retry",
+         "edit", "results", "pause", "resume", "open")
+FOR_SCRIPTS = ("screens", "metrics", "serve")           # and of other tools
+
 
 def cmd_help(context: Context) -> None:
+    """Print what is used daily; the rest with `more`; or the help of one command."""
     import textwrap
-    if context.options.topic is not None:
-        return context.write(make_parser(find_command([context.options.topic], context.commands)).format_help())
-    others = ", ".join([*(f"{word} = {' '.join(ours)}" for word, ours in ALIASES.items()), "stop ID = cancel ID"])
+    topic, commands = context.options.topic, [command for command in context.commands if command.summary]
+    if topic == "more":
+        words = ", ".join([*(f"{word} = {' '.join(ours)}" for word, ours in ALIASES.items()), "stop ID = cancel ID"])
+        return context.print(
+            "nexus help more: what is not used daily", "",
+            *list_commands(command for command in commands if command.name not in (*DAILY, *FOR_SCRIPTS)), "",
+            "For scripts, and in place of other tools:", "",
+            *list_commands(command for command in commands if command.name in FOR_SCRIPTS),
+            "  status --detailed  the queue by priority, readings of GPUs and host, health",
+            "  status --watch     nexus top", "",
+            *textwrap.wrap(f"Words that you may know, and what they do: {words}", 79), "",
+            *textwrap.wrap(
+                "nexus --version prints the version and the file's hash.  Exit codes: 0; 1 internal, unhealthy; 2 "
+                "usage; 3 not found; 4 conflict; 5 forbidden; 6 unavailable.  NEXUS_HOME moves ~/.nexus; "
+                "NEXUS_MOCK_GPUS=2 makes up two GPUs, for a trial; NO_COLOR=1: no colours.", 79))
+    if topic is not None:
+        return context.write(make_parser(find_command([topic], context.commands)).format_help())
     context.print(
-        "nexus: a queue for the GPUs of this machine", "", "nexus [command] [options]", "",
-        *(f"  {command.name:<9} {command.summary}" for command in context.commands if command.summary), "",
-        *textwrap.wrap(f"Other words for them: {others}", 79), "",
-        *textwrap.wrap(
-            "nexus help COMMAND explains a command; nexus --version prints the version and the file's hash.  Exit "
-            "codes: 0; 1 internal, unhealthy; 2 usage; 3 not found; 4 conflict; 5 forbidden; 6 unavailable.  "
-            "NEXUS_HOME moves ~/.nexus; NEXUS_MOCK_GPUS=2 makes up two GPUs, for a trial; NO_COLOR=1: no colours.", 79))
+        "nexus: a queue for the GPUs of this machine", "",
+        *list_commands(command for command in commands if command.name in DAILY), "",
+        "nexus help COMMAND explains one; nexus help more lists the others, like health,",
+        "clear, node and config, and the words of other tools, like squeue and ls")
+
+
+def list_commands(commands: Iterable[Subcommand]) -> list[str]:
+    return [f"  {command.name:<9} {command.summary}" for command in commands]
 
 
 def cmd_complete(context: Context) -> None:
@@ -54,7 +75,7 @@ def cmd_complete(context: Context) -> None:
 def list_completions(context: Context, before: Sequence[str], begun: str) -> list[str]:
     """What may follow these words: commands, options, an option's values, ids; nothing where a file or text does."""
     if not before or before == ["help"]:
-        return [each.name for each in context.commands if each.summary]
+        return [each.name for each in context.commands if each.summary] + ["more"] * len(before)
     name = ALIASES.get(before[0], before)[0]
     command = next((each for each in context.commands if each.name == name), Subcommand("", ""))
     if command.verbs and len(before) == 1:

@@ -42,7 +42,7 @@ def find_command(words: Sequence[str], commands: Sequence[Subcommand]) -> Subcom
     if not hint and (find_program(first) or os.path.isfile(first)):
         hint = f"to queue it: nexus add {quote(complete_command(join_command(words)))}"
     hint = hint or suggest(name, [command.name for command in commands if command.summary])
-    hint = hint or f"nexus help lists them; of a job: nexus show {quote(format_line(name, 40))}"
+    hint = hint or f"nexus help and nexus help more list them; of a job: nexus show {quote(format_line(name, 40))}"
     raise NexusError("usage", f"'{format_line(name, 40)}' is not a command", hint)
 
 

@@ -195,7 +195,7 @@ def test_words_of_other_queues(home):
     assert home.job("mine")["timeout_seconds"] == 86400
     job_id = add(home, "sleep 600")
     assert home.main("stop", job_id).code == 0 and home.job(job_id)["status"] == "cancelled", "and not the service"
-    told = " ".join(home.main("help").out.split())
+    told = " ".join(home.main("help", "more").out.split())
     assert "sbatch = add" in told and "stop ID = cancel ID" in told
 
 

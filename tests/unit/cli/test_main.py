@@ -23,11 +23,16 @@ def main(*argv, **environ):
 
 
 def test_help():
+    """A screen for every day, and all the rest behind `more`."""
     for words in (["help"], ["--help"], ["-h"]):
         code, out, err = main(*words)
-        assert (code, err) == (0, "")
-        assert re.findall(r"^  ([a-z]+) ", out, re.MULTILINE) == LISTED
-    assert all(len(line) <= 120 for line in out.splitlines())
+        daily = re.findall(r"^  ([a-z]+) ", out, re.MULTILINE)
+        assert (code, err) == (0, "") and daily == [name for name in LISTED if name in nexus.DAILY]
+    assert len(out.splitlines()) <= 23, "the prompt has the last line"
+    code, more, err = main("help", "more")
+    assert (code, err) == (0, "") and sorted([*daily, *re.findall(r"^  ([a-z]+)  ", more, re.MULTILINE)]) == sorted(LISTED)
+    assert all(len(line) <= 80 for line in (out + more).splitlines())
+    assert {word for word in nexus.ALIASES if f"{word} = " not in " ".join(more.split())} == set() and "--detailed" in more
 
 
 @pytest.mark.parametrize("command", LISTED)
@@ -54,7 +59,7 @@ def test_version():
         assert (code, err) == (0, "") and re.fullmatch(rf"nexus {re.escape(nexus.__version__)} \([0-9a-f]{{8}}\)\n", out)
 
 WRONG = [  # words, what it says
-    (["stats"], "did you mean 'status'?"), (["quue"], "did you mean 'queue'?"), (["xyzzy"], "nexus help lists them"),
+    (["stats"], "did you mean 'status'?"), (["quue"], "did you mean 'queue'?"), (["xyzzy"], "nexus help more list them"),
     (["help", "ad"], "did you mean 'add'?"), (["status", "--wacth"], "--wacth"), (["--wacth"], "--wacth"), (["show"], "ID"),
     (["jobs", "--status", "done"], "done"), (["logs", "abc", "--stream", "x"], "stderr"),
     (["move", "abc"], "--first"), (["config", "delete"], "sample"), (["start", "--log-level", "LOUD"], "WARNING"), (["status", "x"], "x"),
