@@ -5028,6 +5028,7 @@ class GpuCapacity:
         self.turn_of = ""                           # the other user of this box whose turn it is
         self.collected = 0                          # if that one collects GPUs for a job: how many it needs
         self.reserved_for: str | None = None
+        self.reserved_gpus = 0.0                    # how many that job needs in all
         self.reserved_until = 0.0
         self.kept = 0                               # hundredths that are taken when who preempts has started there
 
@@ -5078,6 +5079,11 @@ def describe_collection(capacity: GpuCapacity) -> str:
     return f" (for a job of {capacity.collected} GPUs)" if capacity.collected else ""
 
 
+def describe_kept(capacity: GpuCapacity) -> str:
+    """`frF (4 GPUs)`: for which job it is reserved, and how many that needs; "" for none."""
+    return f"{capacity.reserved_for} ({format_gpus(capacity.reserved_gpus)})" if capacity.reserved_for else ""
+
+
 def find_verdict(capacity: GpuCapacity, share: int, job: Job, config: GpuConfig, now: float) -> Reason | None:
     """Why a job cannot have `share` hundredths of a GPU now; None if it can."""
     gpu, room_mib, asked_mib, detail = capacity.gpu, capacity.room_mib, job.gpu_mem_mib, ""
@@ -5095,7 +5101,7 @@ def find_verdict(capacity: GpuCapacity, share: int, job: Job, config: GpuConfig,
     if capacity.turn_of:
         detail = f"is {capacity.turn_of}'s turn{describe_collection(capacity)}"
     elif capacity.reserved_for not in (None, job.id) and not is_brief:
-        detail = f"is kept for job {capacity.reserved_for}"
+        detail = f"is kept for job {describe_kept(capacity)}"
     elif names and gpu.utilization is not None and gpu.utilization >= config.load_threshold * 100:
         detail = f"is {gpu.utilization:.0f}% busy with {names} (load_threshold)"
     elif asked_mib and room_mib is None:
@@ -5165,7 +5171,8 @@ def reserve(job: Job, capacities: Sequence[GpuCapacity]) -> None:
     reserved = min(filter(None, choices), default=[], key=lambda chosen: (
         max(capacity.ends_at for capacity in chosen), -sum(capacity.free for capacity in chosen)))
     for capacity in reserved:
-        capacity.reserved_for, capacity.reserved_until = job.id, max(capacity.ends_at for capacity in reserved)
+        capacity.reserved_for, capacity.reserved_gpus = job.id, job.gpus
+        capacity.reserved_until = max(capacity.ends_at for capacity in reserved)
 
 
 def choose_emptiest(shares: Sequence[int], there: Iterable[GpuCapacity]) -> list[GpuCapacity]:
@@ -5205,7 +5212,8 @@ def preempt(job: Job, nodes: Sequence[str], running: list[Job], capacities: Sequ
         kept = {capacity.gpu.uuid: 100 - capacity.free + share for capacity, share in zip(placed, list_shares(job))}
         for capacity in there:
             if capacity.gpu.uuid in kept:
-                capacity.reserved_for, capacity.kept = job.id, kept[capacity.gpu.uuid]
+                capacity.reserved_for, capacity.reserved_gpus = job.id, job.gpus
+                capacity.kept = kept[capacity.gpu.uuid]
         running[:] = [with_facts(other, stop_cause=PREEMPTED) if other in ends else other for other in running]
         return ends
     return None
@@ -5452,8 +5460,15 @@ def describe_place(job: Job, position: int, estimate: float | None, gpus: Sequen
     only = f"; it accepts only GPU {format_indices(job.gpu_ids)} (--gpu-ids)" if job.gpu_ids is not None else ""
     facts = [f"{format_count(position, 'job')} before it in the queue" if position else "it is first in the queue",
              f"it asks for {format_asked(job)}{room}{only}"]
-    if any(capacity.reserved_for == job.id for capacity in gpus):
-        facts.append(f"it has waited for over {format_duration(config.reserve_after_seconds)}: GPUs are kept for it")
+    reserved = [capacity for capacity in gpus if capacity.reserved_for == job.id]
+    if reserved:
+        count = sum(not capacity.jobs for capacity in reserved)
+        facts.append(f"it has waited for over {format_duration(config.reserve_after_seconds)}: GPUs are kept for it, "
+                     f"{count} of {len(reserved)} so far")
+        ending = list(dict.fromkeys(other.id for capacity in reserved for other in capacity.jobs))
+        if ending and estimate is None:
+            facts.append(f"it starts when {format_jobs_there(ending)} {'has' if len(ending) == 1 else 'have'} ended: "
+                         "when that is, no --expect and no time limit tells")
     elif is_shared and job.gpus > 1 and (left_s := config.reserve_after_seconds - (now - find_since(job))) > 0:
         facts.append(f"if it waits for {format_duration(left_s)} more, GPUs are kept for it as they become free")
     if estimate is not None:
@@ -5519,6 +5534,11 @@ def describe_sharing(job: Job, planned: Plan, usable: Container[str], now: float
     return "; ".join(filter(None, [join_some(waiting, 3), turn]))
 
 
+def format_places(places: Sequence[str]) -> str:
+    """`GPU 3 is`, `GPUs 2, 3 are`."""
+    return f"GPU {places[0]} is" if len(places) == 1 else f"GPUs {', '.join(places)} are"
+
+
 def explain_shortage(job: Job, planned: Plan, config: GpuConfig, now: float, reader: str) -> Reason:
     """Why a job does not get its GPUs, in short: how many are free, who has the others, and what blocks them else."""
     lacking = [name for name, paths in planned.folders.items() if may_run_on(job, name) and lacks_folder(job, paths)]
@@ -5545,9 +5565,14 @@ def explain_shortage(job: Job, planned: Plan, config: GpuConfig, now: float, rea
                 if not planned.machines.get(capacity.gpu.node)]
     total, free = len(verdicts), sum(reason is None for _, reason in verdicts)
     only = verdicts[0][1] if total == 1 else None
-    others = [f"GPU {capacity.gpu.place} {reason.detail}"      # what no job can change
+    kept: dict[str, list[str]] = {}                     # {for which job: GPUs}
+    for capacity, reason in verdicts if not only else ():
+        if reason and reason.detail == f"is kept for job {describe_kept(capacity)}":
+            kept.setdefault(describe_kept(capacity), []).append(capacity.gpu.place)
+    others = [f"{format_places(places)} kept for job {words}" for words, places in kept.items()]
+    others += [f"GPU {capacity.gpu.place} {reason.detail}"      # what no job can change
               for capacity, reason in verdicts if reason and reason.subject == capacity.gpu.place and not only
-              and not (planned.box and capacity.gpu.lease_holder)]
+              and not reason.detail.startswith("is kept for job ") and not (planned.box and capacity.gpu.lease_holder)]
     nodes = [name for name in machines if not planned.machines[name]]
     preemption = describe_preemption(job, planned, nodes, config, now)
     note = describe_slices(job, (capacity.gpu for capacity in planned.gpus))
@@ -6321,6 +6346,7 @@ GPU = {
                    "all of this in a word"),
     "is_available": Field(FLAG, "the next job could have all of it"),
     "unavailable": Field(or_null(STRING), "why no further job may have it, like `is paused`"),
+    "kept_for": Field(or_null(JOB_ID), "the pending job that has waited for so long that this GPU stays idle for it"),
     "used_by": Field(or_null(STRING), "who else uses it"),
     "processes": Field(list_of(object_ref("Process")), "what computes on it"),
 }
@@ -6378,7 +6404,7 @@ OVERVIEW_JOB_KEYS = (                           # what GET /status?after= has of
     "cause_line", "waiting_for", "is_held", "estimated_start", "last_line", "metric_line", "unrecorded", "fraction",
     "estimated_end", "progress_by", "preemptions", "preempted_seconds")
 OVERVIEW_GPU_KEYS = ("uuid", "name", "profile", "node", "place", "state", "job_ids", "memory_total_mib", "is_paused",
-                     "is_available", "unavailable", "used_by", "fault")
+                     "is_available", "unavailable", "kept_for", "used_by", "fault")
 GPU_READINGS = ("memory_used_mib", "utilization", "utilization_mean", "temperature", "power_watts")
 OTHER_USER = {
     "user": Field(STRING, "who it is"),
@@ -18516,13 +18542,18 @@ class ServiceStatus(Component):
         reasons = {node.name: node.find_reason(now) for node in nodes.values()}
         left = {capacity.gpu.uuid: f"is left to {capacity.turn_of}, whose turn it is{describe_collection(capacity)}"
                 for capacity in self.service.plan.gpus if capacity.turn_of}
+        kept = {capacity.gpu.uuid: capacity for capacity in self.service.plan.gpus
+                if capacity.reserved_for in state.pending and capacity.free > 0}
+        left.update({uuid: f"is kept for {describe_kept(capacity)}" for uuid, capacity in kept.items()})
         for gpu in self.service.gpu_watch.see_gpus(state):
             reason = reasons.get(gpu.node) if gpu.node else self.service.observer.observation.error
             is_unread = bool(reason) and (not gpu.node or nodes[gpu.node].error is not None)
             if gpu.node and is_unread:                  # its last readings are too old
                 gpu = forget_readings(gpu)
-            shown.append(gpu_json(gpu, state, self.config.gpu, reason if is_unread else None,
-                                  gpu.node or self.service.node, None if is_unread else reason or left.get(gpu.uuid)))
+            row = gpu_json(gpu, state, self.config.gpu, reason if is_unread else None,
+                           gpu.node or self.service.node, None if is_unread else reason or left.get(gpu.uuid))
+            is_kept = gpu.uuid in kept and row["unavailable"] == left[gpu.uuid]
+            shown.append({**row, "kept_for": kept[gpu.uuid].reserved_for if is_kept else None})
         return shown
 
     def describe_next_turn(self) -> dict[str, Any] | None:
@@ -21741,10 +21772,11 @@ const drawGauge = ({place}, word, value, max, words) => !isSet(value) ? muted('\
 
 function drawUses(gpu) {                        // its jobs, or why it has none
   const jobs = jobsOf(gpu), unavailable = jobs.length > 0 || gpu.is_paused ? null : gpu.unavailable;
-  const note = gpu.fault ?? gpu.used_by ?? unavailable;
+  const isKept = unavailable && gpu.kept_for, word = isKept && unavailable.replace(/^is k/, 'K');
+  const note = gpu.fault ?? gpu.used_by ?? (isKept ? null : unavailable);
   return [
     jobs.map((job) => el('div', {class: 'use', key: job.id, 'data-job': job.id}, drawLine(JOB_COLUMNS, job))),
-    (gpu.state !== 'Busy' || note) && el('div', {class: 'use', key: 'state'}, badge(gpu.state),
+    (gpu.state !== 'Busy' || note) && el('div', {class: 'use', key: 'state'}, badge(gpu.state, word || gpu.state),
       gpu.is_paused && pauseGpuButton(gpu), note && el('span', {class: gpu.fault ? 'red' : 'muted'}, worded(note)))];
 }
 

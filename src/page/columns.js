@@ -74,10 +74,11 @@ const drawGauge = ({place}, word, value, max, words) => !isSet(value) ? muted('\
 
 function drawUses(gpu) {                        // its jobs, or why it has none
   const jobs = jobsOf(gpu), unavailable = jobs.length > 0 || gpu.is_paused ? null : gpu.unavailable;
-  const note = gpu.fault ?? gpu.used_by ?? unavailable;
+  const isKept = unavailable && gpu.kept_for, word = isKept && unavailable.replace(/^is k/, 'K');
+  const note = gpu.fault ?? gpu.used_by ?? (isKept ? null : unavailable);
   return [
     jobs.map((job) => el('div', {class: 'use', key: job.id, 'data-job': job.id}, drawLine(JOB_COLUMNS, job))),
-    (gpu.state !== 'Busy' || note) && el('div', {class: 'use', key: 'state'}, badge(gpu.state),
+    (gpu.state !== 'Busy' || note) && el('div', {class: 'use', key: 'state'}, badge(gpu.state, word || gpu.state),
       gpu.is_paused && pauseGpuButton(gpu), note && el('span', {class: gpu.fault ? 'red' : 'muted'}, worded(note)))];
 }
 

@@ -213,6 +213,7 @@ class GpuCapacity:
         self.turn_of = ""                           # the other user of this box whose turn it is
         self.collected = 0                          # if that one collects GPUs for a job: how many it needs
         self.reserved_for: str | None = None
+        self.reserved_gpus = 0.0                    # how many that job needs in all
         self.reserved_until = 0.0
         self.kept = 0                               # hundredths that are taken when who preempts has started there
 
@@ -263,6 +264,11 @@ def describe_collection(capacity: GpuCapacity) -> str:
     return f" (for a job of {capacity.collected} GPUs)" if capacity.collected else ""
 
 
+def describe_kept(capacity: GpuCapacity) -> str:
+    """`frF (4 GPUs)`: for which job it is reserved, and how many that needs; "" for none."""
+    return f"{capacity.reserved_for} ({format_gpus(capacity.reserved_gpus)})" if capacity.reserved_for else ""
+
+
 def find_verdict(capacity: GpuCapacity, share: int, job: Job, config: GpuConfig, now: float) -> Reason | None:
     """Why a job cannot have `share` hundredths of a GPU now; None if it can."""
     gpu, room_mib, asked_mib, detail = capacity.gpu, capacity.room_mib, job.gpu_mem_mib, ""
@@ -280,7 +286,7 @@ def find_verdict(capacity: GpuCapacity, share: int, job: Job, config: GpuConfig,
     if capacity.turn_of:
         detail = f"is {capacity.turn_of}'s turn{describe_collection(capacity)}"
     elif capacity.reserved_for not in (None, job.id) and not is_brief:
-        detail = f"is kept for job {capacity.reserved_for}"
+        detail = f"is kept for job {describe_kept(capacity)}"
     elif names and gpu.utilization is not None and gpu.utilization >= config.load_threshold * 100:
         detail = f"is {gpu.utilization:.0f}% busy with {names} (load_threshold)"
     elif asked_mib and room_mib is None:
@@ -350,7 +356,8 @@ def reserve(job: Job, capacities: Sequence[GpuCapacity]) -> None:
     reserved = min(filter(None, choices), default=[], key=lambda chosen: (
         max(capacity.ends_at for capacity in chosen), -sum(capacity.free for capacity in chosen)))
     for capacity in reserved:
-        capacity.reserved_for, capacity.reserved_until = job.id, max(capacity.ends_at for capacity in reserved)
+        capacity.reserved_for, capacity.reserved_gpus = job.id, job.gpus
+        capacity.reserved_until = max(capacity.ends_at for capacity in reserved)
 
 
 def choose_emptiest(shares: Sequence[int], there: Iterable[GpuCapacity]) -> list[GpuCapacity]:

@@ -14,6 +14,7 @@ from ..values.text import format_count, format_duration, format_indices, format_
 from ..values.value import replace
 from .capacity import (
     GpuCapacity,
+    describe_kept,
     describe_slices,
     find_foreign,
     find_never,
@@ -95,8 +96,15 @@ def describe_place(job: Job, position: int, estimate: float | None, gpus: Sequen
     only = f"; it accepts only GPU {format_indices(job.gpu_ids)} (--gpu-ids)" if job.gpu_ids is not None else ""
     facts = [f"{format_count(position, 'job')} before it in the queue" if position else "it is first in the queue",
              f"it asks for {format_asked(job)}{room}{only}"]
-    if any(capacity.reserved_for == job.id for capacity in gpus):
-        facts.append(f"it has waited for over {format_duration(config.reserve_after_seconds)}: GPUs are kept for it")
+    reserved = [capacity for capacity in gpus if capacity.reserved_for == job.id]
+    if reserved:
+        count = sum(not capacity.jobs for capacity in reserved)
+        facts.append(f"it has waited for over {format_duration(config.reserve_after_seconds)}: GPUs are kept for it, "
+                     f"{count} of {len(reserved)} so far")
+        ending = list(dict.fromkeys(other.id for capacity in reserved for other in capacity.jobs))
+        if ending and estimate is None:
+            facts.append(f"it starts when {format_jobs_there(ending)} {'has' if len(ending) == 1 else 'have'} ended: "
+                         "when that is, no --expect and no time limit tells")
     elif is_shared and job.gpus > 1 and (left_s := config.reserve_after_seconds - (now - find_since(job))) > 0:
         facts.append(f"if it waits for {format_duration(left_s)} more, GPUs are kept for it as they become free")
     if estimate is not None:
@@ -162,6 +170,11 @@ def describe_sharing(job: Job, planned: Plan, usable: Container[str], now: float
     return "; ".join(filter(None, [join_some(waiting, 3), turn]))
 
 
+def format_places(places: Sequence[str]) -> str:
+    """`GPU 3 is`, `GPUs 2, 3 are`."""
+    return f"GPU {places[0]} is" if len(places) == 1 else f"GPUs {', '.join(places)} are"
+
+
 def explain_shortage(job: Job, planned: Plan, config: GpuConfig, now: float, reader: str) -> Reason:
     """Why a job does not get its GPUs, in short: how many are free, who has the others, and what blocks them else."""
     lacking = [name for name, paths in planned.folders.items() if may_run_on(job, name) and lacks_folder(job, paths)]
@@ -188,9 +201,14 @@ def explain_shortage(job: Job, planned: Plan, config: GpuConfig, now: float, rea
                 if not planned.machines.get(capacity.gpu.node)]
     total, free = len(verdicts), sum(reason is None for _, reason in verdicts)
     only = verdicts[0][1] if total == 1 else None
-    others = [f"GPU {capacity.gpu.place} {reason.detail}"      # what no job can change
+    kept: dict[str, list[str]] = {}                     # {for which job: GPUs}
+    for capacity, reason in verdicts if not only else ():
+        if reason and reason.detail == f"is kept for job {describe_kept(capacity)}":
+            kept.setdefault(describe_kept(capacity), []).append(capacity.gpu.place)
+    others = [f"{format_places(places)} kept for job {words}" for words, places in kept.items()]
+    others += [f"GPU {capacity.gpu.place} {reason.detail}"      # what no job can change
               for capacity, reason in verdicts if reason and reason.subject == capacity.gpu.place and not only
-              and not (planned.box and capacity.gpu.lease_holder)]
+              and not reason.detail.startswith("is kept for job ") and not (planned.box and capacity.gpu.lease_holder)]
     nodes = [name for name in machines if not planned.machines[name]]
     preemption = describe_preemption(job, planned, nodes, config, now)
     note = describe_slices(job, (capacity.gpu for capacity in planned.gpus))

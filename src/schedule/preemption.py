@@ -40,7 +40,8 @@ def preempt(job: Job, nodes: Sequence[str], running: list[Job], capacities: Sequ
         kept = {capacity.gpu.uuid: 100 - capacity.free + share for capacity, share in zip(placed, list_shares(job))}
         for capacity in there:
             if capacity.gpu.uuid in kept:
-                capacity.reserved_for, capacity.kept = job.id, kept[capacity.gpu.uuid]
+                capacity.reserved_for, capacity.reserved_gpus = job.id, job.gpus
+                capacity.kept = kept[capacity.gpu.uuid]
         running[:] = [with_facts(other, stop_cause=PREEMPTED) if other in ends else other for other in running]
         return ends
     return None

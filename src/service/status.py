@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ..formats.nvidia_smi import forget_readings
 from ..hosting.loop import Component
 from ..opening import TYPE_CHECKING, __version__
-from ..schedule.capacity import describe_collection
+from ..schedule.capacity import describe_collection, describe_kept
 from ..schedule.turns import find_next_turn
 from ..values.job import CANCELLED, COMPLETED, FAILED, PRIORITIES
 from ..values.queue_order import list_holds
@@ -73,13 +73,18 @@ class ServiceStatus(Component):
         reasons = {node.name: node.find_reason(now) for node in nodes.values()}
         left = {capacity.gpu.uuid: f"is left to {capacity.turn_of}, whose turn it is{describe_collection(capacity)}"
                 for capacity in self.service.plan.gpus if capacity.turn_of}
+        kept = {capacity.gpu.uuid: capacity for capacity in self.service.plan.gpus
+                if capacity.reserved_for in state.pending and capacity.free > 0}
+        left.update({uuid: f"is kept for {describe_kept(capacity)}" for uuid, capacity in kept.items()})
         for gpu in self.service.gpu_watch.see_gpus(state):
             reason = reasons.get(gpu.node) if gpu.node else self.service.observer.observation.error
             is_unread = bool(reason) and (not gpu.node or nodes[gpu.node].error is not None)
             if gpu.node and is_unread:                  # its last readings are too old
                 gpu = forget_readings(gpu)
-            shown.append(gpu_json(gpu, state, self.config.gpu, reason if is_unread else None,
-                                  gpu.node or self.service.node, None if is_unread else reason or left.get(gpu.uuid)))
+            row = gpu_json(gpu, state, self.config.gpu, reason if is_unread else None,
+                           gpu.node or self.service.node, None if is_unread else reason or left.get(gpu.uuid))
+            is_kept = gpu.uuid in kept and row["unavailable"] == left[gpu.uuid]
+            shown.append({**row, "kept_for": kept[gpu.uuid].reserved_for if is_kept else None})
         return shown
 
     def describe_next_turn(self) -> dict[str, Any] | None:

@@ -85,6 +85,7 @@ GPU = {
                    "all of this in a word"),
     "is_available": Field(FLAG, "the next job could have all of it"),
     "unavailable": Field(or_null(STRING), "why no further job may have it, like `is paused`"),
+    "kept_for": Field(or_null(JOB_ID), "the pending job that has waited for so long that this GPU stays idle for it"),
     "used_by": Field(or_null(STRING), "who else uses it"),
     "processes": Field(list_of(object_ref("Process")), "what computes on it"),
 }
@@ -142,7 +143,7 @@ OVERVIEW_JOB_KEYS = (                           # what GET /status?after= has of
     "cause_line", "waiting_for", "is_held", "estimated_start", "last_line", "metric_line", "unrecorded", "fraction",
     "estimated_end", "progress_by", "preemptions", "preempted_seconds")
 OVERVIEW_GPU_KEYS = ("uuid", "name", "profile", "node", "place", "state", "job_ids", "memory_total_mib", "is_paused",
-                     "is_available", "unavailable", "used_by", "fault")
+                     "is_available", "unavailable", "kept_for", "used_by", "fault")
 GPU_READINGS = ("memory_used_mib", "utilization", "utilization_mean", "temperature", "power_watts")
 OTHER_USER = {
     "user": Field(STRING, "who it is"),

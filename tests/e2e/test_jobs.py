@@ -605,7 +605,12 @@ def test_a_job_for_two_gpus_is_not_starved():
         cli(box, "restart")
         release(box, "passing")
         box.wait(passing, "completed")
-        reason = box.await_reason(late, f"is kept for job {both}")
+        reason = box.await_reason(late, f"is kept for job {both} (2 GPUs)")
+        kept = f"ept for {both} (2 GPUs)"
+        assert f"GPU 1 (Mock GPU, 24GB): K{kept}" in cli(box, "status") and f"k{kept}" in cli(box, "top")
+        shown = box.ask("GET", "/status")["gpu_status"][1]
+        assert (shown["state"], shown["is_available"], shown["kept_for"]) == ("Unavailable", False, both)
+        assert f"when job {long} has ended" in cli(box, "why", both) or "it will start in about" in cli(box, "why", both)
         assert f"GPU 0 runs job {long}" in reason
         short = cli(box, "add", "--expect", "20s", "true").strip()
         assert box.wait(short, "completed")["gpu_index"] == 1           # it ends long before

@@ -319,3 +319,14 @@ def test_a_group_may_have_any_name(browser, box, group):
         box.ask("POST", "/queue", {"commands": ["true"] * 2, "gpus": 0, "group": group})
         expect(page.locator(f"[data-group={group}]")).to_be_visible()
         expect(page.locator("[data-group=first]")).to_be_visible()
+
+
+def test_a_gpu_that_is_kept_does_not_look_free(browser):
+    with live.Box(gpus=2, reserve_after_seconds=0.1) as box:
+        box.wait_started(box.add("sleep 600"))
+        both = box.add("true", gpus=2)
+        with visit(browser, box) as page:
+            kept = page.locator("[data-gpu='1']")
+            expect(kept).to_contain_text(f"Kept for {both} (2 GPUs)")
+            expect(kept).not_to_contain_text("Available")
+            expect(page.locator("#gpus")).to_contain_text("0 of 2 available")

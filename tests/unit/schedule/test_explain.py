@@ -67,7 +67,9 @@ REASONS = [  # what is shown, jobs, GPUs, keys, part of the reason why the last 
     ("max_running_per_user", [running("rrr"), job("aaa", 2)], [gpu(0), gpu(1)], {"max_running_per_user": 1},
      "1 job of ann runs, as many as max_running_per_user allows"),
     ("kept for another", [running("rrr", (1,)), job("aaa", 2, gpus=2, **WAITED), job("bbb", 3, gpu_ids=(0,))],
-     [gpu(0), gpu(1)], {}, "GPU 0 is kept for job aaa"),
+     [gpu(0), gpu(1)], {}, "GPU 0 is kept for job aaa (2 GPUs)"),
+    ("several kept for another", [running("rrr", (2,)), job("aaa", 2, gpus=3, **WAITED), job("bbb", 3)], [gpu(0), gpu(1), gpu(2)], {},
+     "needs 1 GPU; 0 of 3 are free: 1 taken by ann; GPUs 0, 1 are kept for job aaa (3 GPUs)"),
     ("its next attempt", [job("aaa", retry_at=NOW + 9, attempts=(failed_attempt(1), failed_attempt(2, "timeout")))], [gpu(0)], {},
      "attempt 2 failed (timeout); it is tried again in 9s"),
     ("it is held", [job("aaa", is_held=True)], [gpu(0)], {}, "it is held (nexus resume aaa)"),
@@ -258,5 +260,11 @@ def test_when_a_job_of_several_gpus_collects_them_is_told_where_others_want_them
         one = job("aaa", **{"gpus": 2, "created_at": NOW - 60, **fields})
         return nexus.describe_place(one, 0, None, (), config(reserve_after_seconds=600).jobs, NOW, is_shared)[2:]
 
+    jobs = [running("rrr", (1,)), job("aaa", 2, gpus=2, **WAITED)]
+    planned = nexus.plan(state(*jobs), [gpu(0), gpu(1)], None, config(), NOW)
+    told = nexus.describe_place(jobs[1], 0, None, planned.gpus, config(reserve_after_seconds=600).jobs, NOW)[2:]
+    assert told == ["it has waited for over 10m: GPUs are kept for it, 1 of 2 so far",
+                    "it starts when job rrr has ended: when that is, no --expect and no time limit tells"]
+    assert nexus.describe_place(jobs[1], 0, NOW + 60, planned.gpus, config().jobs, NOW)[3:] == ["it will start in about 1m"]
     assert facts() == ["if it waits for 9m more, GPUs are kept for it as they become free"]
     assert facts(is_shared=False) == facts(gpus=1) == facts(created_at=NOW - 700) == []
