@@ -1492,6 +1492,7 @@ class Bid(Value):
     run_s: Span = 60.0                          # how long its jobs run, about
     running: Count = 0                          # its jobs with GPUs of this box
     waiting: Count = 0                          # its jobs that wait for them
+    leaves: Mapping[str, int] = {}              # {uuid of a free GPU: the uid to whom this service leaves it}
 
 
 # ==== src/values/gpu.py ====
@@ -4556,6 +4557,7 @@ class BoxUser(Value):
     run_s: float = 60.0
     running: int = 0
     waiting: int = 0
+    leaves: Mapping[str, int] = {}
 
     @property
     def since(self) -> float:
@@ -4573,7 +4575,8 @@ def merge_bids(bids: Iterable[tuple[int, str, Bid]], here: Container[str]) -> li
         users[uid] = replace(
             user, wants=(*user.wants, *wants)[:MAX_WANTS], holdings=(*user.holdings, *holdings),
             ended_s=user.ended_s + bid.ended_s, run_s=max(user.run_s, bid.run_s), running=user.running + bid.running,
-            waiting=user.waiting + bid.waiting)
+            waiting=user.waiting + bid.waiting,
+            leaves={**user.leaves, **{uuid: owner for uuid, owner in bid.leaves.items() if uuid in here}})
     return list(users.values())
 
 
@@ -4718,7 +4721,11 @@ class Box(Value):
         return {user.uid: user.name for user in self.users}
 
     def find_turns(self, free: Iterable[str], now: float) -> Turns:
-        return whose_turn(self.users, self.had, free, now, self.resting)
+        """Whose turn the free GPUs are, but for those that their user leaves to this one: views may differ."""
+        turns = whose_turn(self.users, self.had, free, now, self.resting)
+        leaving = {user.uid: user.leaves for user in self.users if user.uid != self.own_uid}
+        return replace(turns, owners={uuid: uid for uuid, uid in turns.owners.items()
+                                      if leaving.get(uid, {}).get(uuid) != self.own_uid})
 
     def list_waiting(self, now: float) -> list[BoxUser]:
         """The other users who wait, first who will have had least."""
@@ -17466,7 +17473,8 @@ class TurnTaking(Component):
                          for uuid, share in zip(job.current.gpu_uuids, list_shares(job)))
         wants = self.service.plan.wants
         run_s = sum(self.runs) / len(self.runs) if self.runs else max([Bid.run_s, *ages])
-        return Bid(wants, holdings, self.ended_s, run_s, len(here), sum(want.jobs for want in wants))
+        leaves = {uuid: uid for uuid, (uid, _) in self.patience.left.items()}
+        return Bid(wants, holdings, self.ended_s, run_s, len(here), sum(want.jobs for want in wants), leaves)
 
     def note_end(self, job: Job) -> None:
         """Count what an attempt had.  `job`: as it ran."""
@@ -17506,7 +17514,8 @@ class TurnTaking(Component):
         if not self.box and (self.own.wants == wants or not is_time):
             return
         bid = self.make_bid(now)
-        if is_time or (bid.wants, bid.holdings) != (self.own.wants, self.own.holdings):
+        told = (self.own.wants, self.own.holdings, self.own.leaves)
+        if is_time or (bid.wants, bid.holdings, bid.leaves) != told:
             self.own, self.told_at = bid, at
             with contextlib.suppress(OSError, NexusError):          # health tells of a folder that cannot be used
                 self.bids.tell(bid)
@@ -17519,7 +17528,8 @@ class TurnTaking(Component):
             new = [places.get(uuid, uuid) for uuid, turn in self.patience.left.items()
                    if turn[0] == uid and former.left.get(uuid) != turn]
             if new:
-                self.log.info("GPU %s is left to %s, whose turn it is", join_some(new), names.get(uid, uid))
+                gpus = f"GPU {new[0]} is" if len(new) == 1 else f"GPUs {join_some(new)} are"
+                self.log.info("%s left to %s, whose turn it is", gpus, names.get(uid, uid))
         for uid, until in self.patience.resting.items():
             if uid not in former.resting:
                 self.log.info("%s did not take the turn: none is left to that user for %s", names.get(uid, uid),

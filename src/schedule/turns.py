@@ -33,6 +33,7 @@ class BoxUser(Value):
     run_s: float = 60.0
     running: int = 0
     waiting: int = 0
+    leaves: Mapping[str, int] = {}
 
     @property
     def since(self) -> float:
@@ -50,7 +51,8 @@ def merge_bids(bids: Iterable[tuple[int, str, Bid]], here: Container[str]) -> li
         users[uid] = replace(
             user, wants=(*user.wants, *wants)[:MAX_WANTS], holdings=(*user.holdings, *holdings),
             ended_s=user.ended_s + bid.ended_s, run_s=max(user.run_s, bid.run_s), running=user.running + bid.running,
-            waiting=user.waiting + bid.waiting)
+            waiting=user.waiting + bid.waiting,
+            leaves={**user.leaves, **{uuid: owner for uuid, owner in bid.leaves.items() if uuid in here}})
     return list(users.values())
 
 
@@ -195,7 +197,11 @@ class Box(Value):
         return {user.uid: user.name for user in self.users}
 
     def find_turns(self, free: Iterable[str], now: float) -> Turns:
-        return whose_turn(self.users, self.had, free, now, self.resting)
+        """Whose turn the free GPUs are, but for those that their user leaves to this one: views may differ."""
+        turns = whose_turn(self.users, self.had, free, now, self.resting)
+        leaving = {user.uid: user.leaves for user in self.users if user.uid != self.own_uid}
+        return replace(turns, owners={uuid: uid for uuid, uid in turns.owners.items()
+                                      if leaving.get(uid, {}).get(uuid) != self.own_uid})
 
     def list_waiting(self, now: float) -> list[BoxUser]:
         """The other users who wait, first who will have had least."""

@@ -116,7 +116,8 @@ class TurnTaking(Component):
                          for uuid, share in zip(job.current.gpu_uuids, list_shares(job)))
         wants = self.service.plan.wants
         run_s = sum(self.runs) / len(self.runs) if self.runs else max([Bid.run_s, *ages])
-        return Bid(wants, holdings, self.ended_s, run_s, len(here), sum(want.jobs for want in wants))
+        leaves = {uuid: uid for uuid, (uid, _) in self.patience.left.items()}
+        return Bid(wants, holdings, self.ended_s, run_s, len(here), sum(want.jobs for want in wants), leaves)
 
     def note_end(self, job: Job) -> None:
         """Count what an attempt had.  `job`: as it ran."""
@@ -156,7 +157,8 @@ class TurnTaking(Component):
         if not self.box and (self.own.wants == wants or not is_time):
             return
         bid = self.make_bid(now)
-        if is_time or (bid.wants, bid.holdings) != (self.own.wants, self.own.holdings):
+        told = (self.own.wants, self.own.holdings, self.own.leaves)
+        if is_time or (bid.wants, bid.holdings, bid.leaves) != told:
             self.own, self.told_at = bid, at
             with contextlib.suppress(OSError, NexusError):          # health tells of a folder that cannot be used
                 self.bids.tell(bid)
@@ -169,7 +171,8 @@ class TurnTaking(Component):
             new = [places.get(uuid, uuid) for uuid, turn in self.patience.left.items()
                    if turn[0] == uid and former.left.get(uuid) != turn]
             if new:
-                self.log.info("GPU %s is left to %s, whose turn it is", join_some(new), names.get(uid, uid))
+                gpus = f"GPU {new[0]} is" if len(new) == 1 else f"GPUs {join_some(new)} are"
+                self.log.info("%s left to %s, whose turn it is", gpus, names.get(uid, uid))
         for uid, until in self.patience.resting.items():
             if uid not in former.resting:
                 self.log.info("%s did not take the turn: none is left to that user for %s", names.get(uid, uid),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..opening import TYPE_CHECKING
 from .value import Value
 
@@ -33,3 +35,4 @@ class Bid(Value):
     run_s: Span = 60.0                          # how long its jobs run, about
     running: Count = 0                          # its jobs with GPUs of this box
     waiting: Count = 0                          # its jobs that wait for them
+    leaves: Mapping[str, int] = {}              # {uuid of a free GPU: the uid to whom this service leaves it}

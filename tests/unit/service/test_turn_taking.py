@@ -1,0 +1,83 @@
+"""How a service takes turns with those of other users: what it keeps, what it leaves, what it says."""
+
+import pathlib
+
+import pytest
+from makers import NOW, gpu
+
+import nexus
+
+ANN, BOB = 1001, 1002
+WANTS_ONE = (nexus.Want(1, ("GPU-0",), 3, NOW - 9),)
+
+
+def make_box(had, *bids, own=ANN):
+    return nexus.Box(own, tuple(nexus.merge_bids(bids, {"GPU-0", "GPU-1"})), had)
+
+
+VIEWS = [  # reason, what bob says that he leaves, whose turn GPU 0 is as ann's service sees it
+    ("it is bob's turn", {}, BOB),
+    ("each would wait for the other", {"GPU-0": ANN}, None),
+    ("he leaves another one", {"GPU-1": ANN}, BOB),
+    ("he leaves it to somebody else", {"GPU-0": 1003}, BOB),
+]
+
+
+@pytest.mark.parametrize("reason, leaves, turn", VIEWS, ids=[case[0] for case in VIEWS])
+def test_two_who_leave_a_gpu_to_each_other_may_both_take_it(reason, leaves, turn):
+    box = make_box({ANN: 2.0, BOB: 1.0}, (ANN, "ann", nexus.Bid(WANTS_ONE)), (BOB, "bob", nexus.Bid(WANTS_ONE, leaves=leaves)))
+    assert box.find_turns(["GPU-0"], NOW).owners.get("GPU-0") == turn, reason
+
+
+def test_what_this_service_says_that_it_leaves_changes_nothing_here():
+    box = make_box({ANN: 2.0, BOB: 1.0}, (ANN, "ann", nexus.Bid(WANTS_ONE, leaves={"GPU-0": BOB})), (BOB, "bob", nexus.Bid(WANTS_ONE)))
+    assert box.find_turns(["GPU-0"], NOW).owners == {"GPU-0": BOB}
+
+
+def keep(w, had):
+    taking = w.service.turn_taking
+    taking.ledger = nexus.Ledger(had, contested_at=NOW)
+    taking.keep(is_end=True)
+
+
+def test_what_each_had_survives_a_restart(world):
+    w = world()
+    keep(w, {ANN: 12.5, BOB: 3.0})
+    w.crash()
+    assert w.service.turn_taking.ledger == nexus.Ledger({ANN: 12.5, BOB: 3.0}, contested_at=NOW)
+
+
+DAMAGED = ["", "{", "[]", "null", '{"had":[]}', '{"had":{"ann":1}}', '{"had":{"1001":"much"}}', '{"had":{"1001":NaN}}',
+           '{"contested_at":-1}', "[" * 100000, "\0" * 4096, '{"had":{"1001":1e999}}', '{"had":{"1.5":1}}']
+
+
+@pytest.mark.parametrize("text", DAMAGED, ids=[text[:30] for text in DAMAGED])
+def test_a_damaged_past_is_ignored(world, text):
+    w = world()
+    pathlib.Path(w.layout.turns_file).write_text(text)
+    w.crash()
+    assert w.service.turn_taking.ledger == nexus.Ledger()
+
+
+def test_a_past_that_is_no_file_is_ignored(world):
+    w = world()
+    pathlib.Path(w.layout.turns_file).mkdir()
+    w.crash()
+    assert w.service.turn_taking.ledger == nexus.Ledger()
+    keep(w, {ANN: 1.0})
+    assert not [line for line in w.lines if "Internal error" in line]
+
+
+def test_a_turn_that_is_left_is_in_the_log_once(world):
+    """And that it lapsed."""
+    w = world()
+    taking = w.service.turn_taking
+    w.service.gpu_watch.gpus = (gpu(0), gpu(1))
+    uuids = [each.uuid for each in w.service.gpu_watch.gpus]
+    taking.box = make_box({}, (BOB, "bob", nexus.Bid(WANTS_ONE)))
+    for left, resting in (({uuids[0]: (BOB, 1.0)}, {}), ({uuids[0]: (BOB, 1.0)}, {}), (dict.fromkeys(uuids, (BOB, 2.0)), {}),
+                          ({}, {BOB: w.clock.monotonic() + 60})):
+        former, taking.patience = taking.patience, nexus.Patience(left, resting)
+        taking.report(former)
+    assert w.lines[-3:] == ["GPU 0 is left to bob, whose turn it is", "GPUs 0, 1 are left to bob, whose turn it is",
+                            "bob did not take the turn: none is left to that user for 1m"]
