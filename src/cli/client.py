@@ -78,8 +78,8 @@ class Client(Channel):
         return list(self.submit({"commands": list_texts(commands, "commands"), **options})["ids"])
 
     def submit(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """POST /queue; return `{"id"}` or `{"ids"}`, with `known` ids that `unique` found, and a `warning` when jobs
-        will not start soon.  It is repeated until it is done, and done once.
+        """POST /queue; return `{"id"}` or `{"ids"}`, with `known` ids that `unique` or `unless_active` found, and a
+        `warning` when jobs will not start soon.  It is repeated until it is done, and done once.
         """
         return dict(self.ask("POST", "/queue", body, key=os.urandom(16).hex()))
 

@@ -56,7 +56,7 @@ class Admission(Component):
         """Queue jobs, all or none; a dry run changes nothing.  A `key` used before returns the earlier jobs."""
         if key and caller.user != self.service.user:
             key = f"{caller.user} {key}"
-        if sum(not asked.unique for asked in submissions) > self.config.jobs.queue_limit:
+        if sum(not (asked.unique or asked.unless_active) for asked in submissions) > self.config.jobs.queue_limit:
             raise NexusError("queue_full", f"{len(submissions)} jobs are more than the queue takes: queue_limit is "
                              f"{self.config.jobs.queue_limit}", hint="raise [jobs] queue_limit")
         for asked in submissions:
@@ -67,20 +67,23 @@ class Admission(Component):
         def add(state: State) -> Changes:
             ids, repeated, new_jobs = list[str](), list[str](), list[Job]()
             earlier = [job for job in state.jobs.values() if job.key == key] if key else []
-            compared = state.jobs.values() if any(asked.unique for asked in submissions) else ()
-            contents = {content_of(job): job.id for job in compared if job.status not in (FAILED, CANCELLED)}
+            same = {name: map_contents(state, name) if any(getattr(asked, name) for asked in submissions) else {}
+                    for name in ("unique", "unless_active")}
             if earlier:
+                contents = {**same["unless_active"], **same["unique"]}
                 return Added(list_again(earlier, contents, [content_of(job) for job, _, _ in checked]))
             check_link_count(state, [job for job, _, _ in checked], self.service.user)
             for checked_job, variables, asked in checked:
-                job_id = contents.get(content_of(checked_job)) if asked.unique else None
+                content = content_of(checked_job)
+                there = [same[name][content] for name in same if getattr(asked, name) and content in same[name]]
+                job_id = there[0] if there else None
                 if job_id:
                     repeated.append(job_id)
                 else:
                     limits = find_group_limits(vars(asked))
                     job = yield from self.add_job(state, checked_job, caller, now, variables, limits,
                                                   len(checked) > MANY, key=key)
-                    job_id = contents[content_of(job)] = job.id
+                    job_id = same["unique"][content_of(job)] = same["unless_active"][content_of(job)] = job.id
                     new_jobs.append(job)
                 ids.append(job_id)
             yield from settle_added(state, new_jobs, now)
@@ -245,7 +248,13 @@ def list_again(earlier: Sequence[Job], contents: Mapping[Any, str], wanted: Sequ
     return tuple(ids_of[content] for content in wanted) if ids_of.keys() >= {*wanted} else ids
 
 
+def map_contents(state: State, option: str) -> dict[object, str]:
+    """{the content of a job: its id} of those that `unique` or `unless_active` does not add again."""
+    jobs = state.jobs.values() if option == "unique" else (*state.pending.values(), *state.running.values())
+    return {content_of(job): job.id for job in jobs if job.status not in (FAILED, CANCELLED)}
+
+
 def content_of(job: Job) -> tuple[object, ...]:
-    """Return the key by which --unique compares jobs.  The number of a script in its sweep is no part of it."""
+    """The key by which --unique and --unless-active compare jobs.  The number of a script in its sweep is no part."""
     own = tuple(pair for pair in job.variables if pair[0] != "NEXUS_TASK_ID")
     return job.user, job.command, job.cwd, job.conda, job.env_digest, own

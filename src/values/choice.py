@@ -131,7 +131,7 @@ CANCEL_KEYS = {**CHOICE_KEYS, "signal": Field(
 CANCEL = object_of(CANCEL_KEYS, "which jobs", minProperties=1, examples=CHOICE["examples"])
 # What `edit` may change of a pending job, and `retry` of a finished one: what `add` takes.
 CHANGES = {name: row for name, row in ASKED.items()
-           if (row.flag and name != "unique") or name in (
+           if (row.flag and name not in ("unique", "unless_active")) or name in (
                "command", "snapshot", "snapshot_repo", "environment", "umask")}
 CLEARED = CHANGES.keys() - {"command", "cwd", "env", "environment", "llm"}     # of these, null takes away what was set
 LIVE_CHANGES = {name: row for name, row in CHANGES.items() if row.live}        # of a running one

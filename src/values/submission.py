@@ -53,6 +53,9 @@ class Asked(Value):
     unique: bool = optional(
         False, FLAG, "add nothing if the same waits, runs or has completed", "asked", flag="--unique",
         label="Only if there is no such job")
+    unless_active: bool = optional(
+        False, FLAG, "add nothing if the same waits or runs", "asked", flag="--unless-active",
+        label="Only if no such job waits or runs")
     commands: tuple[str, ...] = optional(
         (), list_of(COMMAND, 1, MAX_JOBS), "instead of command: a job for each of them", "asked")
     names: tuple[str, ...] = optional(

@@ -114,8 +114,8 @@ def home_of_screens():
 def test_retry_and_edit_take_the_options_of_add(home_of_screens, tmp_path):
     home = home_of_screens
     listed = {name: {*home.main("complete", name, "--").out.split()} for name in ("add", "retry", "edit")}
-    assert listed["add"] - listed["retry"] == {"--sweep", "--file", "--unique"}
-    assert listed["add"] - listed["edit"] == {"--sweep", "--file", "--unique", "--json"}
+    assert listed["add"] - listed["retry"] == {"--sweep", "--file", "--unique", "--unless-active"}
+    assert listed["add"] - listed["edit"] == {"--sweep", "--file", "--unique", "--unless-active", "--json"}
     git = ["git", "-C", str(tmp_path), "-c", "user.name=ann", "-c", "user.email=ann@x"]
     for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"]):
         subprocess.run([*git, *words], check=True)

@@ -37,6 +37,28 @@ def test_unique_knows_what_runs_or_has_completed(world, status, is_known):
     assert w.job(first).status == status and submit(w, {"unique": True}).existing == ((first,) if is_known else ())
 
 
+@pytest.mark.parametrize("status, is_known", [("pending", True), ("running", True), ("completed", False), ("failed", False)])
+def test_unless_active(world, status, is_known):
+    w = world(gpus=0, cpu_slots=9)
+    first = w.add(gpus=0, is_held=status == "pending")
+    if status != "pending":
+        w.run(first, 100)
+    if status in nexus.FINAL:
+        w.end(first, 0 if status == "completed" else 1)
+    added = submit(w, {"gpus": 0, "unless_active": True, "is_held": True})
+    assert added.existing == ((first,) if is_known else ())
+    again = submit(w, *[{"gpus": 0, "unless_active": True, "command": "twice"}] * 2, {"gpus": 0, "unless_active": True, "env": {"A": "1"}})
+    assert len(again.jobs) == 2 and again.ids[0] == again.ids[1], "also of those that are added together; of another one not"
+    assert submit(w, {"gpus": 0, "unique": True, "unless_active": True}).existing, "of both, each counts"
+
+
+def test_a_repeated_submission_is_answered_as_the_first_time(world):
+    w = world(gpus=0, cpu_slots=9)
+    jobs = [{"gpus": 0, "unless_active": True, "command": command} for command in ("a", "b", "a")]
+    first = submit(w, *jobs, key="12345678").ids
+    assert first[0] == first[2] and submit(w, *jobs, key="12345678").ids == first
+
+
 def test_unique_knows_what_was_changed(world):
     w = world()
     first, second = w.add(env={"A": "1"}), w.add()
