@@ -318,7 +318,7 @@ def format_line(text: str, width: int = 0) -> str:
     while tail and count_columns(head) + 1 + count_columns(tail) > width:
         tail = tail[1:]
     blank = tail.find(" ")
-    if 0 <= blank < len(tail) // 2 and not line.endswith(f" {tail}"):
+    if 0 <= 3 * blank <= 2 * len(tail) and not line.endswith(f" {tail}"):
         tail = tail[blank:].lstrip()
     return f"{head}…{tail}"
 
@@ -1263,7 +1263,7 @@ class Job(Value):
     command: str = field(
         COMMAND, "a shell command, as you would type it", "asked kept form", like="python train.py")
     cwd: str = field(
-        PATH, "where it runs (default: here; over the network the home directory)", "asked kept", flag="--cwd DIR",
+        PATH, "where it runs (default: here; over the network the home directory)", "asked kept form", flag="--cwd DIR",
         label="Directory", line="directory: {}")
     user: str = field(TEXT, "whose it is", "kept public")
     created_at: Epoch = field(TIME, "when it was submitted", "public")      # UTC epoch seconds, like every _at
@@ -6412,7 +6412,7 @@ OVERVIEW_JOB_KEYS = (                           # what GET /status?after= has of
     "status", "id", "command", "user", "gpus", "name", "group", "only_node", "node", "gpu_places", "started_at",
     "finished_at", "runtime_seconds", "processes_left", "stopping", "unknown_since", "idle_since", "outcome",
     "cause_line", "waiting_for", "is_held", "estimated_start", "last_line", "metric_line", "unrecorded", "fraction",
-    "estimated_end", "progress_by", "preemptions", "preempted_seconds")
+    "estimated_end", "progress_by", "preemptions", "preempted_seconds", "sweep_values", "retried_as")
 OVERVIEW_GPU_KEYS = ("uuid", "name", "profile", "node", "place", "state", "job_ids", "memory_total_mib", "is_paused",
                      "is_available", "unavailable", "kept_for", "used_by", "fault")
 GPU_READINGS = ("memory_used_mib", "utilization", "utilization_mean", "temperature", "power_watts")
@@ -6665,62 +6665,79 @@ def gpu_json(gpu: Gpu, state: State, config: GpuConfig, error: str | None, node:
 # What tells the rows of a list apart, where jobs share a sweep or a group.
 
 LONG_COMMON = 8                 # characters that texts must have in common for these to be left out
-LONG_TEXT = 24                  # a value that is no longer stands whole
+LONG_TEXT = 20                  # a value that is no longer stands whole
+LONG_COMMAND = 40               # a command that is no longer needs no label
 
 
 def label_rows(rows: Iterable[Json]) -> dict[str, str]:
     """{id: what tells a job from the others of its sweep or group in this list}, like `lr=1e-3 bs=64`.
 
-    `rows`: jobs in JSON.  A job that has no such other has no label.
+    Jobs of no group belong together when they run one program with as many words, as a loop of the shell makes them.
+    `rows`: jobs in JSON.  Who has nothing to be told from has no label, but for the values that make a name.
     """
     families: dict[tuple[Any, ...], dict[str, Json]] = {}
     for row in rows:
-        values = row.get("sweep_values") or {}
-        if row["command"] is not None and (row["group"] or values):         # None: another user's
-            families.setdefault((row["user"], row["group"], *sorted(values)), {})[row["id"]] = row
-    return {job_id: label for family in families.values() if len(family) > 1
+        if row["command"] is None:              # another user's
+            continue
+        kind: Iterable[Any] = sorted(row.get("sweep_values") or ())
+        if not (kind or row["group"]):
+            words = row["command"].split()
+            kind = (words[:2], len(words))
+        families.setdefault((row["user"], row["group"], str(kind)), {})[row["id"]] = row
+    return {job_id: label for family in families.values()
             for job_id, label in zip(family, label_family([*family.values()])) if label}
 
 
 def label_family(family: Sequence[Json]) -> list[str]:
     """The values that differ; where they do not tell jobs apart, names that do, or the words of the commands."""
     values = [row.get("sweep_values") or {} for row in family]
-    commands = [row["command"] for row in family]
+    commands, names = [row["command"] for row in family], [row["name"] or "" for row in family]
+    if len(family) == 1:
+        return names if names[0] == " ".join(f"{name}={text}" for name, text in values[0].items()) else [""]
     parts: list[list[str]] = [[] for _ in family]
     for name in values[0]:
         texts = [each[name] for each in values]
         if len({*texts}) > 1:
-            texts = drop_common(texts) if max(map(len, texts)) > LONG_TEXT else texts
-            parts = [[*part, f"{name}={text}"] for part, text in zip(parts, texts)]
+            parts = [[*part, f"{name}={text}"] for part, text in zip(parts, drop_common(texts, LONG_TEXT))]
     if len({*map(tuple, parts)}) < len({*commands}):
-        names = [row["name"] or "" for row in family]
         is_named = all(names) and len({*names}) == len({*commands}) and not any(parts)
-        words = drop_common(names) if is_named else drop_common_words(commands)
+        words = drop_common(names) if is_named else drop_common_words(commands, not (family[0]["group"] or values[0]))
         parts = [[*part, word] for part, word in zip(parts, words)]
     return [" ".join(filter(None, part)) for part in parts]
 
 
-def drop_common(texts: Sequence[str]) -> list[str]:
-    """The texts without what they begin with in common, if that is long: whole words."""
+def drop_common(texts: Sequence[str], length: int = 0) -> list[str]:
+    """Texts of which one is longer without what all begin with, if that is long: whole words."""
     least, most = min(texts), max(texts)
     same = next((at for at, letters in enumerate(zip(least, most)) if len({*letters}) > 1), len(least))
-    common = re.sub(r"[^\s=/_.,:-]*$", "", least[:same])
-    return [text[len(common):] or text for text in texts] if len(common) >= LONG_COMMON else [*texts]
+    common = re.sub(r"[^\s=/,:]*$", "", least[:same])
+    is_long = len(common) >= LONG_COMMON and max(map(len, texts)) > length
+    return [text[len(common):] or text for text in texts] if is_long else [*texts]
 
 
-def drop_common_words(texts: Sequence[str]) -> list[str]:
-    """The texts without the words that all have at one place; an option stays before its value."""
+def drop_common_words(texts: Sequence[str], has_program: bool) -> list[str]:
+    """Long commands without the words that all have at one place; an option stays before its value.
+
+    `has_program`: with what they run, by its name.
+    """
+    if max(map(len, texts)) <= LONG_COMMAND:
+        return [""] * len(texts)
     rows = [text.split() for text in texts]
     least = min(map(len, rows))
     first = next((at for at in range(least) if len({row[at] for row in rows}) > 1), least)
     last = next((at for at in range(least - first) if len({row[-1 - at] for row in rows}) > 1), least - first)
-    differ = [at for at in range(first, least - last) if len({row[at] for row in rows}) > 1]
     is_even = len({*map(len, rows)}) == 1
+    differ = {at for at in range(first, least - last) if len({row[at] for row in rows}) > 1}
+    if is_even:
+        for at in differ:
+            for row, word in zip(rows, drop_common([row[at] for row in rows], LONG_TEXT)):
+                row[at] = word
     made = []
     for row in rows:
-        kept = {*differ} if is_even else {*range(first, len(row) - last)}
-        kept |= {at - 1 for at in kept if at and re.fullmatch("--?[a-zA-Z][^=]*", row[at - 1])}
-        made.append(" ".join(row[at] for at in sorted(kept)))
+        kept = differ if is_even else {*range(first, len(row) - last)}
+        kept = kept | {at - 1 for at in kept if at and re.fullmatch("--?[a-zA-Z][^=]*", row[at - 1])}
+        program = [row[1].rpartition("/")[2]] if has_program and 1 not in kept else []
+        made.append(" ".join([*program, *(row[at] for at in sorted(kept))]) if kept else "")
     return made
 
 
@@ -7895,7 +7912,7 @@ def format_results(results: Json, paint: Paint) -> str:
 
     def make_column(index: int, column: Json) -> Column:
         make = forms.get(column["form"], str)
-        is_spare = column["key"] in ("peak_gpu_mem_mib", "runtime_seconds")
+        spare = {"peak_gpu_mem_mib": 3, "runtime_seconds": 2, "last_line": 1}.get(column["key"], 0)
 
         def format_cell(row: Json) -> str:
             cell, deviation = row["cells"][index], (row.get("deviations") or {index: None})[index]
@@ -7904,7 +7921,7 @@ def format_results(results: Json, paint: Paint) -> str:
             return "-" if cell is None else make(cell) if deviation is None else format_mean(cell, deviation)
 
         return Column(column["title"].upper() if column["kind"] == "fixed" else column["title"], cell=format_cell,
-                      colour=colours.get(column["key"], ""), spare=2 if is_spare else 0,
+                      colour=colours.get(column["key"], ""), spare=spare,
                       is_free=column["kind"] == "fixed")
 
     return format_table([make_column(index, column) for index, column in enumerate(results["columns"])
@@ -8053,6 +8070,8 @@ others' jobs only that they are there: the rest is null.  Every refusal is the o
 groups), the last that ended, failures, counts.  `?after=STATE_VERSION` replies when something of that has changed, at
 the latest after 15 seconds, with the changes as a JSON merge patch (RFC 7396: null is what has gone), or with all of
 it when it says `is_whole`.  A choice by text, status, user or group restricts the lists, `limit` their length.
+`failures`, of a group and of all, are the failed jobs that were neither retried nor dismissed by the caller; a row's
+`label` tells it from others of its sweep or group, like `lr=1e-3 bs=64`.
 
 The machines under /api have numbers: 0 is this one, then come the nodes in the order of GET /nodes."""
 
@@ -18602,13 +18621,17 @@ class ServiceStatus(Component):
 
 MAX_DOCUMENTS = 20              # kept of all callers
 MAX_FAILURES = 20               # shown at once, of groups and of jobs without one
+MAX_NAMED = 5                   # groups whose name has the text that is looked for
 
 
 def settle(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A job's row without what changes by the second: clients know the time, and a start is an estimate."""
+    """A job's row without what changes by the second: clients know the time, and a start is an estimate.
+
+    Its label tells what matters of its values.
+    """
     start = row["estimated_start"]
     return drop_nulls({
-        **row, "runtime_seconds": row["runtime_seconds"] if row["status"] in FINAL else None,
+        **row, "sweep_values": None, "runtime_seconds": row["runtime_seconds"] if row["status"] in FINAL else None,
         "is_held": row["is_held"] or None,
         "estimated_start": start and format_time(math.ceil(parse_time(start) / 60) * 60)})
 
@@ -18644,19 +18667,23 @@ class Overview(Component):
     def describe(self, caller: Identity, choice: Choice, limit: int) -> dict[str, Any]:
         """The document.  Its rows are without what is null."""
         import itertools
+        from collections import Counter
         service, state = self.service, self.store.state
         checks, is_chosen = service.health.list_checks(), bool(choice.given)
         status = service.status.describe_for(caller, checks)
-        visible = list_visible_groups(state, caller) if not is_chosen or choice.group else {}
+        visible = list_visible_groups(state, caller) if not is_chosen or choice.group or choice.text else {}
         lists = JobLists(state, caller, choice, {} if is_chosen else visible, self.clock.now())
         waiting, ended = (list(itertools.islice(jobs, limit)) for jobs in (lists.waiting, lists.ended))
         failures = lists.fold_failures()[:MAX_FAILURES]
         listed = [*waiting, *ended]
         groups = {job.group for job in listed if lists.is_folded(job)} | {choice.group}
+        named = [name for name in visible if choice.text and choice.text.lower() in name.lower()][:MAX_NAMED]
         shown = [job for job in listed if not lists.is_folded(job)]
         rows = [*state.running.values(), *shown, *(job for job, _ in failures)]
-        users_of = {name: users for name, users in visible.items() if name in groups}
+        users_of = {name: users for name, users in visible.items() if name in {*groups, *named}}
         described = service.job_serializer.describe_jobs(rows, OVERVIEW_JOB_KEYS)
+        told = [caller.show(job.user, row) for job, row in zip(rows, described)]
+        labels, left = label_rows(told), Counter(job.group for job in lists.failures)
         return {
             **pick(status, (
                 "version", "user", "others", "is_owner", "is_paused", "host", "slurm", "gpu_trouble", "bad_checks")),
@@ -18670,11 +18697,13 @@ class Overview(Component):
             "readings": {gpu["place"]: drop_nulls(pick(gpu, GPU_READINGS)) for gpu in status["gpu_status"]},
             "gpus": {gpu["place"]: drop_nulls(pick(gpu, OVERVIEW_GPU_KEYS)) for gpu in status["gpu_status"]},
             "nodes": {node["name"]: drop_nulls(node) for node in status["nodes"]},
-            "jobs": {job.id: settle(caller.show(job.user, row)) for job, row in zip(rows, described)},
-            "groups": {name: drop_nulls(row) for name, row in service.groups.describe_groups(state, users_of).items()},
+            "jobs": {job.id: settle({**row, "label": labels.get(job.id), "is_dismissed": (
+                job.status == FAILED and caller.user in job.dismissed_by) or None}) for job, row in zip(rows, told)},
+            "groups": {name: drop_nulls({**row, "failures": left[name]})
+                       for name, row in service.groups.describe_groups(state, users_of).items()},
             "waiting": [lists.name_entry(job) for job in waiting], "ended": [lists.name_entry(job) for job in ended],
             "failures": [[job.id, count] for job, count in failures],
-            "found": {"running": [job.id for job in lists.running] if is_chosen else None,
+            "found": {"running": [job.id for job in lists.running] if is_chosen else None, "groups": named,
                       "waiting": lists.waiting_count, "ended": lists.ended_count, "failures": len(lists.failures)}}
 
 
@@ -21009,6 +21038,7 @@ DASHBOARD_PAGE = r'''<!doctype html>
   --accent: light-dark(#2159c9, #8db4ff); --accent-soft: light-dark(#e4edfc, #1b2a45);
   --ok: light-dark(#0c6636, #6fd19a); --ok-soft: light-dark(#dff3e7, #12301f);
   --warn: light-dark(#754a00, #e8b75a); --warn-soft: light-dark(#fcefd2, #352811);
+  --move: light-dark(#6b35b8, #bf9dff);
   --bad: light-dark(#a81e18, #ff9990); --bad-soft: light-dark(#fde7e5, #3b1a18); --paper: #0d1116; --print: #d5dbe3;
   --mono: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }
 * { box-sizing: border-box; }
@@ -21049,7 +21079,7 @@ input, textarea { width: 100%; }
 progress { flex: 1; min-width: 0; height: 8px; accent-color: var(--accent); }
 
 header { position: sticky; top: 0; z-index: 5; background: var(--panel); border-bottom: 1px solid var(--line); }
-.bar, main, footer { max-width: 1400px; margin: 0 auto; padding: .45rem 1.2rem; }
+.bar, main, footer { max-width: 1900px; margin: 0 auto; padding: .45rem 1.2rem; }
 .brand { font-size: 1.1rem; }
 .brand, .counts a:not(.red) { color: var(--ink); }
 #filter { flex: 1 1 8rem; max-width: 28rem; }
@@ -21070,10 +21100,11 @@ section, #job > div > * { margin-bottom: .8rem; }
 .rows > li { padding: .2rem .8rem; min-height: 34px; }
 .rows > li + li { border-top: 1px solid var(--line); }
 .rows + .rows, details > .rows { margin: .5rem 0; }
-.job { flex: 0 0 clamp(13rem, 3.8rem + var(--name), min(38vw, 34rem)); min-width: 0; }
+.job { flex: 0 0 clamp(13rem, 3.8rem + var(--name), min(38vw, 60rem)); min-width: 0; }
 .group > .title { flex: 0 1 auto; min-width: 13rem; max-width: 38vw; }
 .name { display: flex; min-width: 0; white-space: pre; }
 .name .clip { white-space: inherit; }
+.name.label { white-space: normal; }
 .name .clip:first-child { flex-shrink: 9999; min-width: 4ch; }
 .name .clip:empty { display: none; }
 .job { color: inherit; }
@@ -21081,7 +21112,7 @@ section, #job > div > * { margin-bottom: .8rem; }
 .actions { display: flex; align-items: center; flex-wrap: wrap; gap: .3rem .6rem; }
 .rows .actions { flex-shrink: 0; min-width: 4.4rem; margin-left: auto; justify-content: flex-end; }
 .why, .cause { flex: 1; min-width: 0; }
-.time { min-width: 4.5rem; margin-left: auto; text-align: right; white-space: nowrap; }
+.time { flex: none; min-width: 4.5rem; margin-left: auto; text-align: right; white-space: nowrap; }
 .later { background: var(--panel); }
 .later .link { color: var(--muted); }
 .rows > .gpu { flex-wrap: nowrap; min-height: 31px; }
@@ -21112,11 +21143,12 @@ section, #job > div > * { margin-bottom: .8rem; }
 .run { color: var(--ok); }
 .run.running { color: var(--accent); }
 .run.failed, .part { color: var(--bad); }
-.run:is(.cancelled, .preempted) { color: var(--warn); }
+.run.cancelled { color: var(--warn); }
+.run.preempted { color: var(--move); }
 .run rect { fill: currentColor; fill-opacity: .28; stroke: currentColor; stroke-width: .8; }
 .run.failed rect { fill-opacity: .45; }
 .run .part { fill-opacity: .8; }
-.run.preempted rect { fill: none; }
+.run.preempted rect { fill: none; stroke-dasharray: 3 2; }
 .run line { stroke: currentColor; stroke-opacity: .4; stroke-dasharray: 2 4; }
 .lanes .run text { fill: var(--ink); }
 .run:focus-visible { outline-offset: 0; }
@@ -21127,7 +21159,7 @@ section, #job > div > * { margin-bottom: .8rem; }
 .legend .failed::before { background: var(--bad); }
 .legend .cancelled::before { background: var(--warn); }
 .legend .running::before { background: var(--accent); }
-.legend .preempted::before { background: repeating-linear-gradient(90deg, var(--warn) 0 2px, transparent 2px 4px); }
+.legend .preempted::before { background: repeating-linear-gradient(90deg, var(--move) 0 2px, transparent 2px 4px); }
 .legend .unknown::before { background: repeating-linear-gradient(135deg, var(--edge) 0 1px, transparent 1px 4px); }
 .legend .others::before { background: var(--muted); }
 #night-table :is(th, td) { padding: .1rem .8rem; text-align: left; white-space: nowrap; }
@@ -21139,7 +21171,7 @@ figure { display: flex; flex-direction: column; justify-content: space-between; 
 .chart .area { fill: var(--accent-soft); fill-opacity: .5; stroke: none; }
 
 #results { margin-top: .8rem; }
-.results { overflow-x: auto; position: relative; }
+.results { overflow: auto; max-height: max(16rem, 100dvh - 8rem); position: relative; }
 .results table { border-collapse: collapse; min-width: 100%; overflow-wrap: normal; }
 .results :is(th, td) { padding: .25rem .6rem; font-weight: normal; text-align: left; white-space: normal; border: 0; }
 .results tbody > tr > * { border-top: 1px solid var(--line); }
@@ -21147,6 +21179,8 @@ figure { display: flex; flex-direction: column; justify-content: space-between; 
 .results .sweep div { width: max-content; max-width: 24rem; overflow-wrap: anywhere; font: .93em/1.45 var(--mono); }
 .results .clip { max-width: 34rem; }
 .results :is(th, td):first-child { position: sticky; left: 0; background: var(--panel); white-space: nowrap; }
+.results thead th { position: sticky; top: 0; z-index: 1; background: var(--panel); }
+.results thead th:first-child { z-index: 2; }
 .results thead button { min-height: 28px; font-weight: 600; color: var(--muted); padding: 0; overflow-wrap: normal; }
 [aria-sort] button { color: var(--ink); }
 [aria-sort=ascending] button::after { content: " \2191"; }
@@ -21218,8 +21252,11 @@ summary b { display: inline-block; min-width: 4rem; color: var(--accent); }
   .gpu > .gauge { flex-basis: 8rem; }
   .gpu > .load { flex-basis: 7rem; }
 }
+@media (max-width: 1200px) {
+  .use:has(.far) .line { display: none; }
+}
 @media (max-width: 1000px) {
-  #host, .gauge progress { display: none; }
+  #host, .gauge progress, .use > .muted.clip, li:has(> .far) > .line { display: none; }
   .gpu > .gauge { flex-basis: 4.4rem; }
   .gpu > .load { flex-basis: 2.8rem; }
   .gauge span { min-width: 0; }
@@ -21240,7 +21277,9 @@ summary b { display: inline-block; min-width: 4rem; color: var(--accent); }
   .rows .job { flex: 1 1 6rem; }
   .rows .actions, .time { min-width: 0; }
   .rows > li > :is(.why, .cause) { order: 1; flex-basis: 100%; }
-  #failures .actions { order: 2; flex-basis: 100%; }
+  #failures li { flex-wrap: nowrap; }
+  #failures li > .cause { order: 0; flex-basis: 0; }
+  #failures :is(.id, .time, .job ~ a, li:has(.cause) .badge) { display: none; }
   .use .job { max-width: none; }
   .use .id { display: none; }
   .group progress { order: 1; flex-basis: 60%; }
@@ -21328,7 +21367,7 @@ const JOB_STALE_MS = 30000;                     // a job without news is loaded 
 const ANSWER_LENGTH = 200000;                   // characters of an answer that /docs shows
 const FINAL = ['completed', 'failed', 'cancelled'];
 const PRIORITIES = ['high', 'normal', 'low'];
-const SHOWN_FAILURES = 4;
+const SHOWN_FAILURES = 3;                       // more are folded
 const MANY_GPUS = 16;                           // more are folded by machine at first
 const KINDS = {completed: 'ok', failed: 'bad', cancelled: 'warn', running: 'busy', Available: 'ok', Busy: 'busy',
   Paused: 'warn', 'In use': 'warn', Unavailable: 'warn', Fault: 'bad', Unknown: 'bad'};
@@ -21672,13 +21711,13 @@ function drawDiskUse() {
 
 function drawHeader() {
   const {counts, host} = view, {failures} = view.found;
-  const count = (status, word, kind) => el('a', {href: `#/?status=${status}`, class: kind},
-    el('b', {}, number(counts[status])), ` ${word}`);
+  const count = (status, word, facts = {}, many = counts[status]) => el('a', {href: `#/?status=${status}`, ...facts},
+    el('b', {}, number(many)), ` ${word}`);
   show(byId('host'), listed(host.name, isSet(host.cpu_percent) && `CPU ${percent(host.cpu_percent)}`,
     isSet(host.memory_used_gb) && `${Math.round(host.memory_used_gb)} of ${Math.round(host.memory_total_gb)} GB`));
   show(byId('version'), `nexus ${view.version}, as ${view.user}`);
   show(byId('counts'), count('running', 'running'), count('pending', 'waiting'),
-    count('failed', 'failed', failures && 'red'));
+    count('failed', 'failed', {class: failures && 'red', title: 'neither retried nor dismissed'}, failures));
   show(byId('pause'), pauseButton(view.is_paused, 'the queue', 'service', {noun: ' queue'}));
   const dot = failures ? '<circle cx="12" cy="4" r="4" fill="#e5322d"/>' : '';
   const icon = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><rect width="16" height="16" rx="4"
@@ -21686,15 +21725,16 @@ function drawHeader() {
   byId('icon').href = `data:image/svg+xml,${encodeURIComponent(icon)}`;
 }
 
-// ---- Names of jobs.  Where there is no room for one, what it has in common with another one is cut, and not what
-// tells them apart.
+// ---- Names of jobs.  A row of a sweep or a group has a label, which tells it from the others and is never cut.  Of
+// other names, what one has in common with another one is cut, where there is no room, and not what tells them apart.
 
-const titleOf = (job) =>
+const nameOf = (job) =>
   job.name ?? commandOf(job).replace(/^(\S*\/)?(python[\d.]*|bash|sh)\s+(?=[^-\s])(\S*\/)?/, '');
+const titleOf = (job) => job.label ?? nameOf(job);
 let commonLengths = new Map();                  // {title: characters at its begin that another one has too}
 
 function measureNames() {
-  const titles = [...new Set([...Object.values(view.jobs).map(titleOf), ...Object.keys(view.groups)])].sort();
+  const titles = [...new Set([...Object.values(view.jobs).map(nameOf), ...Object.keys(view.groups)])].sort();
   const common = (one = '', other = '') => {
     let length = 0;
     while (length < one.length && one[length] === other[length]) length += 1;
@@ -21743,6 +21783,9 @@ const JOB_COLUMNS = [
     badge(status, outcome && status !== 'completed' ? outcome : `${MARKS[status]} ${status}`)},
   {isShown: (job) => job.user !== view.user, draw: (job) => muted(job.user)},
   {draw: (job, {note}) => note},
+  {isShown: (job) => job.retried_as, draw: ({retried_as: id}) => el('span', {class: 'muted'}, 'run again as ',
+    jobLink(id))},
+  {isShown: (job) => job.is_dismissed && !job.retried_as, draw: () => muted('dismissed')},
   {isShown: (job) => job.preemptions > 0, draw: (job) =>
     muted(`${job.preemptions} \u00d7 preempted, ${about(job.preempted_seconds)} lost`)},
   {isShown: (job) => isRunning(job) && job.gpus % 1 > 0, draw: (job) =>
@@ -21797,15 +21840,17 @@ function drawUses(gpu) {                        // its jobs, or why it has none
   const isKept = unavailable && gpu.kept_for, word = isKept && unavailable.replace(/^is k/, 'K');
   const note = gpu.fault ?? gpu.used_by ?? (isKept ? null : unavailable);
   return [
-    jobs.map((job) => el('div', {class: 'use', key: job.id, 'data-job': job.id}, drawLine(JOB_COLUMNS, job))),
+    jobs.map((job) => el('div', {class: 'use', key: job.id, 'data-job': job.id}, drawLine(JOB_COLUMNS, job, {note:
+      job.label && job.group && el('a', {class: 'muted quiet clip', href: groupAddress(job.group)}, job.group)}))),
     (gpu.state !== 'Busy' || note) && el('div', {class: 'use', key: 'state'}, badge(gpu.state, word || gpu.state),
       gpu.is_paused && pauseGpuButton(gpu), note && el('span', {class: gpu.fault ? 'red' : 'muted'}, worded(note)))];
 }
 
-function drawJobLink(job) {
-  const title = titleOf(job);
-  return el('a', {class: 'job', href: addressOf(job.id), title: commandOf(job), 'aria-label': `Job ${job.id} ${title}`},
-    el('span', {class: 'id'}, job.id), drawName(title, job.name ? 'title' : 'command'));
+function drawJobLink(job, {at = ''}) {          // at: of its page
+  const name = nameOf(job), {label} = job, tip = listed(label && job.name, commandOf(job));
+  return el('a', {class: 'job', href: addressOf(job.id) + at, title: tip, 'aria-label': `Job ${job.id} ${name}`},
+    el('span', {class: 'id'}, job.id), label ? el('span', {class: 'name label title'}, label)
+      : drawName(name, job.name ? 'title' : 'command'));
 }
 
 const sinceBadge = (word, stamp) => badge('Paused', `${word} for ${about(secondsSince(stamp))}`);
@@ -21833,25 +21878,39 @@ function dismiss(choice, isUndone = false) {
     isUndone ? null : ({ids}) => dismiss({ids}, true));
 }
 
+const hasLogLinks = matchMedia('(min-width: 701px)');       // a phone has room for one link, which leads to the error
+let areFailuresOpen = false;                    // all of them are shown
+
+function foldFailures(isOpen) {
+  areFailuresOpen = isOpen;
+  draw();
+}
+
 function drawFailures() {
   const drawFailure = ([id, count]) => {
     const job = view.jobs[id], {group} = job, isMany = count > 1, key = group ? `group ${group}` : `job ${id}`;
     const what = isMany ? `${counted(count, 'failure')} of ${key}` : `job ${id}`;
     const note = isMany && el('a', {class: 'clip', href: groupAddress(group, 'failed')}, `+${count - 1} of ${group}`);
     const actions = [
-      el('a', {href: `${addressOf(id)}?at=error`, 'aria-label': `Log of ${titleOf(job)}`}, 'Log'),
-      button(isMany ? `Retry ${number(count)} failed` : 'Retry', () => retry(isMany ? {group} : {ids: [id]}),
+      hasLogLinks.matches
+        && el('a', {href: `${addressOf(id)}?at=error`, 'aria-label': `Log of ${titleOf(job)}`}, 'Log'),
+      button(['Retry', isMany && el('span', {class: 'quiet'}, ' failed')], () => retry(isMany ? {group} : {ids: [id]}),
         {key: 'retry', 'aria-label': `Retry ${what}`}),
       button('\u00d7', () => dismiss(isMany ? {group, status: 'failed'} : {ids: [id]}),
         {'aria-label': `Dismiss ${what}`, title: `Dismiss ${what}`})];
-    return el('li', {key, class: 'bad', 'data-job': id}, drawLine(JOB_COLUMNS, job, {note, actions}));
+    return el('li', {key, class: 'bad', 'data-job': id}, drawLine(JOB_COLUMNS, job,
+      {note, actions, at: hasLogLinks.matches ? '' : '?at=error'}));
   };
-  const {failures, found} = view, shown = failures.slice(0, SHOWN_FAILURES);
+  const {failures, found} = view, shown = areFailuresOpen ? failures : failures.slice(0, SHOWN_FAILURES);
   const left = found.failures - shown.reduce((sum, [, count]) => sum + count, 0);
   return el('section', {id: 'failures', 'aria-label': 'Failures'}, shown.length > 0 && el('ul', {class: 'rows panel'},
     shown.map(drawFailure),
     failures.length > 1 && el('li', {class: 'bad', key: 'all'}, el('span', {class: 'grow'}),
-      left > 0 && el('a', {href: '#/?status=failed'}, `${number(left)} more`),
+      left > 0 && (shown.length < failures.length
+        ? button(`${number(left)} more`, () => foldFailures(true), {class: 'link', 'aria-expanded': 'false'})
+        : el('a', {href: '#/?status=failed'}, `${number(left)} more`)),
+      areFailuresOpen && failures.length > SHOWN_FAILURES
+        && button('Show fewer', () => foldFailures(false), {class: 'link', 'aria-expanded': 'true'}),
       button(`Dismiss all ${number(found.failures)}`, () => dismiss({status: 'failed'}), {class: 'link'}))));
 }
 
@@ -21915,7 +21974,7 @@ const LANE = matchMedia('(pointer: coarse)').matches ? 26 : 18;         // px: a
 const TICK_WIDTH = 64, LETTER = 6.4;            // px
 const TICKS = [300, 900, 1800, 3600, 10800, 21600, 86400];      // seconds
 const night = {range: '24h', data: null, seen: null, askedAt: 0, focus: null, width: 0, hasTable: false,
-  isAtEnd: true, isOpen: localStorage.getItem('nexus-night') !== 'closed'};
+  isAtEnd: true, isChosen: false, isOpen: localStorage.getItem('nexus-night') !== 'closed'};
 
 async function loadNight() {
   const [, seconds, step, within] = RANGES[night.range], {range} = night;
@@ -21929,6 +21988,9 @@ async function loadNight() {
     const data = await ask('GET', `gpus/history?${query}`);
     if (range !== night.range) return;
     night.data = {...data, range};
+    const steps = data.gpus.flatMap(({others}) => others);
+    if (!night.isChosen && range === '24h' && steps.filter(isSet).length < steps.length / 2) night.range = '1h';
+    if (night.range !== range) night.askedAt = 0;               // little of a day is known yet
     draw();
   } catch (error) {
     if (![0, 401].includes(error.status)) complain(error);      // follow() says that the connection is lost
@@ -21936,7 +21998,7 @@ async function loadNight() {
 }
 
 function chooseRange(range) {
-  Object.assign(night, {range, askedAt: 0, isAtEnd: true});
+  Object.assign(night, {range, askedAt: 0, isAtEnd: true, isChosen: true});
   draw();
 }
 
@@ -21945,7 +22007,7 @@ function drawNight() {
   loadNight();
   const {data, range} = night, [words] = RANGES[data?.range ?? range];         // the former, until the new one is there
   const told = ['failed', 'preempted', 'cancelled'].map((word) => data?.counts[word]
-    && `${number(data.counts[word])} ${word}`);
+    && `${counted(data.counts[word], 'run')} ${word}`);
   const ontoggle = ({target}) => {
     if (target.open === night.isOpen) return;   // it has been drawn
     night.isOpen = target.open;
@@ -21956,7 +22018,7 @@ function drawNight() {
   const facts = {id: 'night-open', open: night.isOpen, ontoggle};
   return el('section', {id: 'night', 'aria-label': 'What ran'}, el('details', facts,
     el('summary', {}, el('h2', {}, `Last ${words}`),
-      muted(data && listed(`jobs had the GPUs for ${percent(100 * data.used)} of the time`, ...told,
+      muted(data && listed(`jobs had the GPUs for ${percent(100 * data.used)} of the recorded time`, ...told,
         data.used_by_others >= 0.005 && `others used them for ${percent(100 * data.used_by_others)}`))),
     el('div', {class: 'ranges', role: 'group', 'aria-label': 'Time shown'}, Object.keys(RANGES).map((each) =>
       button(each.replace(/\D/, ' $&'), () => chooseRange(each), {'aria-pressed': String(each === range)}))),
@@ -21978,6 +22040,8 @@ function drawLanes(data) {
   svg('title', {}, listed(gpu.place, gpu.name, gpu.is_gone && 'gone')));
   const words = ['completed', 'failed', 'cancelled', 'running', 'preempted'];
   return [
+    width > night.width && night.width > 0
+      && el('p', {class: 'small muted', key: 'scrolls'}, '\u2190 Scroll the picture for what was before'),
     el('div', {class: 'lanes panel'}, el('div', {class: 'names', 'aria-hidden': 'true'}, lanes.map(drawLabel)),
       el('div', {id: 'lanes', class: 'scroll', tabindex: bars.length ? null : 0, onscroll},
         svg('svg', {width, height: height + 20, role: 'group', 'aria-label': title, onkeydown: stepRuns},
@@ -22149,6 +22213,8 @@ function drawLists() {
       {status: word === status ? '' : word})),
     group && chip(`group ${group} \u00d7`, true, {group: ''}), el('a', {href: '#/'}, 'Show all')),
   view.groups[group] && el('ul', {class: 'rows panel', key: 'group'}, drawGroup(view.groups[group])),
+  !group && found.groups.length > 0 && section('named', 'Groups', null, el('ul', {class: 'rows panel'},
+    found.groups.map((name) => drawGroup(view.groups[name])))),
   hasResults ? drawResults(view.groups[group]) : [
     found.running?.length > 0 && wants('running')
       && drawList('running', 'Running', found.running, found.running.length),
@@ -22166,14 +22232,19 @@ function drawList(id, title, entries, total, empty, jobs = total, above = 0) {
     const isSame = reason && reason === view.jobs[entries[index - 1]]?.waiting_for;
     return job ? drawJob(job, isSame ? 'as above' : reason) : drawGroup(view.groups[entry.slice('group:'.length)]);
   });
-  const count = isFiltered() ? total : jobs;
-  return section(id, title, listed(count > 0 && number(count), above > 0 && `${counted(above, 'failure')} above`),
-    el('div', {class: 'panel'},
-      rows.length ? el('ul', {class: 'rows'}, rows)
-        : el('p', {class: 'pad muted'}, isFiltered() ? 'No job matches the filter.' : empty),
-      left > 0 && el('p', {class: 'pad'}, button(`Show ${Math.min(PAGE, left)} more of ${number(left)}`,
-        () => { limit += PAGE; restart(); }, {class: 'link'}))));
+  const count = isFiltered() ? total : jobs, settled = total - countFailures();
+  return section(id, title, listed(count > 0 && number(count), above > 0 && `${counted(above, 'failure')} above`,
+    filter.status === 'failed' && settled > 0 && `${number(settled)} run again or dismissed`),
+  el('div', {class: 'panel'},
+    rows.length ? el('ul', {class: 'rows'}, rows)
+      : el('p', {class: 'pad muted'}, isFiltered() ? 'No job matches the filter.' : empty),
+    left > 0 && el('p', {class: 'pad'}, button(`Show ${Math.min(PAGE, left)} more of ${number(left)}`,
+      () => { limit += PAGE; restart(); }, {class: 'link'}))));
 }
+
+// Of those that have failed: which were neither retried nor dismissed.  NaN: of a text nobody counts them.
+const countFailures = () => filter.text ? NaN
+  : filter.group ? view.groups[filter.group]?.failures : view.found.failures;
 
 function drawJob(job, reason) {
   const {id, status, group} = job, name = `job ${id}`;
@@ -22181,25 +22252,28 @@ function drawJob(job, reason) {
     isRunning(job) && muted(where(job))];
   const actions = isSet(job.command) && [job.is_held && holdButton(job),
     !isOver(job) && action('Cancel', name, () => cancelJob(job), {disabled: Boolean(job.stopping)}),
+    job.is_dismissed && action('Show again', name, () => dismiss({ids: [id]}, true)),
     isOver(job) && status !== 'completed' && action('Retry', name, () => retry({ids: [id]}))];
   return el('li', {key: id, 'data-job': id}, drawLine(JOB_COLUMNS, job, {note, reason, actions}));
 }
 
 function drawGroup(group) {
-  const {name, hold, estimated_end: end} = group, isOn = group.pending + group.running > 0;
-  const statuses = ['completed', 'running', 'failed', 'cancelled', 'pending'].filter((status) => group[status] > 0);
-  const total = statuses.reduce((sum, status) => sum + group[status], 0);
+  const {name, hold, estimated_end: end, failures} = group, isOn = group.pending + group.running > 0;
+  const total = ['completed', 'running', 'failed', 'cancelled', 'pending']
+    .reduce((sum, status) => sum + group[status], 0);
+  const parts = [['completed', group.completed], ['running', group.running], ['failed', failures],
+    ['cancelled', group.cancelled], ['pending', group.pending, 'waiting'],
+    ['failed', group.failed - failures, 'run again or dismissed', '']].filter(([, count]) => count > 0);
   const ended = total - group.pending - group.running, label = `group ${name}`, far = group.fraction;
   const kind = filter.group ? null : 'quiet';   // its own page has room
   return el('li', {class: 'group', key: label, 'data-group': name},
     el('a', {class: 'title', href: groupAddress(name)}, drawName(name, '')),
     el('progress', {'aria-label': `${number(ended)} of ${number(total)} have ended`,
       value: isSet(far) ? far * total : ended, max: total}),
-    statuses.map((status) => el('a', {class: `badge ${KINDS[status] ?? ''}`, key: status, title: status,
-      href: groupAddress(name, status)}, `${number(group[status])} ${MARKS[status]}`,
-    el('span', {class: 'unseen'}, status))),
+    parts.map(([status, count, word = status, tone = KINDS[status] ?? '']) => el('a', {class: `badge ${tone}`,
+      key: word, href: groupAddress(name, status)}, `${number(count)} ${word}`)),
     el('span', {class: 'why'}, worded(listed(hold ?? group.waiting_for, isSet(far) && percent(100 * far),
-      end && !hold && `about ${about(-secondsSince(end))} left`, !isOn && group.failed_line))),
+      end && !hold && `about ${about(-secondsSince(end))} left`, !isOn && failures > 0 && group.failed_line))),
     el('span', {class: 'actions'}, group.failed_id
       && action('Retry failed', label, () => retry({group: name}), {class: kind}),
     isOn && pauseButton(Boolean(hold), label, 'service', {query: `?group=${encodeURIComponent(name)}`, kind}),
@@ -22448,8 +22522,8 @@ function drawField({name, type, unit, like, label, help}, job) {
 }
 
 // `kind`: of FIELDS' forms.  send(asked, refuse, key) does it with what was filled in, changed or emptied (null); an
-// equal request has an equal key.
-function openForm(kind, title, verb, job, send) {
+// equal request has an equal key.  `preset`: what is filled in, and sent, where nothing else is typed.
+function openForm(kind, title, verb, job, send, preset = {}) {
   const newKey = () => crypto.getRandomValues(new BigUint64Array(2)).join('-');
   let key = newKey();
   const rows = FIELDS.filter(({name, forms}) => forms.includes(kind) && (name !== 'node' || hasNodes()));
@@ -22464,6 +22538,8 @@ function openForm(kind, title, verb, job, send) {
   const form = el('form', {oninput: () => { key = newKey(); tellCount(); }, onsubmit: submit}, drawFields(true), note,
     others, error, el('div', {class: 'buttons'}, button('Close', () => byId('dialog').close()), go));
   const former = new FormData(form), place = listed(kind, job?.id), draft = drafts.get(place);
+  for (const [name, text] of Object.entries(preset)) form.elements[name].defaultValue = text ?? '';
+  const begun = `${[...new FormData(form)]}`;
   let isSent = false;
   function collect() {
     const texts = new FormData(form), asked = {};
@@ -22512,7 +22588,7 @@ function openForm(kind, title, verb, job, send) {
   }
   form.querySelector('input, textarea').autofocus = true;
   openDialog(title, form).then(() => {
-    const texts = new FormData(form), isChanged = `${[...texts]}` !== `${[...former]}`;
+    const texts = new FormData(form), isChanged = `${[...texts]}` !== begun;
     if (isChanged && !isSent) drafts.set(place, {texts, key});
     else drafts.delete(place);
   });
@@ -22535,10 +22611,14 @@ addEventListener('keydown', (event) => {        // Ctrl+Enter or Cmd+Enter sends
   if (event.target.matches('input, textarea')) event.target.form.requestSubmit();
 });
 
-byId('add').onclick = () => openForm('add', 'Add a job', 'Add job', null, (asked, refuse, key) =>
-  act('POST', 'queue', asked, ({id, ids, warning = ''}) =>
-    `${ids ? `${counted(ids.length, 'job')} were` : `Job ${id} was`} added. ${warning}`, refuse,
-  {'Idempotency-Key': key}));
+byId('add').onclick = async () => {             // where the user's last job runs
+  const query = new URLSearchParams({...(view && {user: view.user}), sort: '-created_at', limit: 1, fields: 'cwd'});
+  const [last] = await ask('GET', `jobs?${query}`).catch(() => []);
+  openForm('add', 'Add a job', 'Add job', null, (asked, refuse, key) =>
+    act('POST', 'queue', asked, ({id, ids, warning = ''}) =>
+      `${ids ? `${counted(ids.length, 'job')} were` : `Job ${id} was`} added. ${warning}`, refuse,
+    {'Idempotency-Key': key}), {cwd: last?.cwd});
+};
 
 // ---- The text of logs.  16 colours; of a progress bar what it shows last.  Other escapes are dropped.
 
@@ -23041,7 +23121,7 @@ const UNITS = {clock, duration, size, percent, priority: (rank) => PRIORITIES[ra
 let jobPage = null;                             // {id, line, job, why, error, loadedAt} of the one that is shown
 
 // What a job's row has from its output
-const PRINTED = ['last_line', 'metric_line', 'fraction', 'estimated_end', 'progress_by'];
+const PRINTED = ['label', 'last_line', 'metric_line', 'fraction', 'estimated_end', 'progress_by'];
 
 // Whether what has changed asks for the job that is shown.  The reason why one waits may lie anywhere.
 function hasNewsOfJob({state_version: _, is_whole: isAll, readings, host, jobs = {}, ...others}) {

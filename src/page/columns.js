@@ -23,6 +23,9 @@ const JOB_COLUMNS = [
     badge(status, outcome && status !== 'completed' ? outcome : `${MARKS[status]} ${status}`)},
   {isShown: (job) => job.user !== view.user, draw: (job) => muted(job.user)},
   {draw: (job, {note}) => note},
+  {isShown: (job) => job.retried_as, draw: ({retried_as: id}) => el('span', {class: 'muted'}, 'run again as ',
+    jobLink(id))},
+  {isShown: (job) => job.is_dismissed && !job.retried_as, draw: () => muted('dismissed')},
   {isShown: (job) => job.preemptions > 0, draw: (job) =>
     muted(`${job.preemptions} \u00d7 preempted, ${about(job.preempted_seconds)} lost`)},
   {isShown: (job) => isRunning(job) && job.gpus % 1 > 0, draw: (job) =>
@@ -77,15 +80,17 @@ function drawUses(gpu) {                        // its jobs, or why it has none
   const isKept = unavailable && gpu.kept_for, word = isKept && unavailable.replace(/^is k/, 'K');
   const note = gpu.fault ?? gpu.used_by ?? (isKept ? null : unavailable);
   return [
-    jobs.map((job) => el('div', {class: 'use', key: job.id, 'data-job': job.id}, drawLine(JOB_COLUMNS, job))),
+    jobs.map((job) => el('div', {class: 'use', key: job.id, 'data-job': job.id}, drawLine(JOB_COLUMNS, job, {note:
+      job.label && job.group && el('a', {class: 'muted quiet clip', href: groupAddress(job.group)}, job.group)}))),
     (gpu.state !== 'Busy' || note) && el('div', {class: 'use', key: 'state'}, badge(gpu.state, word || gpu.state),
       gpu.is_paused && pauseGpuButton(gpu), note && el('span', {class: gpu.fault ? 'red' : 'muted'}, worded(note)))];
 }
 
-function drawJobLink(job) {
-  const title = titleOf(job);
-  return el('a', {class: 'job', href: addressOf(job.id), title: commandOf(job), 'aria-label': `Job ${job.id} ${title}`},
-    el('span', {class: 'id'}, job.id), drawName(title, job.name ? 'title' : 'command'));
+function drawJobLink(job, {at = ''}) {          // at: of its page
+  const name = nameOf(job), {label} = job, tip = listed(label && job.name, commandOf(job));
+  return el('a', {class: 'job', href: addressOf(job.id) + at, title: tip, 'aria-label': `Job ${job.id} ${name}`},
+    el('span', {class: 'id'}, job.id), label ? el('span', {class: 'name label title'}, label)
+      : drawName(name, job.name ? 'title' : 'command'));
 }
 
 const sinceBadge = (word, stamp) => badge('Paused', `${word} for ${about(secondsSince(stamp))}`);

@@ -15,7 +15,7 @@ const JOB_STALE_MS = 30000;                     // a job without news is loaded 
 const ANSWER_LENGTH = 200000;                   // characters of an answer that /docs shows
 const FINAL = ['completed', 'failed', 'cancelled'];
 const PRIORITIES = ['high', 'normal', 'low'];
-const SHOWN_FAILURES = 4;
+const SHOWN_FAILURES = 3;                       // more are folded
 const MANY_GPUS = 16;                           // more are folded by machine at first
 const KINDS = {completed: 'ok', failed: 'bad', cancelled: 'warn', running: 'busy', Available: 'ok', Busy: 'busy',
   Paused: 'warn', 'In use': 'warn', Unavailable: 'warn', Fault: 'bad', Unknown: 'bad'};

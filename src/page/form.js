@@ -38,8 +38,8 @@ function drawField({name, type, unit, like, label, help}, job) {
 }
 
 // `kind`: of FIELDS' forms.  send(asked, refuse, key) does it with what was filled in, changed or emptied (null); an
-// equal request has an equal key.
-function openForm(kind, title, verb, job, send) {
+// equal request has an equal key.  `preset`: what is filled in, and sent, where nothing else is typed.
+function openForm(kind, title, verb, job, send, preset = {}) {
   const newKey = () => crypto.getRandomValues(new BigUint64Array(2)).join('-');
   let key = newKey();
   const rows = FIELDS.filter(({name, forms}) => forms.includes(kind) && (name !== 'node' || hasNodes()));
@@ -54,6 +54,8 @@ function openForm(kind, title, verb, job, send) {
   const form = el('form', {oninput: () => { key = newKey(); tellCount(); }, onsubmit: submit}, drawFields(true), note,
     others, error, el('div', {class: 'buttons'}, button('Close', () => byId('dialog').close()), go));
   const former = new FormData(form), place = listed(kind, job?.id), draft = drafts.get(place);
+  for (const [name, text] of Object.entries(preset)) form.elements[name].defaultValue = text ?? '';
+  const begun = `${[...new FormData(form)]}`;
   let isSent = false;
   function collect() {
     const texts = new FormData(form), asked = {};
@@ -102,7 +104,7 @@ function openForm(kind, title, verb, job, send) {
   }
   form.querySelector('input, textarea').autofocus = true;
   openDialog(title, form).then(() => {
-    const texts = new FormData(form), isChanged = `${[...texts]}` !== `${[...former]}`;
+    const texts = new FormData(form), isChanged = `${[...texts]}` !== begun;
     if (isChanged && !isSent) drafts.set(place, {texts, key});
     else drafts.delete(place);
   });
@@ -125,7 +127,11 @@ addEventListener('keydown', (event) => {        // Ctrl+Enter or Cmd+Enter sends
   if (event.target.matches('input, textarea')) event.target.form.requestSubmit();
 });
 
-byId('add').onclick = () => openForm('add', 'Add a job', 'Add job', null, (asked, refuse, key) =>
-  act('POST', 'queue', asked, ({id, ids, warning = ''}) =>
-    `${ids ? `${counted(ids.length, 'job')} were` : `Job ${id} was`} added. ${warning}`, refuse,
-  {'Idempotency-Key': key}));
+byId('add').onclick = async () => {             // where the user's last job runs
+  const query = new URLSearchParams({...(view && {user: view.user}), sort: '-created_at', limit: 1, fields: 'cwd'});
+  const [last] = await ask('GET', `jobs?${query}`).catch(() => []);
+  openForm('add', 'Add a job', 'Add job', null, (asked, refuse, key) =>
+    act('POST', 'queue', asked, ({id, ids, warning = ''}) =>
+      `${ids ? `${counted(ids.length, 'job')} were` : `Job ${id} was`} added. ${warning}`, refuse,
+    {'Idempotency-Key': key}), {cwd: last?.cwd});
+};

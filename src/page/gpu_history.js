@@ -7,7 +7,7 @@ const LANE = matchMedia('(pointer: coarse)').matches ? 26 : 18;         // px: a
 const TICK_WIDTH = 64, LETTER = 6.4;            // px
 const TICKS = [300, 900, 1800, 3600, 10800, 21600, 86400];      // seconds
 const night = {range: '24h', data: null, seen: null, askedAt: 0, focus: null, width: 0, hasTable: false,
-  isAtEnd: true, isOpen: localStorage.getItem('nexus-night') !== 'closed'};
+  isAtEnd: true, isChosen: false, isOpen: localStorage.getItem('nexus-night') !== 'closed'};
 
 async function loadNight() {
   const [, seconds, step, within] = RANGES[night.range], {range} = night;
@@ -21,6 +21,9 @@ async function loadNight() {
     const data = await ask('GET', `gpus/history?${query}`);
     if (range !== night.range) return;
     night.data = {...data, range};
+    const steps = data.gpus.flatMap(({others}) => others);
+    if (!night.isChosen && range === '24h' && steps.filter(isSet).length < steps.length / 2) night.range = '1h';
+    if (night.range !== range) night.askedAt = 0;               // little of a day is known yet
     draw();
   } catch (error) {
     if (![0, 401].includes(error.status)) complain(error);      // follow() says that the connection is lost
@@ -28,7 +31,7 @@ async function loadNight() {
 }
 
 function chooseRange(range) {
-  Object.assign(night, {range, askedAt: 0, isAtEnd: true});
+  Object.assign(night, {range, askedAt: 0, isAtEnd: true, isChosen: true});
   draw();
 }
 
@@ -37,7 +40,7 @@ function drawNight() {
   loadNight();
   const {data, range} = night, [words] = RANGES[data?.range ?? range];         // the former, until the new one is there
   const told = ['failed', 'preempted', 'cancelled'].map((word) => data?.counts[word]
-    && `${number(data.counts[word])} ${word}`);
+    && `${counted(data.counts[word], 'run')} ${word}`);
   const ontoggle = ({target}) => {
     if (target.open === night.isOpen) return;   // it has been drawn
     night.isOpen = target.open;
@@ -48,7 +51,7 @@ function drawNight() {
   const facts = {id: 'night-open', open: night.isOpen, ontoggle};
   return el('section', {id: 'night', 'aria-label': 'What ran'}, el('details', facts,
     el('summary', {}, el('h2', {}, `Last ${words}`),
-      muted(data && listed(`jobs had the GPUs for ${percent(100 * data.used)} of the time`, ...told,
+      muted(data && listed(`jobs had the GPUs for ${percent(100 * data.used)} of the recorded time`, ...told,
         data.used_by_others >= 0.005 && `others used them for ${percent(100 * data.used_by_others)}`))),
     el('div', {class: 'ranges', role: 'group', 'aria-label': 'Time shown'}, Object.keys(RANGES).map((each) =>
       button(each.replace(/\D/, ' $&'), () => chooseRange(each), {'aria-pressed': String(each === range)}))),
@@ -70,6 +73,8 @@ function drawLanes(data) {
   svg('title', {}, listed(gpu.place, gpu.name, gpu.is_gone && 'gone')));
   const words = ['completed', 'failed', 'cancelled', 'running', 'preempted'];
   return [
+    width > night.width && night.width > 0
+      && el('p', {class: 'small muted', key: 'scrolls'}, '\u2190 Scroll the picture for what was before'),
     el('div', {class: 'lanes panel'}, el('div', {class: 'names', 'aria-hidden': 'true'}, lanes.map(drawLabel)),
       el('div', {id: 'lanes', class: 'scroll', tabindex: bars.length ? null : 0, onscroll},
         svg('svg', {width, height: height + 20, role: 'group', 'aria-label': title, onkeydown: stepRuns},

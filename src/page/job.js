@@ -6,7 +6,7 @@ const UNITS = {clock, duration, size, percent, priority: (rank) => PRIORITIES[ra
 let jobPage = null;                             // {id, line, job, why, error, loadedAt} of the one that is shown
 
 // What a job's row has from its output
-const PRINTED = ['last_line', 'metric_line', 'fraction', 'estimated_end', 'progress_by'];
+const PRINTED = ['label', 'last_line', 'metric_line', 'fraction', 'estimated_end', 'progress_by'];
 
 // Whether what has changed asks for the job that is shown.  The reason why one waits may lie anywhere.
 function hasNewsOfJob({state_version: _, is_whole: isAll, readings, host, jobs = {}, ...others}) {

@@ -1,12 +1,13 @@
-// ---- Names of jobs.  Where there is no room for one, what it has in common with another one is cut, and not what
-// tells them apart.
+// ---- Names of jobs.  A row of a sweep or a group has a label, which tells it from the others and is never cut.  Of
+// other names, what one has in common with another one is cut, where there is no room, and not what tells them apart.
 
-const titleOf = (job) =>
+const nameOf = (job) =>
   job.name ?? commandOf(job).replace(/^(\S*\/)?(python[\d.]*|bash|sh)\s+(?=[^-\s])(\S*\/)?/, '');
+const titleOf = (job) => job.label ?? nameOf(job);
 let commonLengths = new Map();                  // {title: characters at its begin that another one has too}
 
 function measureNames() {
-  const titles = [...new Set([...Object.values(view.jobs).map(titleOf), ...Object.keys(view.groups)])].sort();
+  const titles = [...new Set([...Object.values(view.jobs).map(nameOf), ...Object.keys(view.groups)])].sort();
   const common = (one = '', other = '') => {
     let length = 0;
     while (length < one.length && one[length] === other[length]) length += 1;

@@ -39,13 +39,13 @@ function drawDiskUse() {
 
 function drawHeader() {
   const {counts, host} = view, {failures} = view.found;
-  const count = (status, word, kind) => el('a', {href: `#/?status=${status}`, class: kind},
-    el('b', {}, number(counts[status])), ` ${word}`);
+  const count = (status, word, facts = {}, many = counts[status]) => el('a', {href: `#/?status=${status}`, ...facts},
+    el('b', {}, number(many)), ` ${word}`);
   show(byId('host'), listed(host.name, isSet(host.cpu_percent) && `CPU ${percent(host.cpu_percent)}`,
     isSet(host.memory_used_gb) && `${Math.round(host.memory_used_gb)} of ${Math.round(host.memory_total_gb)} GB`));
   show(byId('version'), `nexus ${view.version}, as ${view.user}`);
   show(byId('counts'), count('running', 'running'), count('pending', 'waiting'),
-    count('failed', 'failed', failures && 'red'));
+    count('failed', 'failed', {class: failures && 'red', title: 'neither retried nor dismissed'}, failures));
   show(byId('pause'), pauseButton(view.is_paused, 'the queue', 'service', {noun: ' queue'}));
   const dot = failures ? '<circle cx="12" cy="4" r="4" fill="#e5322d"/>' : '';
   const icon = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><rect width="16" height="16" rx="4"

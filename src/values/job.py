@@ -257,7 +257,7 @@ class Job(Value):
     command: str = field(
         COMMAND, "a shell command, as you would type it", "asked kept form", like="python train.py")
     cwd: str = field(
-        PATH, "where it runs (default: here; over the network the home directory)", "asked kept", flag="--cwd DIR",
+        PATH, "where it runs (default: here; over the network the home directory)", "asked kept form", flag="--cwd DIR",
         label="Directory", line="directory: {}")
     user: str = field(TEXT, "whose it is", "kept public")
     created_at: Epoch = field(TIME, "when it was submitted", "public")      # UTC epoch seconds, like every _at

@@ -102,7 +102,7 @@ def format_line(text: str, width: int = 0) -> str:
     while tail and count_columns(head) + 1 + count_columns(tail) > width:
         tail = tail[1:]
     blank = tail.find(" ")
-    if 0 <= blank < len(tail) // 2 and not line.endswith(f" {tail}"):
+    if 0 <= 3 * blank <= 2 * len(tail) and not line.endswith(f" {tail}"):
         tail = tail[blank:].lstrip()
     return f"{head}…{tail}"
 

@@ -141,7 +141,7 @@ OVERVIEW_JOB_KEYS = (                           # what GET /status?after= has of
     "status", "id", "command", "user", "gpus", "name", "group", "only_node", "node", "gpu_places", "started_at",
     "finished_at", "runtime_seconds", "processes_left", "stopping", "unknown_since", "idle_since", "outcome",
     "cause_line", "waiting_for", "is_held", "estimated_start", "last_line", "metric_line", "unrecorded", "fraction",
-    "estimated_end", "progress_by", "preemptions", "preempted_seconds")
+    "estimated_end", "progress_by", "preemptions", "preempted_seconds", "sweep_values", "retried_as")
 OVERVIEW_GPU_KEYS = ("uuid", "name", "profile", "node", "place", "state", "job_ids", "memory_total_mib", "is_paused",
                      "is_available", "unavailable", "kept_for", "used_by", "fault")
 GPU_READINGS = ("memory_used_mib", "utilization", "utilization_mean", "temperature", "power_watts")

@@ -264,7 +264,7 @@ def format_results(results: Json, paint: Paint) -> str:
 
     def make_column(index: int, column: Json) -> Column:
         make = forms.get(column["form"], str)
-        is_spare = column["key"] in ("peak_gpu_mem_mib", "runtime_seconds")
+        spare = {"peak_gpu_mem_mib": 3, "runtime_seconds": 2, "last_line": 1}.get(column["key"], 0)
 
         def format_cell(row: Json) -> str:
             cell, deviation = row["cells"][index], (row.get("deviations") or {index: None})[index]
@@ -273,7 +273,7 @@ def format_results(results: Json, paint: Paint) -> str:
             return "-" if cell is None else make(cell) if deviation is None else format_mean(cell, deviation)
 
         return Column(column["title"].upper() if column["kind"] == "fixed" else column["title"], cell=format_cell,
-                      colour=colours.get(column["key"], ""), spare=2 if is_spare else 0,
+                      colour=colours.get(column["key"], ""), spare=spare,
                       is_free=column["kind"] == "fixed")
 
     return format_table([make_column(index, column) for index, column in enumerate(results["columns"])

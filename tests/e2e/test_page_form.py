@@ -78,3 +78,29 @@ def test_the_tab_has_its_title_at_once(browser, box):
         page.evaluate("location.hash = '#/jobs/zzz'")
         expect(page).to_have_title("zzz \u00b7 nexus")
         page.unroute_all(behavior="ignoreErrors")
+
+
+def test_a_job_runs_where_the_last_one_did_unless_another_directory_is_typed(browser, box):
+    box.ask("POST", "/service/pause")
+    box.add("true", cwd="/usr")
+    with visit(browser, box) as page:
+        dialog, add = page.get_by_role("dialog"), page.get_by_role("button", name="Add job").first
+        for number, (typed, cwd) in enumerate(((None, "/usr"), ("/tmp", "/tmp"), (None, "/tmp")), 2):
+            add.click()
+            expect(dialog.get_by_label("Directory")).to_be_visible()            # it is not folded away
+            expect(dialog).not_to_contain_text("typed before")
+            dialog.get_by_label("Command").fill("true")
+            if typed:
+                dialog.get_by_label("Directory").fill(typed)
+            page.keyboard.press("Control+Enter")
+            expect(dialog).to_be_hidden()
+            expect(page.locator("#waiting-count")).to_have_text(f"{number}")
+            assert box.ask("GET", "/queue")[-1]["cwd"] == cwd
+        add.click()
+        expect(dialog.get_by_label("Directory")).to_have_value("/tmp")
+        dialog.get_by_label("Directory").fill("/var")
+        page.keyboard.press("Escape")
+        add.click()
+        expect(dialog.get_by_label("Directory")).to_have_value("/var")
+        dialog.get_by_role("button", name="Start anew").click()
+        expect(dialog.get_by_label("Directory")).to_have_value("/tmp")

@@ -53,9 +53,11 @@ def test_usage_has_a_row_of_others(box):
 def test_the_night_is_a_picture(browser, box):
     with visit(browser, box, width=1600, is_expecting_errors=True) as page:        # these jobs are forgotten
         expect(page.locator("#night h2")).to_have_text("Last 24 hours")
-        expect(page.locator("#night summary").first).to_contain_text("2 failed")
-        expect(page.locator("#night summary").first).to_contain_text("1 preempted")
-        expect(page.locator("#night summary").first).to_contain_text("others used them for 3 %")     # 4 hours of one of six
+        for words in ("of the recorded time", "2 runs failed", "1 run preempted", "others used them for 3 %"):     # 4 hours of one of six
+            expect(page.locator("#night summary").first).to_contain_text(words)
+        looks = "(node) => { const {fill, stroke, strokeDasharray} = getComputedStyle(node); return [fill, stroke, strokeDasharray]; }"
+        looks = [bar(page, name).locator("rect").first.evaluate(looks) for name in ("bert", "wide")]
+        assert all(preempted != cancelled for preempted, cancelled in zip(*looks)), looks
         for name, span, status in (("resnet50", (23.0, 15.0), "completed"), ("llama-sft", (14.5, 9.0), "failed"),
                                    ("bert", (8.0, 2.0), "preempted")):
             assert box_of(bar(page, name)) == span and status in bar(page, name).get_attribute("class").split()
@@ -156,6 +158,7 @@ def test_accessible_and_the_newest_at_the_right(browser, box, scheme, width):
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         live.until(lambda: lanes.evaluate("(node) => node.scrollWidth - node.clientWidth - node.scrollLeft") < 2, "the newest")
         assert lanes.evaluate("(node) => node.scrollWidth > node.clientWidth + 2") == (width < 900)
+        expect(page.get_by_text("Scroll the picture for what was before")).to_have_count(int(width < 900))
         assert axe(page) == []
         if width < 500:                                         # who scrolls back stays there
             lanes.evaluate("(node) => { node.scrollLeft = 10; }")
@@ -188,6 +191,16 @@ def test_a_jobs_own_page_has_its_load_memory_power_and_temperature(browser):
             page.goto(f"http://127.0.0.1:{box.port}/#/jobs/{short}")
             expect(page.locator("#usage")).to_contain_text("it ran for less than 1m: that is too short for curves")
             expect(charts).to_have_count(0)
+
+
+def test_on_its_first_day_it_begins_with_an_hour(browser):
+    with live.Box(gpus=1) as box, visit(browser, box) as page:
+        expect(page.locator("#night h2")).to_have_text("Last hour")
+        page.get_by_role("button", name="24 h", exact=True).click()
+        expect(page.locator("#night h2")).to_have_text("Last 24 hours")         # who has chosen keeps it
+        box.wait(box.add("true", gpus=0))
+        expect(page.locator("#ended")).to_contain_text("completed")
+        expect(page.locator("#night h2")).to_have_text("Last 24 hours")
 
 
 def test_a_machine_without_gpus_has_no_picture(browser):

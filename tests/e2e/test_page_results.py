@@ -38,6 +38,17 @@ def ids_of(page):
     return rows(page).evaluate_all("rows => rows.map(row => row.dataset.job)")
 
 
+def test_the_heading_stays_in_view(browser, swept):
+    box, _ = swept
+    with visit(browser, box, PATH, height=600) as page:
+        page.get_by_role("button", name="151 more, waiting").click()
+        expect(rows(page)).to_have_count(155)
+        table = page.locator(".results")
+        table.evaluate("(node) => { node.scrollTop = 2000; }")
+        top = page.locator("#results thead th").nth(1).bounding_box()["y"]
+        assert abs(top - table.bounding_box()["y"]) < 4 and table.evaluate("(node) => node.scrollTop") > 1000
+
+
 def test_which_setting_won(browser, swept):
     box, (second, best, nan, failed) = swept
     with visit(browser, box, PATH) as page:

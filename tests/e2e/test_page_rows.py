@@ -86,21 +86,60 @@ def test_what_stands_above_is_not_repeated_below(browser, box):
         expect(page.locator("#failures li")).to_have_count(0)
 
 
-def test_a_failure_on_a_phone_has_its_time_its_log_and_another_try(browser, box):
+def test_a_failure_on_a_phone_is_a_line_with_its_cause_and_another_try(browser, box):
+    """A row opens the job, whose log is at the error."""
     first = box.wait(box.add("echo 'ValueError: no such file' >&2; exit 3", gpus=0, name="train"), "failed")["id"]
     many = [fail(box, group="sweep") for _ in range(3)]
     with visit(browser, box, width=390, height=844, is_expecting_errors=True) as page:
         line = page.locator(f"#failures [data-job={first}]")
-        for part in (line.locator(".time"), line.get_by_text("ValueError: no such file"), line.get_by_role("button", name="Retry")):
+        for part in (line.get_by_text("ValueError: no such file"), line.get_by_role("button", name="Retry")):
             expect(part).to_be_visible()
-        expect(line.locator(".time")).to_have_text(re.compile("just now|ago"))
-        expect(page.get_by_role("button", name="Retry 3 failures of group sweep")).to_have_text("Retry 3 failed")
-        line.get_by_role("link", name="Log of train").click()
+        assert max(each.bounding_box()["height"] for each in page.locator("#failures [data-job]").all()) < 50, "one line each"
+        line.get_by_role("link", name=f"Job {first}").click()
         expect(page.get_by_role("log")).to_contain_text("ValueError: no such file")
         page.go_back()
         page.get_by_role("button", name="Retry 3 failures of group sweep").click()
         expect(page.locator("#notices")).to_contain_text("3 jobs run again.")
         live.until(lambda: len(box.ask("GET", "/jobs?group=sweep")) == 2 * len(many))
+
+
+def test_more_than_three_failures_are_folded(browser, box):
+    ids = [fail(box) for _ in range(5)]
+    with visit(browser, box) as page:
+        lines = page.locator("#failures [data-job]")
+        expect(lines).to_have_count(3)
+        page.get_by_role("button", name="2 more").click()
+        expect(lines).to_have_count(5)
+        page.get_by_role("button", name="Show fewer").click()
+        expect(lines).to_have_count(3)
+        expect(page.locator(f"#failures [data-job={ids[4]}]")).to_be_visible()
+
+
+def test_a_failure_counts_until_it_is_retried_or_dismissed(browser, box):
+    """In the head, the title, the lists, and the group's row; and it can be found again."""
+    alone, bad = fail(box), [fail(box, group="sweep") for _ in range(3)]
+    again = box.ask("POST", "/jobs/retry", {"ids": bad[:1], "change": {"command": "true"}})["ids"][0]
+    box.wait(again, "completed")
+    with visit(browser, box) as page:
+        failed = page.locator("#counts").get_by_role("link", name="failed")
+        expect(failed).to_have_text("3 failed")
+        page.get_by_role("button", name="Dismiss all 3").click()
+        page.get_by_role("button", name="Undo").click()
+        expect(failed).to_have_text("3 failed")
+        box.ask("POST", "/jobs/dismiss", {"ids": [alone, bad[1]]})
+        expect(failed).to_have_text("1 failed")
+        expect(page).to_have_title(re.compile("^\u2717 1 "))
+        expect(page.locator("#ended-count")).to_have_text("5 \u00b7 1 failure above")
+        group = page.locator("[data-group=sweep]")
+        expect(group.get_by_role("link", name="1 failed")).to_be_visible()
+        expect(group.get_by_role("link", name="2 run again or dismissed")).to_be_visible()
+        failed.click()
+        expect(page.locator("#ended-count")).to_have_text("4 \u00b7 3 run again or dismissed")
+        expect(row(page, bad[0])).to_contain_text(f"run again as {again}")
+        expect(row(page, bad[1])).to_contain_text("dismissed")
+        page.get_by_role("button", name=f"Show again job {bad[1]}").click()
+        expect(row(page, bad[1])).not_to_contain_text("dismissed")
+        expect(failed).to_have_text("2 failed")
 
 
 # Where the focus goes
@@ -225,6 +264,64 @@ def test_names_are_cut_in_what_they_have_in_common(browser, box, names, wanted):
             assert row(page, job_id).locator(".name .clip").evaluate_all(cut) == 0, "there is room"
 
 
+SWEEP = ["lr=1e-3,1e-4", "bs=32,64,128"]
+
+
+@pytest.mark.parametrize("width", [1600, 1024, 820, 390])
+def test_rows_of_a_sweep_say_whole_what_tells_them_apart(browser, box, width):
+    box.ask("POST", "/service/pause")
+    ids = box.ask("POST", "/queue", {"command": "python train.py --data /scratch/imagenet --lr {lr} --bs {bs} --out {bs}", "gpus": 0,
+                                     "name": "a-long-name-that-all-of-them-have", "sweep": SWEEP})["ids"]
+    loop = [box.add(f"python train.py --data /scratch/imagenet-1k/train --seed {seed} --out runs", gpus=0) for seed in (7, 8)]
+    told = dict(zip([*ids, *loop], [*(f"lr={rate} bs={size}" for rate in ("1e-3", "1e-4") for size in (32, 64, 128)),
+                                    "train.py --seed 7", "train.py --seed 8"]))
+    with visit(browser, box, width=width) as page:
+        for job_id, text in told.items():
+            label = row(page, job_id).locator(".label")
+            expect(label).to_have_text(text)
+            assert label.evaluate("(node) => node.scrollWidth <= node.clientWidth && getComputedStyle(node).textOverflow != 'ellipsis'")
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+
+
+def test_a_group_is_offered_where_its_name_has_the_text(browser, box):
+    box.ask("POST", "/service/pause")
+    for group in ("imagenet", "cifar"):
+        box.ask("POST", "/queue", [{"command": "true", "gpus": 0, "group": group}] * 2)
+    with visit(browser, box) as page:
+        page.get_by_label("Filter jobs").fill("IMAGE")
+        expect(page.locator("#named [data-group]")).to_have_count(1)
+        page.locator("#named").get_by_role("link", name="imagenet", exact=True).click()
+        expect(page.locator("#results")).to_be_visible()
+
+
+@pytest.mark.parametrize("width", [1600, 1300, 1024, 820, 700, 390])
+def test_nothing_of_a_row_lies_on_its_neighbour(browser, box, width):
+    """What a running job prints is there only where it can be read."""
+    for number in range(2):
+        box.wait(box.add(f"echo 'ValueError: {'far too long ' * 9}' >&2; exit 3", gpus=0, group="sweep", name=f"seed={number}"), "failed")
+    box.wait_started(box.add("echo epoch 3/10 loss: 0.25 and more that is told; sleep 1000", name="a name that is long enough to matter"))
+
+    def progress(document):
+        for job in document.get("jobs", {}).values():
+            if job and job.get("status") == "running":
+                job.update(fraction=0.41, progress_by="output", estimated_end="2100-01-01T00:00:00Z", last_line="epoch 3/10 loss: 0.25")
+
+    with visit(browser, box, width=width) as page, changed_status(page, progress):
+        page.reload()
+        expect(page.locator("#gpus .far")).to_be_visible()
+        assert page.evaluate("""() => [...document.querySelectorAll('.rows > li, .use')].flatMap((line) => {
+            const parts = [...line.children].filter((node) => node.checkVisibility() && !node.matches('.later'))
+              .map((node) => [node, node.getBoundingClientRect()]);
+            return parts.flatMap(([node, box], index) => parts.slice(index + 1).filter(([, other]) =>
+              box.right > other.left + 1 && other.right > box.left + 1 && box.bottom > other.top + 1 && other.bottom > box.top + 1)
+              .map(([other]) => `${node.className}: ${node.textContent} / ${other.className}: ${other.textContent}`));
+        })""") == []
+        lines = page.locator(".line").evaluate_all(
+            "nodes => nodes.filter((node) => node.checkVisibility()).map((node) => node.clientWidth)")
+        assert all(each > 60 for each in lines), lines
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+
+
 @contextlib.contextmanager
 def changed_status(page, change):
     """The service's answers, with what is rare."""
@@ -285,7 +382,7 @@ def test_a_failures_log_is_seen_at_its_error(browser, box):
     job_id = box.wait(box.add("seq 500; echo 'ValueError: lost' >&2; seq 501 900; exit 3", gpus=0), "failed")["id"]
     seen = "node => { const {top, bottom} = node.getBoundingClientRect(); return top >= 0 && bottom <= innerHeight; }"
     with visit(browser, box, width=390, height=700) as page:
-        page.get_by_role("link", name="Log of").click()
+        row(page, job_id).get_by_role("link", name=f"Job {job_id}").click()
         marked = page.locator(".lines .marked")
         expect(marked).to_have_text("ValueError: lost")
         page.wait_for_function("() => scrollY > 0")

@@ -120,6 +120,7 @@ abh  running    n1    1    unknown  1m       10-24 15:29  -            python tr
 
 SWEEP = [{"lr": rate, "bs": size} for rate in ("1e-3", "1e-4") for size in ("32", "64", "128", "256")]
 TRAIN = "python train.py --data /scratch/imagenet --lr {lr} --bs {bs} --epochs 90 --out runs/x"
+LAST_LINE = "epoch 9/9 val_loss: 0.25 - acc: 0.875 on the validation set"
 WIDTHS = [60, 80, 100, 132]
 
 
@@ -127,6 +128,10 @@ def sweep_of(make, prefix, **facts):
     return [make(f"{prefix}{letter}", number=number, group="exp1", name=f"lr={values['lr']} bs={values['bs']}",
                  sweep_values=tuple(values.items()), command=nexus.fill_placeholders(TRAIN, values), **facts)
             for number, (letter, values) in enumerate(zip("cdefghjk", SWEEP), 1)]
+
+
+def finished_with(one, line):
+    return nexus.replace(one, attempts=(nexus.replace(one.current, last_line=line),))
 
 
 def eight_busy_gpus():
@@ -149,7 +154,9 @@ def all_tables(width):
     others = listed(job("www", command="python other.py --x y"), waiting_for="no GPU is free: 8 of 8 are in use", position=9)
     crowd = [group_of("exp2", pending=40, running=2, completed=3, failed=1, cancelled=3, hold="paused by ann"),
              group_of("exp3", pending=4)]
+    best = nexus.make_results("exp1", [finished_with(one, LAST_LINE) for one in sweep_of(finished, "yy")], {})
     return {
+        "results": nexus.format_results(best, paint).splitlines(),
         "top": [line for line, _ in nexus.list_top(made, waits[:2] + others, 2, crowd, ended[:5], paint)],
         "nexus": nexus.format_fitting_snapshot(made, paint).splitlines(),
         "jobs": nexus.format_jobs([*ended, *made["running_jobs"], *waits], paint).splitlines(),
@@ -159,7 +166,7 @@ def all_tables(width):
 @pytest.mark.parametrize("width", WIDTHS)
 def test_no_word_is_cut_in_its_middle(width):
     """Beside what is cut stand whole words of what was there, and each line fits."""
-    words = {*TRAIN.format(lr="1e-3", bs="32").split(), *(text for values in SWEEP for text in values.values())}
+    words = {*f"{LAST_LINE} {TRAIN}".format(lr="1e-3", bs="32").split(), *(text for values in SWEEP for text in values.values())}
     for what, lines in all_tables(width).items():
         assert [line for line in lines if nexus.count_columns(line) > width] == [], what
         for line in lines:
@@ -170,7 +177,7 @@ def test_no_word_is_cut_in_its_middle(width):
 @pytest.mark.parametrize("width", WIDTHS)
 def test_rows_of_a_sweep_begin_with_what_differs_whole(width):
     for what, lines in all_tables(width).items():
-        for values in SWEEP[:2] if what == "top" else SWEEP:
+        for values in SWEEP[:2] if what == "top" else SWEEP if what != "results" else ():       # its values are columns
             told = [line for line in lines if re.search(rf"\blr={values['lr']} bs={values['bs']}(:|\s|$)", line)]
             assert told, f"{what}: {values}"
     assert "lr=1e-3 bs=32" in nexus.format_jobs(listed(*sweep_of(job, "qq")), PLAIN), "the name, in a pipe"
