@@ -7494,6 +7494,7 @@ def list_top(status: Json, waiting: Sequence[Json], more: int, groups: Sequence[
 # Usage and the history of the GPUs, as JSON.
 
 USAGE_SINCE = "7d"              # where nobody says since when
+MIN_OTHERS_S = 180.0            # what is less is shown as 0.0 GPU-hours
 OTHER_PEOPLE = "(others)"             # whoever used GPUs without jobs of this service
 USAGE = {
     "user": Field(STRING, f"by user: whose jobs; `{OTHER_PEOPLE}`, where there are any: those who used GPUs of this "
@@ -7659,7 +7660,7 @@ def usage_json(state: State, by: str, since: float, now: float, may_see: Callabl
             count, total, first = totals.get(name, (0, UsageSums(), since))
             totals[name] = count + jobs, total + sums, min(first, begin)
     rows = sorted(totals.items(), key=lambda item: -item[1][1].gpu_seconds)
-    if by == "user" and others_s > 0:
+    if by == "user" and others_s >= MIN_OTHERS_S:
         rows.append((OTHER_PEOPLE, (0, UsageSums(others_s), since)))
     return [{by: name, "jobs": count, "ended": total.completed + total.failed + total.cancelled,
              "failed": total.failed, "gpu_hours": total.gpu_seconds / 3600,

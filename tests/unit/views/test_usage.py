@@ -135,7 +135,7 @@ def test_for_how_long_others_used_a_gpu(reason, told, seconds):
 
 def test_others_have_a_row_where_users_have():
     made = nexus.State()
-    assert nexus.usage_json(made, "user", NOW - 60, NOW, lambda user: True) == []
+    assert nexus.usage_json(made, "user", NOW - 60, NOW, lambda user: True, 179.0) == [], "0.0 GPU-hours are no news"
     row, = nexus.usage_json(made, "user", NOW - 60, NOW, lambda user: False, 5400.0)
     assert row == {"user": nexus.OTHER_PEOPLE, "jobs": 0, "ended": 0, "failed": 0, "gpu_hours": 1.5, "cpu_job_hours": 0.0,
                    "forgotten_since": None}
