@@ -4742,14 +4742,19 @@ MAX_ENDS = 50                   # so many are looked ahead
 
 
 def predict_end(holding: Holding, run_s: float, now: float) -> float:
-    """When a GPU may become free: a job that is over the usual time needs a quarter more."""
+    """When a GPU may become free; infinite: that is not known.  A job that is over the usual time needs a quarter more.
+
+    A service none of whose jobs has ended yet tells Bid.run_s, or how long the oldest has run.
+    """
     age_s = max(0.0, now - holding.since)
-    return now + (run_s - age_s if age_s < run_s else age_s / 4)
+    if age_s < run_s != Bid.run_s:
+        return now + run_s - age_s
+    return now + age_s / 4 if run_s < Bid.run_s else float("inf")
 
 
 def find_next_turn(box: Box, free: Iterable[str], usable: Container[str] | None,
                    now: float) -> tuple[int, float] | None:
-    """(uid, when) of who gets the next GPU; None: that cannot be told.
+    """(uid, when) of who gets the next GPU, as in predict_end(); None: that cannot be told.
 
     `free`: those that are free now.  `usable`: which of all GPUs count; None: all.
     """
@@ -5482,7 +5487,8 @@ def describe_place(job: Job, position: int, estimate: float | None, gpus: Sequen
     elif is_shared and job.gpus > 1 and (left_s := config.reserve_after_seconds - (now - find_since(job))) > 0:
         facts.append(f"if it waits for {format_duration(left_s)} more, GPUs are kept for it as they become free")
     if estimate is not None:
-        facts.append(f"it will start in about {format_duration(max(0.0, estimate - now))}")
+        facts.append("it will start " + (f"in about {format_duration(estimate - now)}" if estimate - now >= 1
+                                         else "at any moment"))
     return facts
 
 
@@ -6223,13 +6229,15 @@ class SharedBox:
                 users.append(replace(user, wants=planned.wants, holdings=list_holdings(running, now)))
                 continue
             left = [uuid for uuid, owner in planned.turns.owners.items() if owner == user.uid]
-            users.append(take_turn(user, left, user.uid == planned.turns.collector, now))
+            began = now if user.run_s != Bid.run_s else float("inf")        # nobody knows when such a one ends
+            users.append(take_turn(user, left, user.uid == planned.turns.collector, began))
         self.box = replace(self.box, users=tuple(users))
         self.looked_at = now
 
     def find_next_end(self) -> float | None:
-        return min((holding.since + user.run_s for user in self.box.users if user.uid != self.box.own_uid
-                    for holding in user.holdings), default=None)
+        ends = [holding.since + user.run_s for user in self.box.users if user.uid != self.box.own_uid
+                for holding in user.holdings]
+        return min((at for at in ends if at < float("inf")), default=None)
 
     def move_on(self, gpus: Sequence[Gpu], running: Iterable[Job], now: float) -> Sequence[Gpu]:
         """Count what each has had until now, and end what ends; return the GPUs as they are then."""
@@ -6264,14 +6272,14 @@ def list_holdings(running: Iterable[Job], now: float) -> tuple[Holding, ...]:
                  for uuid, share in zip(job.current.gpu_uuids, list_shares(job)))
 
 
-def take_turn(user: BoxUser, left: Sequence[str], is_collecting: bool, now: float) -> BoxUser:
+def take_turn(user: BoxUser, left: Sequence[str], is_collecting: bool, began: float) -> BoxUser:
     """A user whose first jobs take the GPUs that are left to that one, if there are enough."""
     wants, holdings = list[Want](), list(user.holdings)
     for number, want in enumerate(user.wants):
         jobs, fitting = want.jobs, [uuid for uuid in left if uuid in want.uuids]
         while jobs and len(fitting) >= want.gpus:
             taken, fitting, jobs = fitting[:want.gpus], fitting[want.gpus:], jobs - 1
-            holdings += [Holding(uuid, 100, now) for uuid in taken]
+            holdings += [Holding(uuid, 100, began) for uuid in taken]
             left = [uuid for uuid in left if uuid not in taken]
         wants += [replace(want, jobs=jobs)] if jobs else []
         if jobs and is_collecting and want.collects:
@@ -6426,7 +6434,7 @@ OTHER_USER = {
 }
 NEXT_TURN = {
     "user": Field(STRING, "who gets the next GPU, as far as is known"),
-    "seconds": Field(FLOAT, "in about how many seconds"),
+    "seconds": Field(or_null(FLOAT), "in about how many seconds; null: nobody knows how long jobs run there"),
 }
 PUBLIC_NODE_KEYS = ("name", "gpus", "gpu_names", "running_jobs", "is_reachable", "is_leaving", "unknown_since")
 
@@ -6835,8 +6843,10 @@ def format_others(status: Json, paint: Paint) -> list[str]:
                      f"{collects}")
     if lines and (turn := status["next_turn"]):
         is_own = status.get("is_owner") and turn["user"] == status["user"]
-        when = f"in about {format_duration(turn['seconds'])}" if turn["seconds"] >= 1 else "now"
-        lines.append(f"Next GPU: {paint('green' if is_own else 'yellow', 'yours' if is_own else turn['user'])}, {when}")
+        seconds, who = turn["seconds"], "yours" if is_own else turn["user"]
+        when = ("when a job ends" if seconds is None else "at any moment" if seconds < 1
+                else f"in about {format_duration(seconds)}")
+        lines.append(f"Next GPU: {paint('green' if is_own else 'yellow', who)}, {when}")
     return lines
 
 
@@ -18602,7 +18612,10 @@ class ServiceStatus(Component):
         """Who gets the next GPU of this box that somebody waits for; None: there are no others, or nobody can tell."""
         box, now = self.service.plan.box, self.clock.now()
         found = find_next_turn(box, self.service.plan.find_free(), None, now) if box else None
-        return {"user": box.names[found[0]], "seconds": round(found[1] - now, 1)} if box and found else None
+        if not (box and found):
+            return None
+        uid, at = found
+        return {"user": box.names[uid], "seconds": round(at - now, 1) if at < float("inf") else None}
 
     def describe_service(self) -> dict[str, Any]:
         return {"version": __version__, "hash": self.service.hash, "pid": os.getpid(), "user": self.service.user,

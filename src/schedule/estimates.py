@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ..values.bid import Holding, Want
+from ..values.bid import Bid, Holding, Want
 from ..values.changes import change_status, end_job
 from ..values.config import Config
 from ..values.gpu import Gpu
@@ -85,13 +85,15 @@ class SharedBox:
                 users.append(replace(user, wants=planned.wants, holdings=list_holdings(running, now)))
                 continue
             left = [uuid for uuid, owner in planned.turns.owners.items() if owner == user.uid]
-            users.append(take_turn(user, left, user.uid == planned.turns.collector, now))
+            began = now if user.run_s != Bid.run_s else float("inf")        # nobody knows when such a one ends
+            users.append(take_turn(user, left, user.uid == planned.turns.collector, began))
         self.box = replace(self.box, users=tuple(users))
         self.looked_at = now
 
     def find_next_end(self) -> float | None:
-        return min((holding.since + user.run_s for user in self.box.users if user.uid != self.box.own_uid
-                    for holding in user.holdings), default=None)
+        ends = [holding.since + user.run_s for user in self.box.users if user.uid != self.box.own_uid
+                for holding in user.holdings]
+        return min((at for at in ends if at < float("inf")), default=None)
 
     def move_on(self, gpus: Sequence[Gpu], running: Iterable[Job], now: float) -> Sequence[Gpu]:
         """Count what each has had until now, and end what ends; return the GPUs as they are then."""
@@ -126,14 +128,14 @@ def list_holdings(running: Iterable[Job], now: float) -> tuple[Holding, ...]:
                  for uuid, share in zip(job.current.gpu_uuids, list_shares(job)))
 
 
-def take_turn(user: BoxUser, left: Sequence[str], is_collecting: bool, now: float) -> BoxUser:
+def take_turn(user: BoxUser, left: Sequence[str], is_collecting: bool, began: float) -> BoxUser:
     """A user whose first jobs take the GPUs that are left to that one, if there are enough."""
     wants, holdings = list[Want](), list(user.holdings)
     for number, want in enumerate(user.wants):
         jobs, fitting = want.jobs, [uuid for uuid in left if uuid in want.uuids]
         while jobs and len(fitting) >= want.gpus:
             taken, fitting, jobs = fitting[:want.gpus], fitting[want.gpus:], jobs - 1
-            holdings += [Holding(uuid, 100, now) for uuid in taken]
+            holdings += [Holding(uuid, 100, began) for uuid in taken]
             left = [uuid for uuid in left if uuid not in taken]
         wants += [replace(want, jobs=jobs)] if jobs else []
         if jobs and is_collecting and want.collects:

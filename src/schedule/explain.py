@@ -108,7 +108,8 @@ def describe_place(job: Job, position: int, estimate: float | None, gpus: Sequen
     elif is_shared and job.gpus > 1 and (left_s := config.reserve_after_seconds - (now - find_since(job))) > 0:
         facts.append(f"if it waits for {format_duration(left_s)} more, GPUs are kept for it as they become free")
     if estimate is not None:
-        facts.append(f"it will start in about {format_duration(max(0.0, estimate - now))}")
+        facts.append("it will start " + (f"in about {format_duration(estimate - now)}" if estimate - now >= 1
+                                         else "at any moment"))
     return facts
 
 

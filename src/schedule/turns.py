@@ -215,14 +215,19 @@ MAX_ENDS = 50                   # so many are looked ahead
 
 
 def predict_end(holding: Holding, run_s: float, now: float) -> float:
-    """When a GPU may become free: a job that is over the usual time needs a quarter more."""
+    """When a GPU may become free; infinite: that is not known.  A job that is over the usual time needs a quarter more.
+
+    A service none of whose jobs has ended yet tells Bid.run_s, or how long the oldest has run.
+    """
     age_s = max(0.0, now - holding.since)
-    return now + (run_s - age_s if age_s < run_s else age_s / 4)
+    if age_s < run_s != Bid.run_s:
+        return now + run_s - age_s
+    return now + age_s / 4 if run_s < Bid.run_s else float("inf")
 
 
 def find_next_turn(box: Box, free: Iterable[str], usable: Container[str] | None,
                    now: float) -> tuple[int, float] | None:
-    """(uid, when) of who gets the next GPU; None: that cannot be told.
+    """(uid, when) of who gets the next GPU, as in predict_end(); None: that cannot be told.
 
     `free`: those that are free now.  `usable`: which of all GPUs count; None: all.
     """

@@ -91,7 +91,10 @@ class ServiceStatus(Component):
         """Who gets the next GPU of this box that somebody waits for; None: there are no others, or nobody can tell."""
         box, now = self.service.plan.box, self.clock.now()
         found = find_next_turn(box, self.service.plan.find_free(), None, now) if box else None
-        return {"user": box.names[found[0]], "seconds": round(found[1] - now, 1)} if box and found else None
+        if not (box and found):
+            return None
+        uid, at = found
+        return {"user": box.names[uid], "seconds": round(at - now, 1) if at < float("inf") else None}
 
     def describe_service(self) -> dict[str, Any]:
         return {"version": __version__, "hash": self.service.hash, "pid": os.getpid(), "user": self.service.user,

@@ -155,7 +155,7 @@ OTHER_USER = {
 }
 NEXT_TURN = {
     "user": Field(STRING, "who gets the next GPU, as far as is known"),
-    "seconds": Field(FLOAT, "in about how many seconds"),
+    "seconds": Field(or_null(FLOAT), "in about how many seconds; null: nobody knows how long jobs run there"),
 }
 PUBLIC_NODE_KEYS = ("name", "gpus", "gpu_names", "running_jobs", "is_reachable", "is_leaving", "unknown_since")
 

@@ -110,8 +110,10 @@ def format_others(status: Json, paint: Paint) -> list[str]:
                      f"{collects}")
     if lines and (turn := status["next_turn"]):
         is_own = status.get("is_owner") and turn["user"] == status["user"]
-        when = f"in about {format_duration(turn['seconds'])}" if turn["seconds"] >= 1 else "now"
-        lines.append(f"Next GPU: {paint('green' if is_own else 'yellow', 'yours' if is_own else turn['user'])}, {when}")
+        seconds, who = turn["seconds"], "yours" if is_own else turn["user"]
+        when = ("when a job ends" if seconds is None else "at any moment" if seconds < 1
+                else f"in about {format_duration(seconds)}")
+        lines.append(f"Next GPU: {paint('green' if is_own else 'yellow', who)}, {when}")
     return lines
 
 

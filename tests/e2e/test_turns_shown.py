@@ -23,7 +23,9 @@ def two():
         user = live.User(tools)
         stack.callback(user.remove)
         options = {"gpus": [{}], "lease_dir": str(tools.folder / "shared" / "leases")}
-        yield stack.enter_context(live.Box(**options)), stack.enter_context(live.Box(user=user, **options))
+        ann, bob = stack.enter_context(live.Box(**options)), stack.enter_context(live.Box(user=user, **options))
+        bob.wait(bob.add("sleep 1"), "completed")       # so it is known how long his jobs run
+        yield ann, bob
 
 
 @pytest.fixture
@@ -50,11 +52,11 @@ def test_ann_knows_who_is_next_and_when(waiting):
     ann, bob, job_id = waiting
     name = bob.user.name
     told = ann.nexus().stdout
-    assert re.search(rf"\n{name}: 1 running, {QUEUED} waiting since \d\d:\d\d\nNext GPU: yours, in about \d+s\n", told), told
+    assert re.search(rf"\n{name}: 1 running, {QUEUED} waiting since \d\d:\d\d\nNext GPU: yours, (in about|at any)", told), told
     assert f"Others: {name}: 1 running, {QUEUED} waiting since" in ann.nexus("top").stdout
     why = ann.nexus("why", job_id).stdout
     reason = f"GPU 0 is held by the nexus of {name}; {name} has {QUEUED} waiting; your turn is next"
-    assert f"waits: {reason}\n" in why and re.search("it will start in about [1-9]", why), why
+    assert f"waits: {reason}\n" in why and re.search("it will start (in about|at any)", why), why
     row, = json.loads(ann.nexus("queue", "--json").stdout)
     assert row["waiting_for"] == reason
     assert 0 <= datetime.datetime.fromisoformat(row["estimated_start"].replace("Z", "+00:00")).timestamp() - time.time() + 1 < 90
@@ -62,7 +64,7 @@ def test_ann_knows_who_is_next_and_when(waiting):
     assert status["others"][0].items() >= {"user": name, "running": 1, "waiting": QUEUED, "gpus": 1.0, "collects": None}.items()
     assert status["next_turn"]["user"] == status["user"] and 0 < status["next_turn"]["seconds"] < 90
     his = bob.nexus().stdout
-    assert f"\n{status['user']}: 0 running, 1 waiting since" in his and f"\nNext GPU: {status['user']}, in about" in his, his
+    assert f"\n{status['user']}: 0 running, 1 waiting since" in his and f"\nNext GPU: {status['user']}, " in his, his
     assert f"the next turn is {status['user']}'s" in bob.nexus("queue").stdout
 
 

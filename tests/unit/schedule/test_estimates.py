@@ -68,8 +68,9 @@ def test_what_will_run_is_as_old_then_as_it_will_be():
 
 
 ENDS = [  # reason, how long it has run, how long such ones run, seconds until it ends
-    ("in the middle", 10, 30, 20), ("just begun", 0, 30, 30), ("over its time by a little", 32, 30, 8), ("by much", 3600, 60, 900),
-    ("begun in the future, by another clock", -500, 30, 30)]
+    ("in the middle", 10, 30, 20), ("just begun", 0, 30, 30), ("over its time by a little", 32, 30, 8), ("a long one", 3600, 7200, 3600),
+    ("begun in the future, by another clock", -500, 30, 30), ("none has ended yet", 10, 60.0, float("inf")),
+    ("none has ended yet, and it has run for long: that is what is told", 3600.5, 3600, float("inf"))]
 
 
 @pytest.mark.parametrize("reason, age_s, run_s, left_s", ENDS, ids=[case[0] for case in ENDS])
@@ -89,6 +90,7 @@ NEXT_TURNS = [  # reason, the box, GPUs that are free, those that are asked abou
     ("the first that would do", box(box_user("bob", [0, 1], MANY), wants=[want(indices=(1,))]), ["GPU-2"], ["GPU-1"], (0, 20)),
     ("who collects gets it", box(box_user("bob", [], [want(4, collects=True)]), box_user("carl", [1], run_s=12.0), had={0: 9.0},
                                 wants=ONE), [], None, (1, 2)),
+    ("none of his jobs has ended yet", box(box_user("bob", [0], MANY, run_s=60.0), wants=ONE), [], None, (0, float("inf"))),
     ("nobody waits", box(box_user("bob", [0])), ["GPU-1"], None, None),
     ("nobody knows when", box(box_user("bob", [], MANY)), [], None, None),
 ]
@@ -109,13 +111,16 @@ SHARED = [  # reason, jobs, their run time, the box, GPUs, {pending job: seconds
     ("after who has had less", [job("aaa", 2)], 5, box(BOBS, wants=ONE, had={0: 100.0, 1: 30.0}), HIS, {"aaa": 80}),
     ("who waits for nothing takes nothing", [job("aaa", 2), job("bbb", 3)], 5, box(box_user("bob", [0]), wants=ONE), HIS,
      {"aaa": 20, "bbb": 25}),
+    ("none of his has ended yet", [job("aaa", 2)], 5, box(box_user("bob", [0], MANY, run_s=60.0), wants=ONE), HIS, {}),
+    ("nor when the next one will have", [job("aaa", 2)], 5, box(box_user("bob", [], MANY, run_s=60.0), had={0: 9.0}, wants=ONE),
+     [gpu(0)], {}),
     ("one that is over his time", [job("aaa", 2)], 5, box(box_user("bob", [0], MANY, began=NOW - 40), wants=ONE), HIS, {"aaa": 10}),
     ("all four, when the last of them ends", [job("aaa", 2, gpus=4, **WAITED)], 5, box(
         box_user("bob", [0, 1], MANY), box_user("carl", [2, 3], MANY, run_s=50.0), wants=[want(4, collects=True)]),
      [*held_by("bob", 0, 1), *held_by("carl", 2, 3)], {"aaa": 40}),
     ("not before who collects", [job("aaa", 2)], 5, box(
-        box_user("bob", [], [want(2, indices=(0, 1), collects=True)], run_s=60.0), box_user("carl", [0]), had={0: 100.0, 1: 0.0},
-        wants=ONE), [*held_by("carl", 0), gpu(1)], {"aaa": 20 + 60}),
+        box_user("bob", [], [want(2, indices=(0, 1), collects=True)], run_s=40.0), box_user("carl", [0]), had={0: 100.0, 1: 0.0},
+        wants=ONE), [*held_by("carl", 0), gpu(1)], {"aaa": 20 + 40}),
     ("a GPU that is free, and nobody's turn", [job("aaa", 2)], 5, box(box_user("bob", [0], [want(indices=(0,))])),
      [*HIS, gpu(1)], {"aaa": 0}),
     ("its holder tells nothing", [job("aaa", 2)], 5, box(box_user("bob", [], MANY), wants=ONE), held_by("carl", 0), {}),
