@@ -24730,7 +24730,7 @@ def choose_ids(context: Context, named: Sequence[str], statuses: Sequence[str],
     is_dry: bool = context.options.dry_run
     jobs: Sequence[Json] = ()
     if takes_all or read_choice(context):
-        more = ("python", "python_env") if context.options.subcommand == "retry" else ()
+        more = ("python", "python_env", "finished_at") if context.options.subcommand == "retry" else ()
         jobs = [job for job in find_chosen(context, statuses, (*CHOSEN_FIELDS, *more)) if is_meant(job)]
         if not jobs:
             context.say(when_empty or f"no such job is {name_statuses(statuses)}")
@@ -24748,7 +24748,7 @@ def choose_ids(context: Context, named: Sequence[str], statuses: Sequence[str],
 
 
 SAID_JOBS = 5                   # of those chosen, by their ids and names
-CHOOSING_FLAGS = {"retry": "--failed", "clear": "--all"}               # {command: its own option that chooses}
+CHOOSING_FLAGS = {"retry": "--failed", "clear": "--all", "dismiss": "--all"}    # {command: its own option that chooses}
 USUAL_FLAGS = {                                 # {command: what often chooses its jobs}; others: those that wait
     **CHOOSING_FLAGS, **dict.fromkeys(("kill", "wait", "show", "attach"), "--status running"), "clear": "--older 30d"}
 
@@ -25762,13 +25762,15 @@ def cmd_retry(context: Context) -> None:
 
     what = "such" if options.by_status else "failed"
     ids = choose_ids(context, ids, FINAL, is_meant, f"no {what} job is left to run again", takes_all=options.failed)
-    if ids:
+    wanted = set(ids)
+    chosen = [job for job in chosen if job["id"] in wanted]
+    if ids and confirm_retry(context, chosen):
         change = read_change(context)
         change.update(take_work_tree(context, ids, change))
         values = read_values(options.set)
         body = {"ids": ids, **({"change": change} if change else {}), **({"set": values} if values else {}),
                 **({"downstream": True} if options.downstream else {})}
-        others = list_other_pythons(context, [job for job in chosen if job["id"] in ids], change)
+        others = list_other_pythons(context, chosen, change)
         answer = context.client.ask("POST", "/jobs/retry", body)
         show_added(context, answer)
         if left := answer.get("downstream"):
@@ -25779,6 +25781,29 @@ def cmd_retry(context: Context) -> None:
             new = " ".join(answer["ids"]) if len(answer["ids"]) <= MAX_TYPED else "ID..."
             context.say(f"{'; '.join(others)}; if it is to be this shell's: nexus cancel {new} && "
                         f"nexus retry {new} --this-env")
+
+
+MAX_UNASKED = 10                # failed jobs that are run again without a question
+
+
+def confirm_retry(context: Context, chosen: Sequence[Json]) -> bool:
+    """Whether `retry --failed` is meant, which takes all of the history: at a terminal that is asked of many jobs."""
+    if not context.options.failed or read_choice(context) or len(chosen) <= MAX_UNASKED:
+        return True
+    oldest = local_time(min(job["finished_at"] for job in chosen), "%a %Y-%m-%d")
+    return confirm(context, f"run all {len(chosen)} jobs again, the oldest of {oldest}?",
+                   "nothing was run again; --since 1d takes those of the last day")
+
+
+def confirm(context: Context, question: str, when_not: str) -> bool:
+    """Ask at a terminal; elsewhere it is so."""
+    if not (sys.stdin.isatty() and context.err.isatty()):
+        return True
+    context.say(f"{question} (y: yes)")
+    is_meant = sys.stdin.readline().strip().lower() in ("y", "yes")
+    if not is_meant:
+        context.say(when_not)
+    return is_meant
 
 
 def read_values(given: Sequence[tuple[str, Sequence[str]]]) -> dict[str, Sequence[str]]:
@@ -25813,11 +25838,11 @@ def list_other_pythons(context: Context, chosen: Sequence[Json], change: Json) -
 
 def cmd_clear(context: Context) -> None:
     options, choice = context.options, read_choice(context)
-    if options.all and not (options.dry_run or options.ids or choice) and sys.stdin.isatty() and context.err.isatty():
+    if options.all and not (options.dry_run or options.ids or choice):
         jobs = context.client.jobs(status=list(FINAL), fields="id")
-        context.say(f"forget {format_count(len(jobs), 'finished job')}, with all logs? (y: yes)")
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            return context.say("nothing was forgotten")
+        if not confirm(context, f"forget {format_count(len(jobs), 'finished job')}, with all logs?",
+                       "nothing was forgotten"):
+            return
 
     def tell_freed(ids: Sequence[str]) -> str:
         return f"{format_bytes(ask_clear(context, ids, dry_run=True)['freed_bytes'])} of logs would be freed"
@@ -25828,6 +25853,16 @@ def cmd_clear(context: Context) -> None:
         whose = "its" if len(answer["ids"]) == 1 else "their"
         context.say(f"{format_count(len(answer['ids']), 'finished job')} forgotten, with {whose} logs "
                     f"({format_bytes(answer['freed_bytes'])})")
+
+
+def cmd_dismiss(context: Context) -> None:
+    """Take failures off one's list, as the page's button does, or put them back."""
+    is_undone = context.options.undo
+    ids = choose_ids(context, context.options.ids, [FAILED], lambda job: not job["retried_as"],
+                     "no failure is left to be dismissed", takes_all=context.options.all)
+    if ids:
+        changed = context.client.dismiss(ids=ids, undo=is_undone)
+        context.say(f"{format_count(len(changed), 'failure')} {'shown again' if is_undone else 'dismissed'}")
 
 
 def ask_clear(context: Context, ids: Sequence[str], dry_run: bool = False) -> Json:
@@ -26925,6 +26960,10 @@ COMMANDS = (
             "one job.",
             examples=("edit abc --gpus 2 --timeout 4h", "edit abc --after none", "edit --group exp1 --timeout 4h",
                       "edit abc -- python train.py --lr 0.01")),
+    Subcommand("dismiss", "take failures off the page's list, and keep them in the history", cmd_dismiss, (
+        *CHOSEN, argument("--all", action="store_true", help="all failures"),
+        argument("--undo", action="store_true", help="show them again")),
+            examples=("dismiss abc", "dismiss --all", "dismiss --group exp1 --undo")),
     Subcommand("clear", "forget finished jobs, with their logs", cmd_clear, (
         *CHOSEN, argument("--all", action="store_true", help="all finished jobs")),
             "Pending and running jobs stay, and what jobs wrote elsewhere.  --dry-run says what it would free.",

@@ -13,7 +13,7 @@ from ..runner.environment import find_python_env
 from ..values.causes import DEPENDENCY
 from ..values.changes import is_left_to_retry
 from ..values.choice import CHANGES, describe_filters
-from ..values.job import CANCELLED, FINAL, PENDING, RUNNING
+from ..values.job import CANCELLED, FAILED, FINAL, PENDING, RUNNING
 from ..values.schema import GPU_PLACE
 from ..values.text import format_bytes, format_count, format_indices, join_some, refuse
 from ..views.show import describe_end, format_python
@@ -163,13 +163,15 @@ def cmd_retry(context: Context) -> None:
 
     what = "such" if options.by_status else "failed"
     ids = choose_ids(context, ids, FINAL, is_meant, f"no {what} job is left to run again", takes_all=options.failed)
-    if ids:
+    wanted = set(ids)
+    chosen = [job for job in chosen if job["id"] in wanted]
+    if ids and confirm_retry(context, chosen):
         change = read_change(context)
         change.update(take_work_tree(context, ids, change))
         values = read_values(options.set)
         body = {"ids": ids, **({"change": change} if change else {}), **({"set": values} if values else {}),
                 **({"downstream": True} if options.downstream else {})}
-        others = list_other_pythons(context, [job for job in chosen if job["id"] in ids], change)
+        others = list_other_pythons(context, chosen, change)
         answer = context.client.ask("POST", "/jobs/retry", body)
         show_added(context, answer)
         if left := answer.get("downstream"):
@@ -180,6 +182,29 @@ def cmd_retry(context: Context) -> None:
             new = " ".join(answer["ids"]) if len(answer["ids"]) <= MAX_TYPED else "ID..."
             context.say(f"{'; '.join(others)}; if it is to be this shell's: nexus cancel {new} && "
                         f"nexus retry {new} --this-env")
+
+
+MAX_UNASKED = 10                # failed jobs that are run again without a question
+
+
+def confirm_retry(context: Context, chosen: Sequence[Json]) -> bool:
+    """Whether `retry --failed` is meant, which takes all of the history: at a terminal that is asked of many jobs."""
+    if not context.options.failed or read_choice(context) or len(chosen) <= MAX_UNASKED:
+        return True
+    oldest = local_time(min(job["finished_at"] for job in chosen), "%a %Y-%m-%d")
+    return confirm(context, f"run all {len(chosen)} jobs again, the oldest of {oldest}?",
+                   "nothing was run again; --since 1d takes those of the last day")
+
+
+def confirm(context: Context, question: str, when_not: str) -> bool:
+    """Ask at a terminal; elsewhere it is so."""
+    if not (sys.stdin.isatty() and context.err.isatty()):
+        return True
+    context.say(f"{question} (y: yes)")
+    is_meant = sys.stdin.readline().strip().lower() in ("y", "yes")
+    if not is_meant:
+        context.say(when_not)
+    return is_meant
 
 
 def read_values(given: Sequence[tuple[str, Sequence[str]]]) -> dict[str, Sequence[str]]:
@@ -214,11 +239,11 @@ def list_other_pythons(context: Context, chosen: Sequence[Json], change: Json) -
 
 def cmd_clear(context: Context) -> None:
     options, choice = context.options, read_choice(context)
-    if options.all and not (options.dry_run or options.ids or choice) and sys.stdin.isatty() and context.err.isatty():
+    if options.all and not (options.dry_run or options.ids or choice):
         jobs = context.client.jobs(status=list(FINAL), fields="id")
-        context.say(f"forget {format_count(len(jobs), 'finished job')}, with all logs? (y: yes)")
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            return context.say("nothing was forgotten")
+        if not confirm(context, f"forget {format_count(len(jobs), 'finished job')}, with all logs?",
+                       "nothing was forgotten"):
+            return
 
     def tell_freed(ids: Sequence[str]) -> str:
         return f"{format_bytes(ask_clear(context, ids, dry_run=True)['freed_bytes'])} of logs would be freed"
@@ -229,6 +254,16 @@ def cmd_clear(context: Context) -> None:
         whose = "its" if len(answer["ids"]) == 1 else "their"
         context.say(f"{format_count(len(answer['ids']), 'finished job')} forgotten, with {whose} logs "
                     f"({format_bytes(answer['freed_bytes'])})")
+
+
+def cmd_dismiss(context: Context) -> None:
+    """Take failures off one's list, as the page's button does, or put them back."""
+    is_undone = context.options.undo
+    ids = choose_ids(context, context.options.ids, [FAILED], lambda job: not job["retried_as"],
+                     "no failure is left to be dismissed", takes_all=context.options.all)
+    if ids:
+        changed = context.client.dismiss(ids=ids, undo=is_undone)
+        context.say(f"{format_count(len(changed), 'failure')} {'shown again' if is_undone else 'dismissed'}")
 
 
 def ask_clear(context: Context, ids: Sequence[str], dry_run: bool = False) -> Json:

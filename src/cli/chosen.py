@@ -39,7 +39,7 @@ def choose_ids(context: Context, named: Sequence[str], statuses: Sequence[str],
     is_dry: bool = context.options.dry_run
     jobs: Sequence[Json] = ()
     if takes_all or read_choice(context):
-        more = ("python", "python_env") if context.options.subcommand == "retry" else ()
+        more = ("python", "python_env", "finished_at") if context.options.subcommand == "retry" else ()
         jobs = [job for job in find_chosen(context, statuses, (*CHOSEN_FIELDS, *more)) if is_meant(job)]
         if not jobs:
             context.say(when_empty or f"no such job is {name_statuses(statuses)}")
@@ -57,7 +57,7 @@ def choose_ids(context: Context, named: Sequence[str], statuses: Sequence[str],
 
 
 SAID_JOBS = 5                   # of those chosen, by their ids and names
-CHOOSING_FLAGS = {"retry": "--failed", "clear": "--all"}               # {command: its own option that chooses}
+CHOOSING_FLAGS = {"retry": "--failed", "clear": "--all", "dismiss": "--all"}    # {command: its own option that chooses}
 USUAL_FLAGS = {                                 # {command: what often chooses its jobs}; others: those that wait
     **CHOOSING_FLAGS, **dict.fromkeys(("kill", "wait", "show", "attach"), "--status running"), "clear": "--older 30d"}
 

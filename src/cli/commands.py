@@ -12,7 +12,7 @@ from ..values.value import Field
 from ..views.api_json import JOB
 from ..views.usage import USAGE
 from .attach import cmd_attach, cmd_screens
-from .change import cmd_clear, cmd_edit, cmd_end, cmd_move, cmd_pause, cmd_retry
+from .change import cmd_clear, cmd_dismiss, cmd_edit, cmd_end, cmd_move, cmd_pause, cmd_retry
 from .config import cmd_config, cmd_config_edit
 from .context import Subcommand, argument
 from .control import cmd_agent, cmd_health, cmd_open, cmd_serve, cmd_start, cmd_stop
@@ -135,6 +135,10 @@ COMMANDS = (
             "one job.",
             examples=("edit abc --gpus 2 --timeout 4h", "edit abc --after none", "edit --group exp1 --timeout 4h",
                       "edit abc -- python train.py --lr 0.01")),
+    Subcommand("dismiss", "take failures off the page's list, and keep them in the history", cmd_dismiss, (
+        *CHOSEN, argument("--all", action="store_true", help="all failures"),
+        argument("--undo", action="store_true", help="show them again")),
+            examples=("dismiss abc", "dismiss --all", "dismiss --group exp1 --undo")),
     Subcommand("clear", "forget finished jobs, with their logs", cmd_clear, (
         *CHOSEN, argument("--all", action="store_true", help="all finished jobs")),
             "Pending and running jobs stay, and what jobs wrote elsewhere.  --dry-run says what it would free.",

@@ -13,7 +13,7 @@ COMMANDS = [  # words, of which jobs it takes those in these statuses, in the or
     (["edit", "--timeout", "4h"], "pending running"), (["move", "--first"], "pending"), (["move", "--last"], "pending"),
     (["move", "--priority", "low"], "pending"), (["move", "--before", "other"], "pending"), (["retry"], "failed"),
     (["retry", "--status", "completed"], "completed"), (["retry", "--status", "cancelled,failed"], "failed cancelled"),
-    (["clear"], "completed failed cancelled")]
+    (["dismiss"], "failed"), (["clear"], "completed failed cancelled")]
 READING = [["show"], ["why"], ["logs"], ["history"], ["jobs"], ["queue"]]
 JOBS = (("completed", "true"), ("failed", "exit 3"), ("running", "sleep 1000"), ("cancelled", "true"), ("pending", "echo 12345"),
         ("held", "echo 12345"))
@@ -252,6 +252,49 @@ def test_nothing_is_asked_at_a_terminal(home):
     with home.terminal("clear", "--status", "failed") as terminal:
         code, shown = terminal.end()
     assert code == 0 and "1 finished job forgotten" in shown and "y: yes" not in shown
+
+
+def test_a_retry_of_many_failures_is_asked_at_a_terminal(home):
+    """`--failed` takes all of the history: so it is asked above ten, but not in a script, nor where a filter is given."""
+    ids = home.main("add", "--gpus", "0", "--group", "many", "--sweep", "n=1..12", "exit {n}").out.split()
+    home.main("wait", *ids)
+    home.main("resume", "--group", "many")              # failures at once hold a group
+    home.main("wait", *ids)
+    home.main("pause")
+    question = b"run all 12 jobs again, the oldest of [A-Z][a-z][a-z] 20[0-9-]+\\? \\(y: yes\\)"
+    for typed, says in (("n\n", "nothing was run again; --since 1d takes those of the last day"), ("y\n", ids[0])):
+        with home.terminal("retry", "--failed") as terminal:
+            terminal.wait_for(question)
+            terminal.type(typed)
+            code, shown = terminal.end()
+        jobs = home.client().jobs(status="pending", fields="id")
+        assert code == 0 and (says in shown if typed == "n\n" else len(jobs) == 12) and bool(jobs) == (typed == "y\n"), shown
+    home.main("cancel", "--status", "pending")
+    for words in (["--group", "many", "--status", "cancelled"], ["--group", "many", "--status", "cancelled", "--dry-run"]):
+        with home.terminal("retry", *words) as terminal:
+            code, shown = terminal.end()
+        assert code == 0 and "y: yes" not in shown, shown
+    home.main("resume")
+
+
+def test_failures_are_dismissed(home):
+    """As the page's button does."""
+    bad, other = (add(home, "exit 3", "--name", name) for name in ("bad", "other"))
+    home.main("wait", bad, other)
+    assert home.main("dismiss", bad).err == "nexus: 1 failure dismissed\n"
+    assert home.main("dismiss", "--all", "--dry-run").out == f"{bad}: bad: exit 3\n{other}: other: exit 3\n"
+    done = home.main("dismiss", "--all")
+    assert done.err.endswith("nexus: 1 failure dismissed\n"), "one was before"
+    assert home.client().ask("GET", "/status?after=0")["found"]["failures"] == 0
+    assert home.main("dismiss", "--name", "bad", "--undo").err.endswith("nexus: 1 failure shown again\n")
+    assert home.client().ask("GET", "/status?after=0")["found"]["failures"] == 1
+    again = home.main("retry", "--failed").out.split()
+    home.main("wait", *again)
+    assert home.main("dismiss", bad).code == 0 and home.job(bad)["status"] == "failed"
+    assert home.main("dismiss", "nobody").code == 3
+    good = add(home, "true")
+    home.main("wait", good)
+    assert home.main("dismiss", good).code == 4
 
 
 def test_what_is_old_is_cleared(home):

@@ -10,8 +10,8 @@ import nexus
 
 LISTED = [
     "status", "top", "add", "run", "queue", "history", "jobs", "show", "why", "wait", "logs", "kill", "cancel", "remove", "retry",
-    "edit", "clear", "move", "attach", "screens", "pause", "resume", "start", "stop", "restart", "serve", "metrics", "usage", "results",
-    "open", "health", "token", "node", "config", "install", "help"]
+    "edit", "dismiss", "clear", "move", "attach", "screens", "pause", "resume", "start", "stop", "restart", "serve", "metrics", "usage",
+    "results", "open", "health", "token", "node", "config", "install", "help"]
 
 
 def main(*argv, **environ):
@@ -67,6 +67,7 @@ WRONG = [  # words, what it says
     (["wait"], "--group"), (["retry"], "--failed"), (["kill", "abc", "--group", "g"], "--group"),
     (["pause", "0", "--group", "g"], "not both"),
     (["why"], "ID"), (["retry", "--failed", "a"], "not both"), (["clear", "a", "--all"], "not both"),
+    (["dismiss"], "nexus dismiss --all"), (["dismiss", "a", "--all"], "not both"),
     *(([command, *words, "--name", ""], "--name needs a value") for command, *words in (
         ["cancel"], ["kill"], ["remove"], ["wait"], ["pause"], ["resume"], ["edit", "--gpus", "1"], ["move", "--last"], ["retry"],
         ["clear"])),
