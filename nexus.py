@@ -829,7 +829,8 @@ class JobsConfig(Value):
         "screen", one_of("screen", "direct", "slurm"),
         "or \"direct\": no session, no attach; or \"slurm\": see [slurm]")
     default_gpus: int = optional(1, integer_in(0, 1024), "GPUs of a job without --gpus")
-    cpu_slots: int = optional(4, integer_in(0, 100000), "how many --gpus 0 jobs run at once")
+    cpu_slots: int = optional(
+        0, integer_in(0, 100000), "how many --gpus 0 jobs run at once; 0 = one for each core of the machine")
     max_running: int = optional(0, integer_in(0, 100000), "how many jobs run at once; 0 = as many as fit")
     queue_limit: int = optional(
         10000, integer_in(1, 10000000), "more pending jobs of one user are refused; 5 times as many of all but you")
@@ -5632,8 +5633,8 @@ class MachineCapacity:
             return SHORTAGE if chosen is None else chosen
         if self.free_slots > 0:
             return ()
-        return Reason("resources", "cpu_slots", f"all CPU slots of {self.name} are taken" if self.name else
-                      f"all {self.cpu_slots} CPU slots are taken (cpu_slots)")
+        return Reason("resources", "cpu_slots", f"all {self.cpu_slots} CPU slots "
+                      f"{f'of {self.name} ' if self.name else ''}are taken ([jobs] cpu_slots)")
 
     def count(self, job: Job, left_s: float) -> None:
         """Count a job that runs here for `left_s` more seconds."""
@@ -10994,6 +10995,8 @@ NO_BASH_HINT = "install bash; or nexus restart in a shell where `type bash` find
 class Machine:
     """This machine as the service uses it: GPUs, processes, sessions, leases and launching."""
 
+    cpu_count = os.cpu_count() or 1
+
     def __init__(self, config: Config, layout: Layout, disk: Disk, service_id: str) -> None:
         is_slurm = config.jobs.launcher == "slurm"
         self.is_mock = config.mock_gpus is not None and not is_slurm
@@ -13793,6 +13796,8 @@ class HostLoop:
 
     def __init__(self, config: Config, layout: Layout, machine: Machine, clock: Clock, disk: Disk, log: logging.Logger,
                  visible_devices: str | None, umask: int, recorder: int = 0) -> None:
+        if not config.jobs.cpu_slots:
+            config = replace(config, jobs=replace(config.jobs, cpu_slots=machine.cpu_count))
         self.config, self.layout, self.machine, self.clock, self.disk, self.log = (
             config, layout, machine, clock, disk, log)
         self.is_stopping = False

@@ -18,6 +18,7 @@ from ..values.changes import add_notes
 from ..values.config import Config
 from ..values.errors import NexusError, describe_exception
 from ..values.job import Job, Limits
+from ..values.value import replace
 from .events import WATCH_INTERVAL_S, RunnerEvents, Worker
 from .hosted_job import Progress
 from .job_host import JobHost
@@ -39,6 +40,8 @@ class HostLoop:
 
     def __init__(self, config: Config, layout: Layout, machine: Machine, clock: Clock, disk: Disk, log: logging.Logger,
                  visible_devices: str | None, umask: int, recorder: int = 0) -> None:
+        if not config.jobs.cpu_slots:
+            config = replace(config, jobs=replace(config.jobs, cpu_slots=machine.cpu_count))
         self.config, self.layout, self.machine, self.clock, self.disk, self.log = (
             config, layout, machine, clock, disk, log)
         self.is_stopping = False

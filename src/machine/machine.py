@@ -34,6 +34,8 @@ NO_BASH_HINT = "install bash; or nexus restart in a shell where `type bash` find
 class Machine:
     """This machine as the service uses it: GPUs, processes, sessions, leases and launching."""
 
+    cpu_count = os.cpu_count() or 1
+
     def __init__(self, config: Config, layout: Layout, disk: Disk, service_id: str) -> None:
         is_slurm = config.jobs.launcher == "slurm"
         self.is_mock = config.mock_gpus is not None and not is_slurm

@@ -61,8 +61,8 @@ class MachineCapacity:
             return SHORTAGE if chosen is None else chosen
         if self.free_slots > 0:
             return ()
-        return Reason("resources", "cpu_slots", f"all CPU slots of {self.name} are taken" if self.name else
-                      f"all {self.cpu_slots} CPU slots are taken (cpu_slots)")
+        return Reason("resources", "cpu_slots", f"all {self.cpu_slots} CPU slots "
+                      f"{f'of {self.name} ' if self.name else ''}are taken ([jobs] cpu_slots)")
 
     def count(self, job: Job, left_s: float) -> None:
         """Count a job that runs here for `left_s` more seconds."""

@@ -94,7 +94,8 @@ class JobsConfig(Value):
         "screen", one_of("screen", "direct", "slurm"),
         "or \"direct\": no session, no attach; or \"slurm\": see [slurm]")
     default_gpus: int = optional(1, integer_in(0, 1024), "GPUs of a job without --gpus")
-    cpu_slots: int = optional(4, integer_in(0, 100000), "how many --gpus 0 jobs run at once")
+    cpu_slots: int = optional(
+        0, integer_in(0, 100000), "how many --gpus 0 jobs run at once; 0 = one for each core of the machine")
     max_running: int = optional(0, integer_in(0, 100000), "how many jobs run at once; 0 = as many as fit")
     queue_limit: int = optional(
         10000, integer_in(1, 10000000), "more pending jobs of one user are refused; 5 times as many of all but you")

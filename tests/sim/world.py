@@ -518,6 +518,8 @@ PSUTIL = types.SimpleNamespace(virtual_memory=lambda: types.SimpleNamespace(tota
 class SimMachine(nexus.Machine):
     """A machine as the service or an agent uses it."""
 
+    cpu_count = 4
+
     def __init__(self, config: nexus.Config, layout: nexus.Layout, disk: nexus.Disk, service_id: str) -> None:
         self.process = current().running
         self.process.world.machine_count += 1

@@ -491,7 +491,8 @@ class Box:
         elif gpus is not None:
             make_nvidia_smi(self.bin, self.folder, self.python, self.tests)
             self.show(gpus)
-        settings = {"refresh_rate_seconds": 0.3, "kill_grace_seconds": 5, "launcher": launcher, "lease_dir": str(self.folder / "leases")}
+        settings = {"refresh_rate_seconds": 0.3, "cpu_slots": 4, "kill_grace_seconds": 5, "launcher": launcher,
+                    "lease_dir": str(self.folder / "leases")}
         self.settings = {**settings, **config, "port": self.port}
         self.write_config()
         if user:

@@ -179,6 +179,7 @@ def facts_put(**facts):
 def config(**keys):
     """The default configuration, with these keys changed, whatever their section."""
     mock_gpus, data = keys.pop("mock_gpus", None), {}
+    keys.setdefault("cpu_slots", 4)                 # as on a machine with four cores
     for key, fact in keys.items():
         data.setdefault(CONFIG_KEYS[key], {})[key] = fact
     return nexus.replace(nexus.parse_config(data, "config.toml"), mock_gpus=mock_gpus)

@@ -116,6 +116,8 @@ class FakePsutil:
 class FakeMachine(nexus.Machine, nexus.NvidiaSmi):
     """A Machine whose GPUs and processes are what the test says."""
 
+    cpu_count = 4
+
     def __init__(self, clock, gpus, config, layout, disk):
         super().__init__(nexus.replace(config, mock_gpus=0), layout, disk, "0-aaaaaaaa")
         self.is_mock, self.leases = True, None

@@ -10,7 +10,6 @@ import nexus
 MIB = 2**20
 SET = nexus.Config()
 NUMBERS = [  # document, a piece of a sentence, the numbers of the code that stand in it
-    ("guide", "It takes one of the {} `cpu_slots`", [SET.jobs.cpu_slots]),
     ("guide", "when more than {} MiB (`max_unseen_mem_mib`)", [SET.gpu.max_unseen_mem_mib]),
     ("guide", "runs a failed job again, up to three times, after {}, {} and {} seconds",
      [SET.jobs.retry_backoff_seconds * factor for factor in (1, 2, 4)]),

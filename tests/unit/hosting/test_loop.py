@@ -1,5 +1,7 @@
 """A phase, or a worker's step, that fails stops no other."""
 
+import os
+
 import live
 import pytest
 
@@ -46,6 +48,20 @@ def test_a_phase_that_fails_stops_no_other(world, monkeypatch, part, method, pha
     w.clock.pass_(301)
     w.turn()
     assert w.service.failure_count == 2
+
+
+SLOTS = [({}, 4), ({"cpu_slots": 0}, 4), ({"cpu_slots": 2}, 2), ({"cpu_slots": 9}, 9)]          # config, how many
+
+
+@pytest.mark.parametrize("keys, count", SLOTS, ids=[str(row[0]) for row in SLOTS])
+def test_cpu_slots_are_the_cores_of_the_machine(world, keys, count):
+    """The stand-in has four; a node's agent tells its own."""
+    w = world(gpus=0, **keys)
+    ids = [w.add(gpus=0) for _ in range(10)]
+    w.turn()
+    assert [w.job(job_id).status for job_id in ids].count("running") == count
+    assert w.api(ids[-1])["waiting_for"] == f"all {count} CPU slots are taken ([jobs] cpu_slots)"
+    assert nexus.Machine.cpu_count == os.cpu_count()
 
 
 def test_a_turn_is_a_tick_with_what_was_heard(world, monkeypatch):

@@ -62,7 +62,7 @@ REASONS = [  # what is shown, jobs, GPUs, keys, part of the reason why the last 
     ("memory on each of several", [job("aaa", gpus=2, gpu_mem_mib=40 * 1024)], [gpu(0), gpu(1, memory_total_mib=80 * GB)], {},
      "never: wants 2 GPUs with 40GB, this machine has 1; the largest has 80GB"),
     ("the slots", [running("rrr", ()), job("aaa", 2, gpus=0)], [], {"cpu_slots": 1},
-     "all 1 CPU slots are taken (cpu_slots)"),
+     "all 1 CPU slots are taken ([jobs] cpu_slots)"),
     ("max_running", [running("rrr"), job("aaa", 2)], [gpu(0), gpu(1)], {"max_running": 1}, "1 job run"),
     ("max_running_per_user", [running("rrr"), job("aaa", 2)], [gpu(0), gpu(1)], {"max_running_per_user": 1},
      "1 job of ann runs, as many as max_running_per_user allows"),
@@ -146,7 +146,7 @@ FAR_REASONS = [  # what is shown, job that waits, GPUs, machines, part of the re
      "the directory /data does not exist on n1: make it there"),
     ("no machine has as many", job("aaa", gpus=3), BOTH, TWO, "never: wants 3 GPUs, no machine has more than 2"),
     ("CPU slots", job("aaa", gpus=0), [], [view("n1", cpu_slots=0), view("n2", reason="n2 is away")],
-     "all 0 CPU slots are taken (cpu_slots); all CPU slots of n1 are taken; n2 is away"),
+     "all 0 CPU slots are taken ([jobs] cpu_slots); all 0 CPU slots of n1 are taken ([jobs] cpu_slots); n2 is away"),
     ("a machine that is away is told once", job("aaa"), [*there("n1", *range(8)), *there("n2", 0, is_paused=True)],
      [view("n1", reason="n1 is away"), TWO[1]], "GPU n2:0 is paused; n1 is away"),
 ]
