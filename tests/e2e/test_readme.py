@@ -4,7 +4,6 @@ A fenced block is of one of the KINDS.  A command in a `bash` block is run, but 
 line of nexus is read by its parser too, in the text as well.
 """
 
-import collections
 import io
 import os
 import pathlib
@@ -507,8 +506,8 @@ def test_python(path, text):
 # Pictures of the terminal, as nexus draws them of such a status
 
 def make_told(**facts):
-    """An object of the API; all else is null."""
-    return collections.defaultdict(lambda: None, facts)
+    """An object of the API; all else is null, in a copy too."""
+    return {**dict.fromkeys([*nexus.JOB, *nexus.GPU, "is_paused", "gpu_trouble", "slurm", "hint", "label"]), **facts}
 
 
 def make_status(**facts):
