@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 SMI_SLOW_S = 2.0
 DISK_INTERVAL_S = 5.0           # between two disk checks
+LITTLE_MIB, LITTLE_SHARE = 1024, 0.01   # so much free is little: whichever is less
+FAILED_WRITE_S = 3600.0         # for so long a write that failed is told
 DISK_TIMEOUT_S = 30.0           # after which a disk that does not answer counts as hung
 
 
@@ -93,6 +95,11 @@ class Health(Component):
         error = service.housekeeping.write_error
         if error:
             yield "files", False, error.message, f"{error.message}: it is written when there is room"
+        failed_at, words = self.store.failed_write or (float("-inf"), "")
+        if now - failed_at < FAILED_WRITE_S and not (self.store.last_error or service.housekeeping.write_error):
+            ago = format_duration(now - failed_at)
+            reading = f"the last one that failed was {ago} ago: {words}"
+            yield "writes", True, reading, f"a write failed {ago} ago, and may again: {words}"
         damaged = ", ".join(self.store.list_damaged())
         if damaged:
             yield ("lost", False,
@@ -121,7 +128,7 @@ class Health(Component):
     def look_at_disks(self) -> float:
         """Check the disks, and PATH; in a thread of its own, so that a hanging disk blocks no request."""
         self.machine.look_for_programs()
-        checks = []
+        checks, low = [], set[tuple[float, int]]()
         for name, folder in (("state disk", self.layout.journal_dir), ("log disk", self.layout.log_dir)):
             try:
                 if find_status(self.disk, folder, is_followed=False):
@@ -129,7 +136,14 @@ class Health(Component):
                 else:                                   # it was removed, and is made again at the next start of a job
                     status = self.disk.statvfs(os.path.join(os.path.dirname(folder), ""))
                 free_mib = status.f_bavail * status.f_frsize / 2**20
-                checks.append((name, free_mib > 1, f"{format_memory(free_mib)} free", ""))
+                size_mib, hint = status.f_blocks * status.f_frsize / 2**20, ""
+                is_little = free_mib < min(LITTLE_MIB, LITTLE_SHARE * size_mib)
+                if is_little and (size_mib, status.f_bavail) not in low:    # else it is the same disk
+                    low.add((size_mib, status.f_bavail))
+                    hint = (f"{format_memory(free_mib)} are left on the disk of {folder}: logs are cut when it is full;"
+                            " nexus clear --older 30d --dry-run says what that would free")
+                little = ", which is little" if is_little else ""
+                checks.append((name, free_mib > 1, f"{format_memory(free_mib)} free{little}", hint))
             except OSError as error:
                 reading = describe_disk_error(error, "use", folder)
                 hint = f"{reading.message}: nothing is started until it can be used"

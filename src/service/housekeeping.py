@@ -55,6 +55,8 @@ class Housekeeping(Component):
         if write_error and not self.write_error:
             self.log.error("%s: it is tried again", write_error.message)
         self.write_error = write_error
+        if write_error:
+            self.store.note_failed_write(write_error)
 
     def clear(self, choice: Choice, caller: Identity, dry_run: bool = False) -> dict[str, Any]:
         """Forget finished jobs, with their logs; return which, and how large these were.

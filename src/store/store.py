@@ -117,6 +117,7 @@ class Store:
         self.version = int(clock.now() * 1e6)               # grows with each change that users see, over restarts too
         self.note_status_changes: Callable[[Sequence[Job]], None] = lambda jobs: None       # given the jobs
         self.last_error: NexusError | None = None           # why the last write failed
+        self.failed_write: tuple[float, str] | None = None  # (monotonic, the error) of the last one that did
         self.unsettled: Recovery | None = None              # what was recovered, until it is on the disk again
         self.saving, self.committing, self.counting = (threading.Lock() for _ in range(3))
         self.watching: dict[object, list[Put]] = {}         # by each update_large(): what others have changed meanwhile
@@ -212,6 +213,11 @@ class Store:
         if self.last_error is None:
             self.log.error("%s: nothing new is accepted or started until it can be written", error.message)
         self.last_error = error
+        self.note_failed_write(error)
+
+    def note_failed_write(self, error: NexusError) -> None:
+        """Of a write, also of other files: who looks an hour later should know."""
+        self.failed_write = self.clock.monotonic(), error.message
 
     def look_for_edit(self, take: Callable[[Mapping[str, Any]], None]) -> bool:
         """Call `take` with the keys of EDITABLE that another program changed in state.json; return whether it did.

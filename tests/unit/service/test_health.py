@@ -46,8 +46,8 @@ def remove_logs(w):
     w.service.health.look_at_disks()
 
 
-def fill_disk(w, blocks=100):
-    w.disk.statvfs = lambda path: types.SimpleNamespace(f_bavail=blocks, f_frsize=4096)
+def fill_disk(w, blocks=100, size=10**8):
+    w.disk.statvfs = lambda path: types.SimpleNamespace(f_bavail=blocks, f_frsize=4096, f_blocks=size)
     w.service.health.look_at_disks()
 
 
@@ -85,7 +85,11 @@ CHECKS = [  # reason, what happens, the name of the check, whether it is ok, par
     ("a line of it is wrong", lambda w: set_jobs_file(w, faults=["line 7 is wrong"]), "jobs file", True, "line 7 is wrong", True),
     ("it hangs", lambda w: set_jobs_file(w, began_at=w.clock.monotonic() - 31), "jobs file", False, "it has not answered for 31s", True),
     ("a disk hangs", lambda w: w.clock.pass_(31), "disks", False, "they have not answered for 31s", False),
-    ("a disk is full", fill_disk, "state disk", False, "0MB free", False),
+    ("a disk is full", fill_disk, "state disk", False, "0MB free", True),
+    ("a disk has little room", lambda w: fill_disk(w, 1000 * 256), "state disk", True, "1000MB free, which is little", True),
+    ("a small disk has enough", lambda w: fill_disk(w, 300 * 256, 20000 * 256), "state disk", True, "300MB free", False),
+    ("a large one too", lambda w: fill_disk(w, 1030 * 256), "state disk", True, "1GB free", False),
+    ("a write failed", lambda w: w.store.note_failed_write(ERROR), "writes", True, "0s ago: it cannot be written", True),
     ("a folder was removed", remove_logs, "log disk", True, "free", False),
     ("a disk has some room", lambda w: fill_disk(w, 3 * 256), "log disk", True, "3MB free", False),
     ("how large the logs are", have_logs, "logs", True, "3MB of 3 jobs, the largest: ", False),
@@ -114,6 +118,22 @@ def test_each_check_has_a_row():
     names = re.findall(r'yield \(?"([\w ]+)"|\("(\w+ disk)", folder', inspect.getsource(nexus.Health))
     names = {first or second for first, second in names} | {"state disk", "log disk", "logs"}
     assert names == {case[2] for case in CHECKS}
+
+
+def test_a_write_that_failed_is_told_for_an_hour(world):
+    w = world(gpus=0)
+    w.add("true", gpus=0)
+    refuse, w.store.journal.append = w.store.journal.append, lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    with pytest.raises(nexus.NexusError):
+        w.add("false", gpus=0)
+    assert "writes" not in [row.name for row in w.service.health.list_checks()], "as long as it fails, that is said"
+    w.store.journal.append = refuse
+    w.add("false", gpus=0)
+    w.clock.pass_(600)
+    hint = [hint for hint in w.service.health.list_hints(w.service.health.list_checks()) if "a write failed 10m ago, and may again" in hint]
+    assert hint and "No space left" in hint[0]
+    w.clock.pass_(3001)
+    assert "writes" not in [row.name for row in w.service.health.list_checks()]
 
 
 def test_a_disk_that_answers_again_is_well(world):
