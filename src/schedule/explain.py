@@ -98,7 +98,7 @@ def describe_place(job: Job, position: int, estimate: float | None, gpus: Sequen
              f"it asks for {format_asked(job)}{room}{only}"]
     reserved = [capacity for capacity in gpus if capacity.reserved_for == job.id]
     if reserved:
-        count = sum(not capacity.jobs for capacity in reserved)
+        count = sum(not capacity.jobs and not capacity.gpu.lease_holder for capacity in reserved)
         facts.append(f"it has waited for over {format_duration(config.reserve_after_seconds)}: GPUs are kept for it, "
                      f"{count} of {len(reserved)} so far")
         ending = list(dict.fromkeys(other.id for capacity in reserved for other in capacity.jobs))

@@ -268,3 +268,10 @@ def test_when_a_job_of_several_gpus_collects_them_is_told_where_others_want_them
     assert nexus.describe_place(jobs[1], 0, NOW + 60, planned.gpus, config().jobs, NOW)[3:] == ["it will start in about 1m"]
     assert facts() == ["if it waits for 9m more, GPUs are kept for it as they become free"]
     assert facts(is_shared=False) == facts(gpus=1) == facts(created_at=NOW - 700) == []
+
+
+def test_what_another_user_has_is_not_yet_kept():
+    one = job("aaa", gpus=2, **WAITED)
+    planned = nexus.plan(state(one), [gpu(0), *held_by("carl", 1)], None, config(), NOW, box=box(CARL, wants=[want(2, collects=True)]))
+    assert any("GPUs are kept for it, 1 of 2 so far" in fact for fact in nexus.describe_place(
+        one, 0, None, planned.gpus, config().jobs, NOW, True))
