@@ -38,7 +38,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from shlex import quote
 
 __version__ = "1.0.0"
@@ -4568,14 +4568,17 @@ class BoxUser(Value):
         return min((want.since for want in self.wants), default=float("inf"))
 
 
-def merge_bids(bids: Iterable[tuple[int, str, Bid]], here: Container[str]) -> list[BoxUser]:
+def merge_bids(bids: Iterable[tuple[int, str, Bid]], here: AbstractSet[str]) -> list[BoxUser]:
     """The users of bids, each (uid, user name, bid).  `here`: the GPUs of this box; of others nothing counts."""
     users: dict[int, BoxUser] = {}
     for uid, name, bid in bids:
         user = users.get(uid) or BoxUser(uid, name, run_s=0.0)
-        wants = [replace(want, uuids=tuple(uuid for uuid in want.uuids if uuid in here)) for want in bid.wants]
+        wants = [want if here >= set(want.uuids)
+                 else replace(want, uuids=tuple(uuid for uuid in want.uuids if uuid in here))
+                 for want in bid.wants[:MAX_WANTS]]
         wants = [want for want in wants if want.jobs and 0 < want.gpus <= len(set(want.uuids))]
-        holdings = [replace(holding, share=min(100, holding.share)) for holding in bid.holdings if holding.uuid in here]
+        holdings = [holding if holding.share <= 100 else replace(holding, share=100)
+                    for holding in bid.holdings if holding.uuid in here]
         users[uid] = replace(
             user, wants=(*user.wants, *wants)[:MAX_WANTS], holdings=(*user.holdings, *holdings),
             ended_s=user.ended_s + bid.ended_s, run_s=max(user.run_s, bid.run_s), running=user.running + bid.running,
@@ -10472,7 +10475,7 @@ def find_lease_folder(disk: Disk, config: GpuConfig) -> str:
 # guards it that may write it, as nobody but its owner may: a service that has ended says nothing any more.  Others can
 # put anything there, and rename what is there if the folder is theirs.  So a file is read up to a limit, and only if it
 # is guarded; one counts once, whatever names it has, and nobody has more than a few; no link is followed, and nothing is
-# waited for.  What makes much work is looked at more seldom: all of that takes a twentieth of the time at most.
+# waited for.  What makes much work is looked at more seldom: all of that takes a thirtieth of the time at most.
 
 if TYPE_CHECKING:
     FileId = tuple[int, int]            # of the file system, and there
@@ -10481,11 +10484,13 @@ PREFIX, NEW_PREFIX = "bid-", "new-bid-"
 BID_NAME = re.compile(f"({NEW_PREFIX}|{PREFIX})[0-9a-f]{{16}}")
 BID_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 BID_BYTES = 16384
+BID_PARTS = 500                 # commas in it: what it says of 16 GPUs has some 250
 MAX_BIDS_OF_USER = 4
 MAX_BIDS = 256
 MAX_NEW_NAMES = 200             # that one look at the folder judges
 MAX_PASSED = 10000              # names that are judged before those that come later
-PAUSE_FACTOR = 20               # what took so long is not done again for so many times as long
+PAUSE_FACTOR = 30               # what took so long is not done again for so many times as long
+MAX_READING_S = 0.002           # that one look spends on bids which have changed, but for the last of them
 RACE_S = 0.1                    # a folder that changed so shortly before may change again at the same time
 HUNG_S = 10.0                   # a service writes its bid each second while others have one
 LITTER_S = 60.0                 # a file that was never finished
@@ -10507,7 +10512,7 @@ class FoundBid(Value):
     user: str                                   # the name of uid
     changed_ns: int = -1                        # the file's time then
     changed_at: float = 0.0                     # UTC epoch seconds: when it was seen to change last
-    read_at: float = 0.0                        # monotonic: it is not read again before
+    read_at: float = float("-inf")              # monotonic: when it was read last
     bid: Bid = Bid()
 
 
@@ -10524,12 +10529,14 @@ class Bids:
         self.passed: set[str] = set()               # names that were there and not judged yet
         self.listed: tuple[int, ...] = ()           # what the folder was when it was listed last
         self.list_at = float("-inf")                # monotonic: it is not listed again before
+        self.reading_s = MAX_READING_S              # that may be spent on bids which have changed
+        self.reading_at = float("-inf")             # monotonic: when this was so much
         self.accounts: dict[int, tuple[int, str]] = {}          # {uid: find_account()}
 
     def tell(self, bid: Bid) -> None:
         """Write the own bid; what did not change has a new time.  Raises: OSError."""
         content = encode_json(bid).encode()
-        while len(content) > BID_BYTES and bid.wants:       # cards with many slices: the last of the queue are left out
+        while is_too_long(content) and bid.wants:           # cards with many slices: the last of the queue are left out
             bid = replace(bid, wants=bid.wants[:-1])
             content = encode_json(bid).encode()
         if self.own and not self.is_there(self.own):        # somebody cleans the folder up
@@ -10583,7 +10590,10 @@ class Bids:
 
     def look(self, now: float) -> list[FoundBid]:
         """The bids of others that count now; `now` in UTC epoch seconds."""
-        for name, found in list(self.others.items()):
+        at = self.clock.monotonic()
+        self.reading_s = min(MAX_READING_S, self.reading_s + (at - self.reading_at) / PAUSE_FACTOR)
+        self.reading_at = at
+        for name, found in sorted(self.others.items(), key=lambda item: item[1].read_at):
             try:
                 is_told = self.disk.is_guarded(found.handle)
                 if is_told:
@@ -10679,15 +10689,15 @@ class Bids:
     def read(self, found: FoundBid, now: float) -> FoundBid:
         """Another service's bid as it is now.  What is none leaves it as it was.  Raises: OSError."""
         began, changed_ns = self.clock.monotonic(), self.disk.stat(found.handle).st_mtime_ns
-        if changed_ns == found.changed_ns or began < found.read_at:
+        if changed_ns == found.changed_ns or (self.reading_s <= 0.0 and found.changed_ns >= 0):
             return found
         bid = found.bid
         with contextlib.suppress(ValueError, TypeError, OverflowError, RecursionError):     # or it is being written
-            bid = decode_value(Bid, load_json(self.disk.pread(found.handle, BID_BYTES, 0).decode()))
-        changed_at = now if found.changed_ns >= 0 else min(now, found.changed_at)
-        ended = self.clock.monotonic()
-        return replace(found, changed_ns=changed_ns, changed_at=changed_at, bid=bid,
-                       read_at=ended + PAUSE_FACTOR * (ended - began))
+            content = self.disk.pread(found.handle, BID_BYTES, 0)
+            bid = bid if is_too_long(content) else decode_value(Bid, load_json(content.decode()))
+        changed_at, ended = now if found.changed_ns >= 0 else min(now, found.changed_at), self.clock.monotonic()
+        self.reading_s -= ended - began
+        return replace(found, changed_ns=changed_ns, changed_at=changed_at, bid=bid, read_at=ended)
 
     def forget(self, name: str) -> None:
         """Its service has ended: its place is another's."""
@@ -10695,6 +10705,10 @@ class Bids:
             self.disk.close(self.others.pop(name).handle)
         self.judged -= self.surplus
         self.surplus, self.listed = set(), ()
+
+
+def is_too_long(content: bytes) -> bool:
+    return len(content) > BID_BYTES or content.count(b",") > BID_PARTS
 
 
 def identify(status: os.stat_result) -> FileId:
@@ -17434,6 +17448,7 @@ class GpuHistory(Component):
 # ==== src/service/turn_taking.py ====
 # How this service takes turns on the GPUs of this box with the services of other users.
 
+HEAR_S = 0.05                   # others are not heard more often: several ticks belong to one start
 LOOK_S = 0.25                   # how often it is looked for a GPU to end that others have, while jobs wait for it
 KEEP_S = 10.0                   # how often the past is written to the disk, at most
 LAST_RUNS = 20                   # so many of the last jobs tell how long the next ones will run
@@ -17457,7 +17472,8 @@ class TurnTaking(Component):
         self.box: Box | None = None                     # None: nobody else has a service here now
         self.ledger, self.patience = self.load(), Patience()
         self.own, self.told_at = Bid(), float("-inf")   # the bid as it was told last, and when, monotonic
-        self.looked_at = self.kept_at = float("-inf")   # monotonic: at the leases; when the past was written
+        # Monotonic: when others were heard, the leases looked at, the past written
+        self.heard_at = self.looked_at = self.kept_at = float("-inf")
         self.ended_s = 0.0                              # GPU seconds of the jobs that have ended
         self.runs: collections.deque[float] = collections.deque(maxlen=LAST_RUNS)        # their run times
         self.unnamed: dict[str, float] = {}             # {GPU uuid: since when somebody has it who tells nothing}
@@ -17484,17 +17500,26 @@ class TurnTaking(Component):
         """Hear what other users' services want, and see whether they have given GPUs back."""
         if not self.bids:
             return
-        now, found = self.clock.now(), self.bids.look(self.clock.now())
+        now, at = self.clock.now(), self.clock.monotonic()
+        if at - self.heard_at < HEAR_S:
+            if self.box:
+                self.box = replace(self.box, users=(*self.list_users((), now), *self.others), had=self.ledger.had,
+                                   resting=frozenset(self.patience.resting))
+            return
+        self.heard_at, found = at, self.bids.look(now)
         if not found and not self.box and not (self.service.plan.wants and self.service.observer.lease_holders):
             return
         self.look_at_leases()
-        gpus = self.service.gpu_watch.gpus
-        bids = [(self.uid, self.user, self.make_bid(now)), *((each.uid, each.user, each.bid) for each in found)]
-        users = self.name_holders(merge_bids(bids, {gpu.uuid for gpu in gpus}), gpus, now)
+        users = self.name_holders(self.list_users(found, now), self.service.gpu_watch.gpus, now)
         self.ledger = credit(self.ledger, users, now)
         self.box = Box(self.uid, tuple(users), self.ledger.had, frozenset(self.patience.resting)) if found else None
         if not found:
             self.settle(Turns(), self.patience.left)
+
+    def list_users(self, found: Iterable[FoundBid], now: float) -> list[BoxUser]:
+        """This service's user, and those of the bids of others."""
+        bids = [(self.uid, self.user, self.make_bid(now)), *((each.uid, each.user, each.bid) for each in found)]
+        return merge_bids(bids, {gpu.uuid for gpu in self.service.gpu_watch.gpus})
 
     def look_at_leases(self) -> None:
         """See which GPUs others have now; a reading of what is free there is due at once."""

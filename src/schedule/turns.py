@@ -9,6 +9,7 @@ may differ for a moment.  That costs a turn that nobody takes, and which lapses.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from ..values.bid import Bid, Holding, Want
 from ..values.value import Value, replace
@@ -40,14 +41,17 @@ class BoxUser(Value):
         return min((want.since for want in self.wants), default=float("inf"))
 
 
-def merge_bids(bids: Iterable[tuple[int, str, Bid]], here: Container[str]) -> list[BoxUser]:
+def merge_bids(bids: Iterable[tuple[int, str, Bid]], here: AbstractSet[str]) -> list[BoxUser]:
     """The users of bids, each (uid, user name, bid).  `here`: the GPUs of this box; of others nothing counts."""
     users: dict[int, BoxUser] = {}
     for uid, name, bid in bids:
         user = users.get(uid) or BoxUser(uid, name, run_s=0.0)
-        wants = [replace(want, uuids=tuple(uuid for uuid in want.uuids if uuid in here)) for want in bid.wants]
+        wants = [want if here >= set(want.uuids)
+                 else replace(want, uuids=tuple(uuid for uuid in want.uuids if uuid in here))
+                 for want in bid.wants[:MAX_WANTS]]
         wants = [want for want in wants if want.jobs and 0 < want.gpus <= len(set(want.uuids))]
-        holdings = [replace(holding, share=min(100, holding.share)) for holding in bid.holdings if holding.uuid in here]
+        holdings = [holding if holding.share <= 100 else replace(holding, share=100)
+                    for holding in bid.holdings if holding.uuid in here]
         users[uid] = replace(
             user, wants=(*user.wants, *wants)[:MAX_WANTS], holdings=(*user.holdings, *holdings),
             ended_s=user.ended_s + bid.ended_s, run_s=max(user.run_s, bid.run_s), running=user.running + bid.running,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from ..formats.codec import decode_value, encode_json
 from ..hosting.events import WATCH_INTERVAL_S
 from ..hosting.loop import Component
-from ..machine.bids import Bids
+from ..machine.bids import Bids, FoundBid
 from ..machine.disk import find_user, read_json, write_atomic
 from ..opening import TYPE_CHECKING
 from ..schedule.reasons import Plan
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ..values.job import Amount, Epoch
     from .service import Service
 
+HEAR_S = 0.05                   # others are not heard more often: several ticks belong to one start
 LOOK_S = 0.25                   # how often it is looked for a GPU to end that others have, while jobs wait for it
 KEEP_S = 10.0                   # how often the past is written to the disk, at most
 LAST_RUNS = 20                   # so many of the last jobs tell how long the next ones will run
@@ -47,7 +48,8 @@ class TurnTaking(Component):
         self.box: Box | None = None                     # None: nobody else has a service here now
         self.ledger, self.patience = self.load(), Patience()
         self.own, self.told_at = Bid(), float("-inf")   # the bid as it was told last, and when, monotonic
-        self.looked_at = self.kept_at = float("-inf")   # monotonic: at the leases; when the past was written
+        # Monotonic: when others were heard, the leases looked at, the past written
+        self.heard_at = self.looked_at = self.kept_at = float("-inf")
         self.ended_s = 0.0                              # GPU seconds of the jobs that have ended
         self.runs: collections.deque[float] = collections.deque(maxlen=LAST_RUNS)        # their run times
         self.unnamed: dict[str, float] = {}             # {GPU uuid: since when somebody has it who tells nothing}
@@ -74,17 +76,26 @@ class TurnTaking(Component):
         """Hear what other users' services want, and see whether they have given GPUs back."""
         if not self.bids:
             return
-        now, found = self.clock.now(), self.bids.look(self.clock.now())
+        now, at = self.clock.now(), self.clock.monotonic()
+        if at - self.heard_at < HEAR_S:
+            if self.box:
+                self.box = replace(self.box, users=(*self.list_users((), now), *self.others), had=self.ledger.had,
+                                   resting=frozenset(self.patience.resting))
+            return
+        self.heard_at, found = at, self.bids.look(now)
         if not found and not self.box and not (self.service.plan.wants and self.service.observer.lease_holders):
             return
         self.look_at_leases()
-        gpus = self.service.gpu_watch.gpus
-        bids = [(self.uid, self.user, self.make_bid(now)), *((each.uid, each.user, each.bid) for each in found)]
-        users = self.name_holders(merge_bids(bids, {gpu.uuid for gpu in gpus}), gpus, now)
+        users = self.name_holders(self.list_users(found, now), self.service.gpu_watch.gpus, now)
         self.ledger = credit(self.ledger, users, now)
         self.box = Box(self.uid, tuple(users), self.ledger.had, frozenset(self.patience.resting)) if found else None
         if not found:
             self.settle(Turns(), self.patience.left)
+
+    def list_users(self, found: Iterable[FoundBid], now: float) -> list[BoxUser]:
+        """This service's user, and those of the bids of others."""
+        bids = [(self.uid, self.user, self.make_bid(now)), *((each.uid, each.user, each.bid) for each in found)]
+        return merge_bids(bids, {gpu.uuid for gpu in self.service.gpu_watch.gpus})
 
     def look_at_leases(self) -> None:
         """See which GPUs others have now; a reading of what is free there is due at once."""

@@ -199,7 +199,7 @@ def test_a_preemptible_job_gives_way_to_another_user_if_its_owner_says_so(two):
     bob.wait(bob.add("true"), "completed")
     stopped, = [line for line in read_log(ann).splitlines() if f"is stopped and queued again: {bob.user.name} waits for its GPUs" in line]
     job, = [job for job in map(ann.job, jobs) if job["id"] in stopped]
-    live.until(lambda: ann.job(job["id"])["status"] == "running" and ann.job(job["id"])["attempt"] == 2, "it to go on")
+    live.until(lambda: ann.job(job["id"])["status"] == "running" and ann.job(job["id"])["attempt"] > 1, "it to go on")
 
 
 def test_what_each_had_survives_a_restart(two):

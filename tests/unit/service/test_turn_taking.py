@@ -1,6 +1,7 @@
 """How a service takes turns with those of other users: what it keeps, what it leaves, what it says."""
 
 import pathlib
+import types
 
 import pytest
 from makers import NOW, gpu
@@ -81,3 +82,20 @@ def test_a_turn_that_is_left_is_in_the_log_once(world):
         taking.report(former)
     assert w.lines[-3:] == ["GPU 0 is left to bob, whose turn it is", "GPUs 0, 1 are left to bob, whose turn it is",
                             "bob did not take the turn: none is left to that user for 1m"]
+
+
+def test_others_are_heard_once_for_the_ticks_of_a_start(world):
+    """What this service itself has is always known."""
+    w = world()
+    taking, heard = w.service.turn_taking, []
+    bob = nexus.FoundBid(0, (0, 0), BOB, "bob", bid=nexus.Bid(WANTS_ONE))
+    taking.bids = types.SimpleNamespace(look=lambda now: heard.append(now) or [bob], tell=lambda bid: None, withdraw=lambda: None)
+    w.turn(seconds=1)
+    job_id = w.add()
+    for _ in range(3):
+        w.turn(seconds=0.01)
+    assert len(heard) == 1
+    ann, others = taking.box.users[0], taking.box.users[1:]
+    assert [user.name for user in others] == ["bob"] and [holding.uuid for holding in ann.holdings] == list(w.job(job_id).current.gpu_uuids)
+    w.turn(seconds=0.05)
+    assert len(heard) == 2
