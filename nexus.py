@@ -8011,6 +8011,7 @@ HEADINGS = {                                    # of the usual tables: the key
     "gpu": "gpu_places", "result": "outcome", "runtime": "runtime_seconds", "added": "created_at",
     "started": "started_at", "finished": "finished_at", "starts": "estimated_start", "progress": "fraction",
     "why": "waiting_for"}
+TITLES = {name: heading.upper() for heading, name in HEADINGS.items() if heading != "why"}
 # What --csv has where nobody says which columns
 JOB_CSV = ("id", "name", "group", "user", "status", "outcome", "exit_code", "cause", "node", "gpus", "gpu_places",
            "created_at", "started_at", "finished_at", "runtime_seconds", "peak_gpu_mem_mib", "cwd", "command")
@@ -8034,7 +8035,8 @@ def parse_columns(fields: Mapping[str, Field], text: str) -> list[str]:
 
 def format_columns(fields: Mapping[str, Field], names: Sequence[str], rows: Sequence[Json], paint: Paint) -> str:
     def make_column(name: str) -> Column:
-        return Column(name.upper(), cell=lambda row: format_fact(name, fields[name], row[name]),
+        title = TITLES.get(name) or name.removesuffix("_seconds").removesuffix("_mib").replace("_", " ").upper()
+        return Column(title, cell=lambda row: format_fact(name, fields[name], row[name]),
                       colour="magenta" if name == "id" else "")
 
     return format_table(map(make_column, names), rows, paint)
@@ -21769,7 +21771,7 @@ function draw() {
 function drawDiskUse() {
   const {log_bytes: bytes, largest, history_bytes: history} = view.disk_use ?? {};
   const of = (count) => size(count / 2 ** 20);
-  return bytes >= 2 ** 20 && el('p', {id: 'disk-use', class: 'pad muted'}, `Logs: ${of(bytes)}`,
+  return bytes >= 2 ** 20 && el('p', {id: 'disk-use', class: 'muted'}, `Logs: ${of(bytes)}`,
     largest.slice(0, 3).map((row, index) =>
       [index ? ', ' : '; the largest: ', jobLink(row.id), ` ${of(row.log_bytes)}`]),
     `; history: ${of(history)}. On the machine: nexus clear --older 30d --dry-run`);
@@ -24296,6 +24298,8 @@ ALL_END = "all that wait or run: nexus cancel --status pending,running"
 FOREIGN = {f"{command} {word}": hint for key, hint in {
     "add -p -A -q -N -c --partition --account --qos --nodes --ntasks --cpus-per-task --exclusive": "leave it out",
     "add --mem --mem-per-cpu --mem-per-gpu --memory": "leave it out; of a GPU's memory: --gpu-mem {}",
+    "add --ntasks-per-node --constraint --reservation --comment --gres-flags --no-requeue": "leave it out",
+    "add --mail-type --mail-user": "leave it out; a mail for each job: on_finish, in nexus config edit", "add -w": "--node {}",
     "add --wrap": "the command itself, in quotes", "add -W --wait": "nexus run, or nexus wait ID",
     "add -e": "--env NAME=VALUE", "add --parsable": "leave it out: add prints the id alone",
     "add --test-only": "--dry-run", "jobs -u": "--user {}", "jobs --me": '--user "$USER"',
@@ -24303,7 +24307,7 @@ FOREIGN = {f"{command} {word}": hint for key, hint in {
     "jobs -t -s --state --states --status": "--status {status}",
     "jobs running pending failed": "--status running,failed",
     "jobs -S --starttime --since": "--since {since}", "usage --since": "--since {since}",
-    "jobs -a --allusers": "leave it out", "jobs -o -O --format": "--json",
+    "jobs -a --allusers": "leave it out", "jobs -o -O --format": "--columns id,status,runtime,command; or --json",
     "jobs -n --jobname": "--name {}", "pause -n --jobname": "--name {}",
     "add --pty -it": "--tty: nexus run --tty bash", "kill -9 -KILL -SIGKILL": "--signal KILL",
     "kill -2 -INT -SIGINT": "--signal INT", "kill -15 -TERM -SIGTERM": "leave it out: TERM comes first",
@@ -24323,7 +24327,7 @@ FOREIGN = {f"{command} {word}": hint for key, hint in {
     "nexus upgrade update": "run the new nexus.py: python3 nexus.py install, then nexus restart (jobs go on)",
 }.items() for command, *words in [key.split()] for word in words}
 # Of these, without a value
-SWITCHES = ("--exclusive", "-W", "--wait", "--parsable", "--test-only", "-H", "--hold", "--pty", "-it")
+SWITCHES = ("--exclusive", "-W", "--wait", "--parsable", "--test-only", "-H", "--hold", "--pty", "-it", "--no-requeue")
 SAME = {"run": "add", "edit": "add", "retry": "add", "history": "jobs", "queue": "jobs", "kill": "cancel",
         "resume": "pause"}                      # in FOREIGN
 # {what scontrol is told to do, perhaps with what: what to type}
@@ -24378,7 +24382,8 @@ def find_script(first: str, cwd: str | None) -> str:
 
 
 # {command: its options of which one is given}
-SINGLE_OPTIONS = {"status": ("--watch", "--detailed", "--json"),
+SINGLE_OPTIONS = {**dict.fromkeys(("jobs", "history", "queue", "usage"), ("--csv", "--json")),
+                  "status": ("--watch", "--detailed", "--json"),
                   "move": ("--first", "--last", "--before", "--priority")}
 
 
@@ -25643,6 +25648,9 @@ LAST_BYTES = 2**22              # of each log, where it looks for them
 def cmd_usage(context: Context) -> None:
     """Print jobs, GPU-hours and the share that failed, for each user or group."""
     by, duration = context.options.by, context.options.since or USAGE_SINCE
+    other = "group" if by == "user" else "user"
+    if other in (context.options.columns or ()):
+        refuse(f"these are sums by {by}, and tell no {other}", f"--by {other}")
     since = format_time(time.time() - parse_duration(duration))
     rows = context.client.usage(since=duration, by=by)
     usual = [name for name in USAGE if name == by or name not in ("user", "group")]
@@ -25903,8 +25911,8 @@ def cmd_clear(context: Context) -> None:
     if ids:
         answer = ask_clear(context, ids)
         whose = "its" if len(answer["ids"]) == 1 else "their"
-        context.say(f"{format_count(len(answer['ids']), 'finished job')} forgotten, with {whose} logs "
-                    f"({format_bytes(answer['freed_bytes'])})")
+        size = answer["freed_bytes"] and f" ({format_bytes(answer['freed_bytes'])})"
+        context.say(f"{format_count(len(answer['ids']), 'finished job')} forgotten, with {whose} logs{size or ''}")
 
 
 def cmd_dismiss(context: Context) -> None:

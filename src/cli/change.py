@@ -252,8 +252,8 @@ def cmd_clear(context: Context) -> None:
     if ids:
         answer = ask_clear(context, ids)
         whose = "its" if len(answer["ids"]) == 1 else "their"
-        context.say(f"{format_count(len(answer['ids']), 'finished job')} forgotten, with {whose} logs "
-                    f"({format_bytes(answer['freed_bytes'])})")
+        size = answer["freed_bytes"] and f" ({format_bytes(answer['freed_bytes'])})"
+        context.say(f"{format_count(len(answer['ids']), 'finished job')} forgotten, with {whose} logs{size or ''}")
 
 
 def cmd_dismiss(context: Context) -> None:

@@ -13,7 +13,7 @@ from ..server.routes import NDJSON
 from ..service.service import file_hash
 from ..values.errors import NexusError
 from ..values.job import FINAL, PENDING, RUNNING, STATUSES
-from ..values.text import format_time, load_json, parse_duration
+from ..values.text import format_time, load_json, parse_duration, refuse
 from ..values.value import Field
 from ..views.api_json import JOB
 from ..views.chosen_columns import JOB_CSV, QUEUE_CSV, format_columns, format_csv
@@ -148,6 +148,9 @@ LAST_BYTES = 2**22              # of each log, where it looks for them
 def cmd_usage(context: Context) -> None:
     """Print jobs, GPU-hours and the share that failed, for each user or group."""
     by, duration = context.options.by, context.options.since or USAGE_SINCE
+    other = "group" if by == "user" else "user"
+    if other in (context.options.columns or ()):
+        refuse(f"these are sums by {by}, and tell no {other}", f"--by {other}")
     since = format_time(time.time() - parse_duration(duration))
     rows = context.client.usage(since=duration, by=by)
     usual = [name for name in USAGE if name == by or name not in ("user", "group")]

@@ -31,6 +31,8 @@ ALL_END = "all that wait or run: nexus cancel --status pending,running"
 FOREIGN = {f"{command} {word}": hint for key, hint in {
     "add -p -A -q -N -c --partition --account --qos --nodes --ntasks --cpus-per-task --exclusive": "leave it out",
     "add --mem --mem-per-cpu --mem-per-gpu --memory": "leave it out; of a GPU's memory: --gpu-mem {}",
+    "add --ntasks-per-node --constraint --reservation --comment --gres-flags --no-requeue": "leave it out",
+    "add --mail-type --mail-user": "leave it out; a mail for each job: on_finish, in nexus config edit", "add -w": "--node {}",
     "add --wrap": "the command itself, in quotes", "add -W --wait": "nexus run, or nexus wait ID",
     "add -e": "--env NAME=VALUE", "add --parsable": "leave it out: add prints the id alone",
     "add --test-only": "--dry-run", "jobs -u": "--user {}", "jobs --me": '--user "$USER"',
@@ -38,7 +40,7 @@ FOREIGN = {f"{command} {word}": hint for key, hint in {
     "jobs -t -s --state --states --status": "--status {status}",
     "jobs running pending failed": "--status running,failed",
     "jobs -S --starttime --since": "--since {since}", "usage --since": "--since {since}",
-    "jobs -a --allusers": "leave it out", "jobs -o -O --format": "--json",
+    "jobs -a --allusers": "leave it out", "jobs -o -O --format": "--columns id,status,runtime,command; or --json",
     "jobs -n --jobname": "--name {}", "pause -n --jobname": "--name {}",
     "add --pty -it": "--tty: nexus run --tty bash", "kill -9 -KILL -SIGKILL": "--signal KILL",
     "kill -2 -INT -SIGINT": "--signal INT", "kill -15 -TERM -SIGTERM": "leave it out: TERM comes first",
@@ -58,7 +60,7 @@ FOREIGN = {f"{command} {word}": hint for key, hint in {
     "nexus upgrade update": "run the new nexus.py: python3 nexus.py install, then nexus restart (jobs go on)",
 }.items() for command, *words in [key.split()] for word in words}
 # Of these, without a value
-SWITCHES = ("--exclusive", "-W", "--wait", "--parsable", "--test-only", "-H", "--hold", "--pty", "-it")
+SWITCHES = ("--exclusive", "-W", "--wait", "--parsable", "--test-only", "-H", "--hold", "--pty", "-it", "--no-requeue")
 SAME = {"run": "add", "edit": "add", "retry": "add", "history": "jobs", "queue": "jobs", "kill": "cancel",
         "resume": "pause"}                      # in FOREIGN
 # {what scontrol is told to do, perhaps with what: what to type}
@@ -113,7 +115,8 @@ def find_script(first: str, cwd: str | None) -> str:
 
 
 # {command: its options of which one is given}
-SINGLE_OPTIONS = {"status": ("--watch", "--detailed", "--json"),
+SINGLE_OPTIONS = {**dict.fromkeys(("jobs", "history", "queue", "usage"), ("--csv", "--json")),
+                  "status": ("--watch", "--detailed", "--json"),
                   "move": ("--first", "--last", "--before", "--priority")}
 
 

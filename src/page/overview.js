@@ -31,7 +31,7 @@ function draw() {
 function drawDiskUse() {
   const {log_bytes: bytes, largest, history_bytes: history} = view.disk_use ?? {};
   const of = (count) => size(count / 2 ** 20);
-  return bytes >= 2 ** 20 && el('p', {id: 'disk-use', class: 'pad muted'}, `Logs: ${of(bytes)}`,
+  return bytes >= 2 ** 20 && el('p', {id: 'disk-use', class: 'muted'}, `Logs: ${of(bytes)}`,
     largest.slice(0, 3).map((row, index) =>
       [index ? ', ' : '; the largest: ', jobLink(row.id), ` ${of(row.log_bytes)}`]),
     `; history: ${of(history)}. On the machine: nexus clear --older 30d --dry-run`);

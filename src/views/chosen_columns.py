@@ -25,6 +25,7 @@ HEADINGS = {                                    # of the usual tables: the key
     "gpu": "gpu_places", "result": "outcome", "runtime": "runtime_seconds", "added": "created_at",
     "started": "started_at", "finished": "finished_at", "starts": "estimated_start", "progress": "fraction",
     "why": "waiting_for"}
+TITLES = {name: heading.upper() for heading, name in HEADINGS.items() if heading != "why"}
 # What --csv has where nobody says which columns
 JOB_CSV = ("id", "name", "group", "user", "status", "outcome", "exit_code", "cause", "node", "gpus", "gpu_places",
            "created_at", "started_at", "finished_at", "runtime_seconds", "peak_gpu_mem_mib", "cwd", "command")
@@ -48,7 +49,8 @@ def parse_columns(fields: Mapping[str, Field], text: str) -> list[str]:
 
 def format_columns(fields: Mapping[str, Field], names: Sequence[str], rows: Sequence[Json], paint: Paint) -> str:
     def make_column(name: str) -> Column:
-        return Column(name.upper(), cell=lambda row: format_fact(name, fields[name], row[name]),
+        title = TITLES.get(name) or name.removesuffix("_seconds").removesuffix("_mib").replace("_", " ").upper()
+        return Column(title, cell=lambda row: format_fact(name, fields[name], row[name]),
                       colour="magenta" if name == "id" else "")
 
     return format_table(map(make_column, names), rows, paint)

@@ -256,7 +256,7 @@ def test_lists_have_the_columns_that_are_chosen(home):
     home.main("wait", job_id)
     home.main("pause")
     waits = add(home, "true", "--name", "later")
-    assert home.main("history", job_id, "--columns", "id,result,group").out == f"ID   OUTCOME  GROUP\n{job_id}  exit 3   g1\n"
+    assert home.main("history", job_id, "--columns", "id,result,group").out == f"ID   RESULT  GROUP\n{job_id}  exit 3  g1\n"
     assert home.main("jobs", "--group", "g1", "--columns", "name", "--json").json == [{"name": "bad"}]
     for command in ("jobs", "history", "queue"):
         rows = list(csv.DictReader(home.main(command, "--csv").out.splitlines()))
@@ -264,7 +264,8 @@ def test_lists_have_the_columns_that_are_chosen(home):
     assert home.main("queue", "--columns", "why", "--csv").out == "waiting_for\nthe queue is paused (nexus resume)\n"
     used = list(csv.DictReader(home.main("usage", "--by", "group", "--csv").out.splitlines()))
     assert next(row for row in used if row["group"] == "g1")["failed"] == "1"
-    assert home.main("usage", "--columns", "jobs,gpu_hours").out.splitlines()[0] == "JOBS  GPU_HOURS"
+    assert home.main("usage", "--columns", "jobs,gpu_hours").out.splitlines()[0] == "JOBS  GPU HOURS"
     assert home.main("jobs", "--group", "none-such", "--csv").out.count("\n") == 1, "a program reads the heading"
+    assert "--by group" in home.main("usage", "--columns", "group,jobs").err and home.main("jobs", "--csv", "--json").code == 2
     with home.terminal("jobs", "-n", "1", "--csv") as terminal:
         assert "id,name,group,user" in terminal.end()[1], "nothing is cut"

@@ -84,6 +84,7 @@ WRONG = [  # words, what it says
     (["sbatch", "--foo", "--bar=3", "--mem", "10G", "--time", "5", "x"],
      "'--foo', '--bar' and '--mem'\nhint: --foo, --bar: nexus help add; --mem: leave it out; of a GPU's memory: --gpu-mem 10G\n"),
     (["add", "--exclusive", "--qos", "x"], "does not know '--exclusive' and '--qos'\nhint: leave it out\n"),
+    (["sbatch", "--mail-type=END", "--constraint", "a", "x"], "hint: --mail-type: leave it out; a mail for each job: on_finish"),
     (["add", "-p", "gpu", "x"], "hint: leave it out\n"),
     *((["add", *words], f"hint: --priority {words[1]}\n") for words in (["-p", "high", "x"], ["-p", "0", "x"], ["-p", "Low", "x"])),
     (["edit", "abc", "-p", "low"], "hint: --priority low\n"), (["run", "-p", "high", "x"], "hint: --priority high\n"),

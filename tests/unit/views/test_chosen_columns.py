@@ -41,12 +41,13 @@ CELLS = [  # the column, what stands for the two jobs
     ("id", ["abc", "abd"]), ("name", ["=1+1", "-"]), ("runtime", ["1m", "-"]), ("priority", ["normal", "high"]), ("is_held", ["no", "yes"]),
     ("gpus", ["1.5", "1"]), ("outcome", ["exit 0", "-"]), ("cause", ["-", "-"]),
 ]
+SHOWN = {"runtime": "RUNTIME", "outcome": "RESULT", "is_held": "IS HELD"}         # where the heading is not the key
 
 
 def test_a_table_of_chosen_columns_is_for_people():
     for name, cells in CELLS:
         [key] = nexus.parse_columns(nexus.JOB, name)
-        assert nexus.format_columns(nexus.JOB, [key], rows(), nexus.Paint("")).split("\n")[:3] == [key.upper(), *cells]
+        assert nexus.format_columns(nexus.JOB, [key], rows(), nexus.Paint("")).split("\n")[:3] == [SHOWN.get(name, name.upper()), *cells]
     wide = nexus.format_columns(nexus.JOB, ["id", "command", "created_at"], rows(), nexus.Paint("", 60, 20))
     assert all(len(line) <= 60 for line in wide.split("\n"))
 
