@@ -21172,7 +21172,9 @@ section, #job > div > * { margin-bottom: .8rem; }
 .group > .title { flex: 0 1 auto; min-width: 13rem; max-width: 38vw; }
 .name { display: flex; min-width: 0; white-space: pre; }
 .name .clip { white-space: inherit; }
-.name.label { white-space: normal; }
+.name.label { display: block; white-space: normal; }
+.word { display: inline-block; max-width: 100%; }
+.group-name { font-weight: normal; }
 .name .clip:first-child { flex-shrink: 9999; min-width: 4ch; }
 .name .clip:empty { display: none; }
 .job { color: inherit; }
@@ -21324,7 +21326,7 @@ summary b { display: inline-block; min-width: 4rem; color: var(--accent); }
   .use:has(.far) .line { display: none; }
 }
 @media (max-width: 1000px) {
-  #host, .gauge progress, .use > .muted.clip, li:has(> .far) > .line { display: none; }
+  #host, .gauge progress, li:has(> .far) > .line { display: none; }
   .gpu > .gauge { flex-basis: 4.4rem; }
   .gpu > .load { flex-basis: 2.8rem; }
   .gauge span { min-width: 0; }
@@ -21343,6 +21345,8 @@ summary b { display: inline-block; min-width: 4rem; color: var(--accent); }
   .results .sweep div { max-width: 7rem; }
   .rows > li { flex-wrap: wrap; }
   .rows .job { flex: 1 1 6rem; }
+  .rows > li > .job:has(.label) { flex-basis: auto; }
+  .rows > li > .actions:not(:has(> :not(.quiet))) { display: none; }
   .rows .actions, .time { min-width: 0; }
   .rows > li > :is(.why, .cause) { order: 1; flex-basis: 100%; }
   #failures li { flex-wrap: nowrap; }
@@ -21820,6 +21824,10 @@ function fitNames() {                           // in each list, they have the r
   }
 }
 
+const drawRowLabel = (label, group) => el('span', {class: 'name label title'},        // its words are never parted
+  label.split(' ').map((word, index) => [index > 0 && ' ', el('span', {class: 'word'}, word)]),
+  group && el('span', {class: 'group-name quiet muted'}, ` ${group}`));
+
 function drawName(title, kind) {
   const length = commonLengths.get(title) ?? 0;
   return el('span', {class: `name ${kind}`}, el('span', {class: 'clip'}, title.slice(0, length)),
@@ -21908,16 +21916,16 @@ function drawUses(gpu) {                        // its jobs, or why it has none
   const isKept = unavailable && gpu.kept_for, word = isKept && unavailable.replace(/^is k/, 'K');
   const note = gpu.fault ?? gpu.used_by ?? (isKept ? null : unavailable);
   return [
-    jobs.map((job) => el('div', {class: 'use', key: job.id, 'data-job': job.id}, drawLine(JOB_COLUMNS, job, {note:
-      job.label && job.group && el('a', {class: 'muted quiet clip', href: groupAddress(job.group)}, job.group)}))),
+    jobs.map((job) => el('div', {class: 'use', key: job.id, 'data-job': job.id}, drawLine(JOB_COLUMNS, job,
+      {group: job.group}))),
     (gpu.state !== 'Busy' || note) && el('div', {class: 'use', key: 'state'}, badge(gpu.state, word || gpu.state),
       gpu.is_paused && pauseGpuButton(gpu), note && el('span', {class: gpu.fault ? 'red' : 'muted'}, worded(note)))];
 }
 
-function drawJobLink(job, {at = ''}) {          // at: of its page
+function drawJobLink(job, {at = '', group}) {   // at: of its page; group: it is not told elsewhere
   const name = nameOf(job), {label} = job, tip = listed(label && job.name, commandOf(job));
   return el('a', {class: 'job', href: addressOf(job.id) + at, title: tip, 'aria-label': `Job ${job.id} ${name}`},
-    el('span', {class: 'id'}, job.id), label ? el('span', {class: 'name label title'}, label)
+    el('span', {class: 'id'}, job.id), label ? drawRowLabel(label, group)
       : drawName(name, job.name ? 'title' : 'command'));
 }
 

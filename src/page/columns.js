@@ -80,16 +80,16 @@ function drawUses(gpu) {                        // its jobs, or why it has none
   const isKept = unavailable && gpu.kept_for, word = isKept && unavailable.replace(/^is k/, 'K');
   const note = gpu.fault ?? gpu.used_by ?? (isKept ? null : unavailable);
   return [
-    jobs.map((job) => el('div', {class: 'use', key: job.id, 'data-job': job.id}, drawLine(JOB_COLUMNS, job, {note:
-      job.label && job.group && el('a', {class: 'muted quiet clip', href: groupAddress(job.group)}, job.group)}))),
+    jobs.map((job) => el('div', {class: 'use', key: job.id, 'data-job': job.id}, drawLine(JOB_COLUMNS, job,
+      {group: job.group}))),
     (gpu.state !== 'Busy' || note) && el('div', {class: 'use', key: 'state'}, badge(gpu.state, word || gpu.state),
       gpu.is_paused && pauseGpuButton(gpu), note && el('span', {class: gpu.fault ? 'red' : 'muted'}, worded(note)))];
 }
 
-function drawJobLink(job, {at = ''}) {          // at: of its page
+function drawJobLink(job, {at = '', group}) {   // at: of its page; group: it is not told elsewhere
   const name = nameOf(job), {label} = job, tip = listed(label && job.name, commandOf(job));
   return el('a', {class: 'job', href: addressOf(job.id) + at, title: tip, 'aria-label': `Job ${job.id} ${name}`},
-    el('span', {class: 'id'}, job.id), label ? el('span', {class: 'name label title'}, label)
+    el('span', {class: 'id'}, job.id), label ? drawRowLabel(label, group)
       : drawName(name, job.name ? 'title' : 'command'));
 }
 

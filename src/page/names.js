@@ -25,6 +25,10 @@ function fitNames() {                           // in each list, they have the r
   }
 }
 
+const drawRowLabel = (label, group) => el('span', {class: 'name label title'},        // its words are never parted
+  label.split(' ').map((word, index) => [index > 0 && ' ', el('span', {class: 'word'}, word)]),
+  group && el('span', {class: 'group-name quiet muted'}, ` ${group}`));
+
 function drawName(title, kind) {
   const length = commonLengths.get(title) ?? 0;
   return el('span', {class: `name ${kind}`}, el('span', {class: 'clip'}, title.slice(0, length)),

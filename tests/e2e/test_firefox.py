@@ -83,7 +83,7 @@ def test_firefox_shows_and_does_the_same(firefox, box):
     shows("#connection", "live")
     shows("#gpus", "2 of 2 available")
     shows("#failures", failed)
-    shows("[data-group='by firefox']", "3 \u2026")
+    shows("[data-group='by firefox']", "3 waiting")
     click("[data-group='by firefox'] a.title")
     shows("#results", ids[2])
     click("#lists .head button:nth-of-type(2)")         # pending

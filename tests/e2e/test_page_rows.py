@@ -280,6 +280,7 @@ def test_rows_of_a_sweep_say_whole_what_tells_them_apart(browser, box, width):
             label = row(page, job_id).locator(".label")
             expect(label).to_have_text(text)
             assert label.evaluate("(node) => node.scrollWidth <= node.clientWidth && getComputedStyle(node).textOverflow != 'ellipsis'")
+            assert label.locator(".word").evaluate_all("nodes => nodes.every((node) => node.getBoundingClientRect().height < 30)")
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
 
 
