@@ -8802,6 +8802,7 @@ class Layout:
         self.config_file = os.path.join(home, "config.toml")
         self.choice_file = os.path.join(home, "config.path")            # the path of the last --config
         self.port_file = os.path.join(home, "port")                     # that of the first start, which chose it
+        self.moved_file = os.path.join(home, "port.moved")              # since when it is another one, and which it was
         self.programs_file = os.path.join(home, "programs.json")        # {program: the folder where a service found it}
         self.service_file = os.path.join(home, "service.json")
         self.cache_dir = os.path.join(home, "cache")
@@ -10262,6 +10263,7 @@ class MockGpus(GpuSource):
 # The other end of a connection: whose socket it is, and whether it is still there.
 
 # Source: include/net/tcp_states.h.
+LOOPBACK = ("127.0.0.1", "::1")         # what localhost may resolve to
 TCP_ESTABLISHED, TCP_FIN_WAIT1, TCP_FIN_WAIT2, TCP_CLOSE_WAIT, TCP_LISTEN = 1, 4, 5, 8, 10
 
 
@@ -10290,6 +10292,12 @@ def find_socket_uid(source: tuple[str, int], destination: tuple[str, int] | None
             found_state, uid, inode = answer[17], *struct.unpack_from("=II", answer, 16 + 4 + 48 + 12)
             return uid if found_state in states and (inode or found_state == TCP_LISTEN) else None
     return None
+
+
+def find_port_users(port: int, *addresses: str) -> str:
+    """Who listens on a port at these addresses, or at what localhost may lead to: `ann or bob`; "" for nobody."""
+    holders = [find_socket_uid((host, port), None) for host in (*addresses, "0.0.0.0", "::", *LOOPBACK)]
+    return " or ".join(sorted({find_user(uid) for uid in holders if uid is not None}))
 
 
 def is_loopback(address: str) -> bool:
@@ -18081,6 +18089,12 @@ class Health(Component):
         if service.lost_host:
             reading = f"{service.lost_host} is no address of this machine now: nexus listens on {service.url} alone"
             yield "address", False, reading, f"{reading}; nexus restart takes the address when it is back"
+        if service.former_port:
+            users = find_port_users(service.former_port)
+            whose = f"that of {users}" if users else "free"
+            reading = (f"port {service.former_port}, where nexus was, is {whose} now: close tabs and tunnels to it; "
+                       f"nexus is at {service.url}")
+            yield "port", True, reading, reading
         if service.former_python:
             reading = f"{sys.executable} runs the service, since {service.former_python} cannot any more"
             yield "Python", True, reading, f"{reading}: nexus restart takes the Python that it is called with"
@@ -18794,6 +18808,7 @@ class Service(HostLoop):
         self.store = store
         self.environ = list_inherited(environ)          # `nexus serve` may be typed in a job
         self.former_python = environ.get("NEXUS_FORMER_PYTHON", "")     # in whose place the supervisor took another
+        self.former_port: int | None = None                 # that it had until lately, and somebody else has now
         self.lost_host = ""                                 # [service] host, when this machine has it no more
         self.changed_files = environ.get("NEXUS_CHANGED", "")           # in whose place a crash left it their copies
         self.inherited = ""                             # describe_inherited()
@@ -20519,7 +20534,6 @@ else:                               # the service adds it: importing http.server
 
 ACCEPTERS = 4                           # threads that accept at each address: each waits for the interpreter many times
 ACCEPT_PAUSE_S = 0.1                    # after a failed accept, as when no descriptor is left
-LOOPBACK = ("127.0.0.1", "::1")         # what localhost may resolve to
 
 
 def listen(host: str, port: int, given: Mapping[str, socket.socket] = {},
@@ -20558,8 +20572,7 @@ def listen(host: str, port: int, given: Mapping[str, socket.socket] = {},
         for listener in sockets.values():       # before it is looked up who has the port
             listener.close()
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            holders = [find_socket_uid((host, port), None) for host in (address, "0.0.0.0", "::", *LOOPBACK)]
-            users = " or ".join(sorted({find_user(uid) for uid in holders if uid is not None}))
+            users = find_port_users(port, address)
             raise NexusError("conflict", f"port {port} on {address} is in use" + (f" by {users}" if users else ""),
                              hint="set another one: nexus config edit, [service] port") from None
         reason = str(getattr(error, "strerror", error)).partition(" (while")[0]
@@ -20746,26 +20759,45 @@ def find_port(disk: Disk, layout: Layout, config: ServiceConfig) -> int | None:
     return int(kept) if fits_alone(ServiceConfig.FIELDS["port"].schema, kept) else None
 
 
-def keep_port(disk: Disk, layout: Layout, config: ServiceConfig, port: int) -> None:
-    """Have the same one at each start, if it was chosen.  Raises: unavailable."""
-    if find_port(disk, layout, config) is None:
-        write_atomic(disk, layout.port_file, [f"{port}\n"])
+def keep_port(disk: Disk, layout: Layout, config: ServiceConfig, port: int, now: float) -> None:
+    """Have the same one at each start, if it was chosen, and remember the former one.  Raises: unavailable."""
+    former = find_port(disk, layout, config)
+    if former == port:
+        return
+    if former is not None:
+        write_atomic(disk, layout.moved_file, [encode_json({"former": former, "port": port, "at": now}) + "\n"])
+    write_atomic(disk, layout.port_file, [f"{port}\n"])
 
 
-def open_port(disk: Disk, layout: Layout, config: ServiceConfig, act: Callable[[int], T]) -> T:
+def find_former_port(disk: Disk, layout: Layout, port: int, now: float) -> int | None:
+    """The port that the service had before this one, for MOVED_S after the change; None: it has not changed."""
+    moved = read_json(disk, layout.moved_file) or {}
+    former, at = moved.get("former"), moved.get("at")
+    if not (isinstance(former, int) and isinstance(at, (int, float)) and moved.get("port") == port):
+        return None
+    return former if now - at < MOVED_S else None
+
+
+MOVED_S = 7 * 86400.0           # for so long it is told that the port has changed
+
+
+def open_port(disk: Disk, layout: Layout, config: ServiceConfig, act: Callable[[int], T], may_move: bool = True) -> T:
     """act(port), which listens there: on the port that the service must have, or else on the first that is free.
 
+    `may_move`: from a port that nobody configured and somebody has, to another one.
     Raises: conflict, with what chooses another one; as `act`.
     """
     port = find_port(disk, layout, config)
-    for each in PORTS if port is None else (port,):
+    is_chosen = not is_given(config, "port") and is_loopback(config.host)
+    others = [each for each in PORTS if each != port] if port is None or (is_chosen and may_move) else []
+    for each in (*([] if port is None else [port]), *others):
         try:
             return act(each)
         except NexusError as error:
-            if error.kind != "conflict" or is_given(config, "port") or not is_loopback(config.host):
+            if error.kind != "conflict" or not is_chosen:
                 raise
             last = error
-    if port is None:
+    if others:
         raise NexusError("conflict", f"all ports from {PORTS[0]} to {PORTS[-1]} are in use", last.hint)
     raise NexusError("conflict", last.message,
                      hint=f"rm {quote(layout.port_file)} has the next start choose another one")
@@ -20973,7 +21005,7 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], page: str,
     # Its address may go while it runs, as DHCP's does: a service that was killed comes back without.
     is_needed = "NEXUS_HAS_RUN" not in environ
     server = open_port(disk, layout, config.service, lambda port: Server(
-        api, config.service.host, port, tls, is_needed))
+        api, config.service.host, port, tls, is_needed), may_move=is_needed)
     service.lost_host = config.service.host if server.host != config.service.host else ""
     set_signals(service)
     announce(service, server, token, "https" if tls else "http", config_file)
@@ -21016,7 +21048,8 @@ def announce(service: Service, server: Server, token: str, scheme: str, config_f
     write_soon = service.housekeeping.write_soon
     host = f"[{server.host}]" if ":" in server.host else server.host
     service.url = f"{scheme}://{host}:{server.port}"
-    write_soon(lambda: keep_port(disk, layout, config, server.port))
+    write_soon(lambda: keep_port(disk, layout, config, server.port, service.clock.now()))
+    service.former_port = find_former_port(disk, layout, server.port, service.clock.now())
     write_soon(lambda: keep_token(disk, layout, token))
     write_soon(lambda: keep_programs(disk, layout, service.environ["PATH"]))
     if os.path.dirname(config_file) != layout.cache_dir:        # not a copy, with which a service was started again
@@ -26337,6 +26370,9 @@ def cmd_open(context: Context) -> None:
         raise context.client.error
     url = context.client.url
     context.print(url)
+    checks = [] if context.options.url else context.client.health()["checks"]
+    for moved in [check["reading"] for check in checks if check["name"] == "port"]:
+        context.say(moved)
     if not context.options.url and not context.is_remote and context.environ.get("SSH_CONNECTION"):
         port = url.rpartition(":")[2]
         context.say(f"from where you sit, first: ssh -L {port}:127.0.0.1:{port} {find_user(os.geteuid())}@"
@@ -26372,7 +26408,7 @@ def replace_service(context: Context, running: Mapping[str, Any]) -> None:
                 port, listen(config.service.host, port, former_port=parse_url(running["url"])[1])))
             stack.enter_context(offer_sockets(DISK, layout, sockets))
             with contextlib.suppress(NexusError):       # the disk is full
-                keep_port(DISK, layout, config.service, port)
+                keep_port(DISK, layout, config.service, port, time.time())
         except NexusError as error:
             raise NexusError(error.kind, f"not restarted, the service goes on as it was: {error.message}",
                              error.hint) from None

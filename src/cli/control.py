@@ -153,6 +153,9 @@ def cmd_open(context: Context) -> None:
         raise context.client.error
     url = context.client.url
     context.print(url)
+    checks = [] if context.options.url else context.client.health()["checks"]
+    for moved in [check["reading"] for check in checks if check["name"] == "port"]:
+        context.say(moved)
     if not context.options.url and not context.is_remote and context.environ.get("SSH_CONNECTION"):
         port = url.rpartition(":")[2]
         context.say(f"from where you sit, first: ssh -L {port}:127.0.0.1:{port} {find_user(os.geteuid())}@"

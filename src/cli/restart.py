@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Mapping, Sequence
 
 from ..machine.config_file import load_config, remember_config
@@ -56,7 +57,7 @@ def replace_service(context: Context, running: Mapping[str, Any]) -> None:
                 port, listen(config.service.host, port, former_port=parse_url(running["url"])[1])))
             stack.enter_context(offer_sockets(DISK, layout, sockets))
             with contextlib.suppress(NexusError):       # the disk is full
-                keep_port(DISK, layout, config.service, port)
+                keep_port(DISK, layout, config.service, port, time.time())
         except NexusError as error:
             raise NexusError(error.kind, f"not restarted, the service goes on as it was: {error.message}",
                              error.hint) from None

@@ -21,6 +21,7 @@ class Layout:
         self.config_file = os.path.join(home, "config.toml")
         self.choice_file = os.path.join(home, "config.path")            # the path of the last --config
         self.port_file = os.path.join(home, "port")                     # that of the first start, which chose it
+        self.moved_file = os.path.join(home, "port.moved")              # since when it is another one, and which it was
         self.programs_file = os.path.join(home, "programs.json")        # {program: the folder where a service found it}
         self.service_file = os.path.join(home, "service.json")
         self.cache_dir = os.path.join(home, "cache")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import socket
 
+from .disk import find_user
+
 # Source: include/net/tcp_states.h.
+LOOPBACK = ("127.0.0.1", "::1")         # what localhost may resolve to
 TCP_ESTABLISHED, TCP_FIN_WAIT1, TCP_FIN_WAIT2, TCP_CLOSE_WAIT, TCP_LISTEN = 1, 4, 5, 8, 10
 
 
@@ -34,6 +37,12 @@ def find_socket_uid(source: tuple[str, int], destination: tuple[str, int] | None
             found_state, uid, inode = answer[17], *struct.unpack_from("=II", answer, 16 + 4 + 48 + 12)
             return uid if found_state in states and (inode or found_state == TCP_LISTEN) else None
     return None
+
+
+def find_port_users(port: int, *addresses: str) -> str:
+    """Who listens on a port at these addresses, or at what localhost may lead to: `ann or bob`; "" for nobody."""
+    holders = [find_socket_uid((host, port), None) for host in (*addresses, "0.0.0.0", "::", *LOOPBACK)]
+    return " or ".join(sorted({find_user(uid) for uid in holders if uid is not None}))
 
 
 def is_loopback(address: str) -> bool:

@@ -6,9 +6,11 @@ import os
 from collections.abc import Callable
 from shlex import quote
 
+from ..formats.codec import encode_json
 from ..machine.disk import (
     CONFIG_BYTES,
     Disk,
+    read_json,
     read_text,
     read_whole,
     write_atomic,
@@ -39,26 +41,45 @@ def find_port(disk: Disk, layout: Layout, config: ServiceConfig) -> int | None:
     return int(kept) if fits_alone(ServiceConfig.FIELDS["port"].schema, kept) else None
 
 
-def keep_port(disk: Disk, layout: Layout, config: ServiceConfig, port: int) -> None:
-    """Have the same one at each start, if it was chosen.  Raises: unavailable."""
-    if find_port(disk, layout, config) is None:
-        write_atomic(disk, layout.port_file, [f"{port}\n"])
+def keep_port(disk: Disk, layout: Layout, config: ServiceConfig, port: int, now: float) -> None:
+    """Have the same one at each start, if it was chosen, and remember the former one.  Raises: unavailable."""
+    former = find_port(disk, layout, config)
+    if former == port:
+        return
+    if former is not None:
+        write_atomic(disk, layout.moved_file, [encode_json({"former": former, "port": port, "at": now}) + "\n"])
+    write_atomic(disk, layout.port_file, [f"{port}\n"])
 
 
-def open_port(disk: Disk, layout: Layout, config: ServiceConfig, act: Callable[[int], T]) -> T:
+def find_former_port(disk: Disk, layout: Layout, port: int, now: float) -> int | None:
+    """The port that the service had before this one, for MOVED_S after the change; None: it has not changed."""
+    moved = read_json(disk, layout.moved_file) or {}
+    former, at = moved.get("former"), moved.get("at")
+    if not (isinstance(former, int) and isinstance(at, (int, float)) and moved.get("port") == port):
+        return None
+    return former if now - at < MOVED_S else None
+
+
+MOVED_S = 7 * 86400.0           # for so long it is told that the port has changed
+
+
+def open_port(disk: Disk, layout: Layout, config: ServiceConfig, act: Callable[[int], T], may_move: bool = True) -> T:
     """act(port), which listens there: on the port that the service must have, or else on the first that is free.
 
+    `may_move`: from a port that nobody configured and somebody has, to another one.
     Raises: conflict, with what chooses another one; as `act`.
     """
     port = find_port(disk, layout, config)
-    for each in PORTS if port is None else (port,):
+    is_chosen = not is_given(config, "port") and is_loopback(config.host)
+    others = [each for each in PORTS if each != port] if port is None or (is_chosen and may_move) else []
+    for each in (*([] if port is None else [port]), *others):
         try:
             return act(each)
         except NexusError as error:
-            if error.kind != "conflict" or is_given(config, "port") or not is_loopback(config.host):
+            if error.kind != "conflict" or not is_chosen:
                 raise
             last = error
-    if port is None:
+    if others:
         raise NexusError("conflict", f"all ports from {PORTS[0]} to {PORTS[-1]} are in use", last.hint)
     raise NexusError("conflict", last.message,
                      hint=f"rm {quote(layout.port_file)} has the next start choose another one")

@@ -13,9 +13,9 @@ import sys
 from collections.abc import Iterator, Mapping
 
 from ..formats.codec import encode_json
-from ..machine.disk import Disk, disk_errors, find_status, find_user, remove_file
+from ..machine.disk import Disk, disk_errors, find_status, remove_file
 from ..machine.layout import Layout
-from ..machine.peers import find_socket_uid, unmap, watch_line
+from ..machine.peers import LOOPBACK, find_port_users, find_socket_uid, unmap, watch_line
 from ..opening import TYPE_CHECKING
 from ..values.errors import NexusError
 from ..values.text import load_json
@@ -35,7 +35,6 @@ else:                               # the service adds it: importing http.server
 
 ACCEPTERS = 4                           # threads that accept at each address: each waits for the interpreter many times
 ACCEPT_PAUSE_S = 0.1                    # after a failed accept, as when no descriptor is left
-LOOPBACK = ("127.0.0.1", "::1")         # what localhost may resolve to
 
 
 def listen(host: str, port: int, given: Mapping[str, socket.socket] = {},
@@ -74,8 +73,7 @@ def listen(host: str, port: int, given: Mapping[str, socket.socket] = {},
         for listener in sockets.values():       # before it is looked up who has the port
             listener.close()
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            holders = [find_socket_uid((host, port), None) for host in (address, "0.0.0.0", "::", *LOOPBACK)]
-            users = " or ".join(sorted({find_user(uid) for uid in holders if uid is not None}))
+            users = find_port_users(port, address)
             raise NexusError("conflict", f"port {port} on {address} is in use" + (f" by {users}" if users else ""),
                              hint="set another one: nexus config edit, [service] port") from None
         reason = str(getattr(error, "strerror", error)).partition(" (while")[0]

@@ -45,7 +45,7 @@ from ..values.config import Config
 from ..values.errors import NexusError
 from ..values.schema import check
 from .api import Api
-from .endpoint import keep_port, keep_token, load_tls, open_port, read_token
+from .endpoint import find_former_port, keep_port, keep_token, load_tls, open_port, read_token
 from .listener import Server
 from .service_lock import LOCK_TIMEOUT_S, copy_start, keep_copies, mark_stopped, refuse_elsewhere, take_service_lock
 from .service_log import make_log
@@ -99,7 +99,7 @@ def serve(layout: Layout, config: Config, environ: Mapping[str, str], page: str,
     # Its address may go while it runs, as DHCP's does: a service that was killed comes back without.
     is_needed = "NEXUS_HAS_RUN" not in environ
     server = open_port(disk, layout, config.service, lambda port: Server(
-        api, config.service.host, port, tls, is_needed))
+        api, config.service.host, port, tls, is_needed), may_move=is_needed)
     service.lost_host = config.service.host if server.host != config.service.host else ""
     set_signals(service)
     announce(service, server, token, "https" if tls else "http", config_file)
@@ -142,7 +142,8 @@ def announce(service: Service, server: Server, token: str, scheme: str, config_f
     write_soon = service.housekeeping.write_soon
     host = f"[{server.host}]" if ":" in server.host else server.host
     service.url = f"{scheme}://{host}:{server.port}"
-    write_soon(lambda: keep_port(disk, layout, config, server.port))
+    write_soon(lambda: keep_port(disk, layout, config, server.port, service.clock.now()))
+    service.former_port = find_former_port(disk, layout, server.port, service.clock.now())
     write_soon(lambda: keep_token(disk, layout, token))
     write_soon(lambda: keep_programs(disk, layout, service.environ["PATH"]))
     if os.path.dirname(config_file) != layout.cache_dir:        # not a copy, with which a service was started again

@@ -10,6 +10,7 @@ from ..hosting.loop import Component
 from ..hosting.pool import check_node
 from ..machine.disk import describe_disk_error, find_status
 from ..machine.machine import NO_BASH, NO_BASH_HINT
+from ..machine.peers import find_port_users
 from ..machine.search_path import list_hung_folders
 from ..opening import TYPE_CHECKING
 from ..schedule.capacity import is_left_out
@@ -81,6 +82,12 @@ class Health(Component):
         if service.lost_host:
             reading = f"{service.lost_host} is no address of this machine now: nexus listens on {service.url} alone"
             yield "address", False, reading, f"{reading}; nexus restart takes the address when it is back"
+        if service.former_port:
+            users = find_port_users(service.former_port)
+            whose = f"that of {users}" if users else "free"
+            reading = (f"port {service.former_port}, where nexus was, is {whose} now: close tabs and tunnels to it; "
+                       f"nexus is at {service.url}")
+            yield "port", True, reading, reading
         if service.former_python:
             reading = f"{sys.executable} runs the service, since {service.former_python} cannot any more"
             yield "Python", True, reading, f"{reading}: nexus restart takes the Python that it is called with"

@@ -77,6 +77,7 @@ class Service(HostLoop):
         self.store = store
         self.environ = list_inherited(environ)          # `nexus serve` may be typed in a job
         self.former_python = environ.get("NEXUS_FORMER_PYTHON", "")     # in whose place the supervisor took another
+        self.former_port: int | None = None                 # that it had until lately, and somebody else has now
         self.lost_host = ""                                 # [service] host, when this machine has it no more
         self.changed_files = environ.get("NEXUS_CHANGED", "")           # in whose place a crash left it their copies
         self.inherited = ""                             # describe_inherited()

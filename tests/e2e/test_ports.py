@@ -88,19 +88,23 @@ def test_a_caller_at_another_users_port_is_told_whose_it_is(make_box):
         assert "nexus open" in answer["hint"]
 
 
-def test_a_kept_port_that_somebody_has_is_an_error(make_box, ports):
+def test_a_kept_port_that_somebody_has_is_left_and_told(make_box, ports):
     box = make_box()
     with live.listener(ports[0], host="::1"):
         box.start()
         assert port_of(box) == ports[1]
     box.nexus("stop")
     with live.listener(ports[1]):
-        done = box.nexus("start")
-        assert done.returncode == 4 and f"port {ports[1]} on 127.0.0.1 is in use by nobody" in done.stderr, done
-        assert f"rm {box.home}/port " in done.stderr and live.read(box.home / "port") == f"{ports[1]}\n"
         with live.listener(ports[0]):
-            os.unlink(box.home / "port")
-            assert box.nexus("start").returncode == 0 and port_of(box) == ports[2]
+            done = box.nexus("start")
+            assert (done.returncode, port_of(box), live.read(box.home / "port")) == (0, ports[2], f"{ports[2]}\n"), done
+        moved = (f"port {ports[1]}, where nexus was, is that of nobody now: close tabs and tunnels to it; "
+                 f"nexus is at http://127.0.0.1:{ports[2]}")
+        assert f"hint: {moved}\n" in box.nexus().stdout and f"ok   port: {moved}\n" in box.nexus("health").stdout
+        assert moved in box.nexus("open").stderr and moved in box.ask("GET", "/status")["hints"]
+        assert box.nexus("open", "--url").stderr == "", "for scripts"
+    box.nexus("restart")
+    assert port_of(box) == ports[2] and f"{ports[1]}, where nexus was, is free now" in box.nexus("health").stdout, "it stays there"
 
 
 def test_the_supervisor_never_moves(make_box, ports):

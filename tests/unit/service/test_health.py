@@ -71,6 +71,7 @@ CHECKS = [  # reason, what happens, the name of the check, whether it is ok, par
     ("a folder of PATH hangs", lambda w: None, "folders", False, "/mnt/gone does not answer", True),
     ("the leases cannot be used", set_leases, "GPU leases", False, "it cannot be written; make room", False),
     ("its address has gone", lambda w: setattr(w.service, "lost_host", "10.0.0.5"), "address", False, "10.0.0.5 is no address", True),
+    ("its port was taken", lambda w: setattr(w.service, "former_port", 1), "port", True, "port 1, where nexus was, is free now", True),
     ("another Python runs it", lambda w: setattr(w.service, "former_python", "/opt/py"), "Python", True, "/opt/py cannot any more", True),
     ("what is left of its starter", lambda w: setattr(w.service, "inherited", "no_new_privs"), "starter", True, "no_new_privs", False),
     ("it runs as it was", lambda w: setattr(w.service, "changed_files", "nexus.py"), "copies", True, "nexus.py changed meanwhile", True),
