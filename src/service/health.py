@@ -96,25 +96,7 @@ class Health(Component):
         if service.changed_files:
             reading = f"it started again by itself as it was: {service.changed_files} changed meanwhile"
             yield "copies", True, reading, f"{reading}, which nexus restart takes"
-        error = self.store.last_error
-        hint = f"{error.message}: nothing new is accepted or started until there is room" if error else ""
-        yield "state", not error, error.message if error else "written", hint
-        error = service.housekeeping.write_error
-        if error:
-            yield "files", False, error.message, f"{error.message}: it is written when there is room"
-        failed_at, words = self.store.failed_write or (float("-inf"), "")
-        if now - failed_at < FAILED_WRITE_S and not (self.store.last_error or service.housekeeping.write_error):
-            ago = format_duration(now - failed_at)
-            reading = f"the last one that failed was {ago} ago: {words}"
-            yield "writes", True, reading, f"a write failed {ago} ago, and may again: {words}"
-        damaged = ", ".join(self.store.list_damaged())
-        if damaged:
-            yield ("lost", False,
-                   f"the unreadable part of the state is kept in {damaged}: look at it, and move it away", "")
-        damage = self.store.state.damage
-        if damage:
-            paused = f"the queue is paused, as a start did not find the state whole: {damage}"
-            yield "damage", False, f"{paused}; nexus resume goes on", f"{paused}: see nexus health, then nexus resume"
+        yield from self.yield_state_checks(now)
         if service.cluster:
             error = service.cluster.find_error()
             reading = error.message if error else f"asked in {service.cluster.took_s:.2f} s"
@@ -131,6 +113,28 @@ class Health(Component):
         if silent_s > DISK_TIMEOUT_S:
             yield "disks", False, f"they have not answered for {format_duration(silent_s)}", ""
         yield from self.disks
+
+    def yield_state_checks(self, now: float) -> Iterator[tuple[str, bool, str, str]]:
+        """The checks of what is written and read, as yield_checks() has them."""
+        error = self.store.last_error
+        hint = f"{error.message}: nothing new is accepted or started until there is room" if error else ""
+        yield "state", not error, error.message if error else "written", hint
+        error = self.service.housekeeping.write_error
+        if error:
+            yield "files", False, error.message, f"{error.message}: it is written when there is room"
+        failed_at, words = self.store.failed_write or (float("-inf"), "")
+        if now - failed_at < FAILED_WRITE_S and not (self.store.last_error or self.service.housekeeping.write_error):
+            ago = format_duration(now - failed_at)
+            reading = f"the last one that failed was {ago} ago: {words}"
+            yield "writes", True, reading, f"a write failed {ago} ago, and may again: {words}"
+        damaged = ", ".join(self.store.list_damaged())
+        if damaged:
+            yield ("lost", False,
+                   f"the unreadable part of the state is kept in {damaged}: look at it, and move it away", "")
+        damage = self.store.state.damage
+        if damage:
+            paused = f"the queue is paused, as a start did not find the state whole: {damage}"
+            yield "damage", False, f"{paused}; nexus resume goes on", f"{paused}: see nexus health, then nexus resume"
 
     def look_at_disks(self) -> float:
         """Check the disks, and PATH; in a thread of its own, so that a hanging disk blocks no request."""
