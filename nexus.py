@@ -4546,6 +4546,7 @@ SET_S = 30.0                    # a set of several that is complete, likewise
 REST_FACTOR = 30                # whoever let a turn lapse gets none for so many times as long as GPUs were left to him
 FORGET_S = 600.0                # what was had counts no more when nobody has competed for so long
 MAX_OWED_RUNS = 20              # nobody is owed more than the time of so many jobs
+PAUSE_S = 10.0                  # a service that hung for so long wanted nothing meanwhile
 END_LAG_S = 2.0                 # so late the end of a job may be told
 MAX_WANTS = 8                   # of one user, that are looked at
 NEWCOMER_S = 0.001                  # among equals the newcomer is first
@@ -4600,17 +4601,20 @@ def list_competing(users: Iterable[BoxUser]) -> list[BoxUser]:
 
 
 def credit(ledger: Ledger, users: Sequence[BoxUser], now: float) -> Ledger:
-    """The ledger after another look at the bids."""
+    """The ledger after another look at the bids.
+
+    What a user has counts also while none of his jobs waits: else who adds one after the other would have had nothing.
+    After a long pause, as when this service was stopped, nothing is known of what was between.
+    """
     competing, had = list_competing(users), dict(ledger.had)
     if now - ledger.contested_at > FORGET_S:
         had = {}
-    before = {uid for uid, user in ledger.users.items() if user.wants and uid in had}
-    if not ledger.users:                        # a service that has just started knows it from the one before
-        before = set(had)
-    if len(before) > 1:
-        for user in users:
-            if user.uid in before and user.uid in ledger.users:
-                had[user.uid] += find_had_s(ledger.users[user.uid], ledger.looked_at, user, now)
+    former = ledger.users if now - ledger.looked_at <= PAUSE_S else {}
+    # A service that has just started knows them from the one before.
+    before = {user.uid for user in list_competing(former.values())}.intersection(had) if former else set(had)
+    for user in users:
+        if user.uid in former and user.uid in had:
+            had[user.uid] += find_had_s(former[user.uid], ledger.looked_at, user, now)
     there = [had[user.uid] for user in competing if user.uid in before]
     begin = min(there) - NEWCOMER_S if there else max(had.values(), default=0.0)
     for user in competing:
@@ -4619,7 +4623,8 @@ def credit(ledger: Ledger, users: Sequence[BoxUser], now: float) -> Ledger:
     if competing:
         least = max(had[user.uid] for user in competing) - MAX_OWED_RUNS * max(user.run_s for user in competing)
         had.update({user.uid: max(had[user.uid], least) for user in competing})
-    contested_at = now if len(competing) > 1 else ledger.contested_at
+    active = [user for user in users if user.wants or user.holdings]
+    contested_at = now if competing and len(active) > 1 else ledger.contested_at
     return Ledger(had, {user.uid: user for user in users}, now, contested_at)
 
 
@@ -4728,11 +4733,18 @@ class Box(Value):
         return {user.uid: user.name for user in self.users}
 
     def find_turns(self, free: Iterable[str], now: float) -> Turns:
-        """Whose turn the free GPUs are, but for those that their user leaves to this one: views may differ."""
+        """Whose turn the free GPUs are.  Views may differ: whom its user leaves a GPU to, has it."""
         turns = whose_turn(self.users, self.had, free, now, self.resting)
-        leaving = {user.uid: user.leaves for user in self.users if user.uid != self.own_uid}
-        return replace(turns, owners={uuid: uid for uuid, uid in turns.owners.items()
-                                      if leaving.get(uid, {}).get(uuid) != self.own_uid})
+        owners = {uuid: self.follow(uuid, uid) for uuid, uid in turns.owners.items()}
+        return replace(turns, owners={uuid: uid for uuid, uid in owners.items() if uid is not None})
+
+    def follow(self, uuid: str, uid: int) -> int | None:
+        """Who has a turn in the end that its users leave to each other; None: this user may have it."""
+        leaving, asked = {user.uid: user.leaves for user in self.users}, set[int]()
+        while uid != self.own_uid and uid not in asked and leaving[uid].get(uuid) in leaving:
+            asked.add(uid)
+            uid = leaving[uid][uuid]
+        return None if asked and uid == self.own_uid else uid
 
     def list_waiting(self, now: float) -> list[BoxUser]:
         """The other users who wait, first who will have had least."""
