@@ -21700,9 +21700,9 @@ byId('forget').onclick = () => { keepToken(''); location.reload(); };
 
 // ---- Notices in the corner: what was done, and what failed
 
-function tell(text, undo) {                     // undo: takes it back
+function tell(text, undo, label = 'Undo') {     // undo: takes it back, or does what the label says
   const notice = el('div', {}, el('div', {class: 'grow'}, text),
-    undo && button('Undo', () => { notice.remove(); undo(); }, {class: 'link'}));
+    undo && button(label, () => { notice.remove(); undo(); }, {class: 'link'}));
   byId('notices').append(notice);
   setTimeout(() => notice.remove(), undo ? UNDO_MS : 6000);
 }
@@ -22591,6 +22591,11 @@ async function retry(chosen, change, refuse) {  // chosen: {ids} or {group}; cha
     return listed(isOne ? `Job ${id} runs again as ${ids[0]}.` : `${counted(ids.length, 'job')} run again.`, warning);
   };
   const added = await act('POST', 'jobs/retry', {...chosen, change}, done, refuse);
+  const left = added?.downstream ?? [];
+  if (left.length > 0) {
+    tell(`${counted(left.length, 'job')} that came after it ${left.length > 1 ? 'stay' : 'stays'} cancelled.`,
+      () => retry({ids: left}), 'Run again too');
+  }
   if (added && jobPage) location.hash = addressOf(added.ids[0]);
   return added;
 }

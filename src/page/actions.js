@@ -43,6 +43,11 @@ async function retry(chosen, change, refuse) {  // chosen: {ids} or {group}; cha
     return listed(isOne ? `Job ${id} runs again as ${ids[0]}.` : `${counted(ids.length, 'job')} run again.`, warning);
   };
   const added = await act('POST', 'jobs/retry', {...chosen, change}, done, refuse);
+  const left = added?.downstream ?? [];
+  if (left.length > 0) {
+    tell(`${counted(left.length, 'job')} that came after it ${left.length > 1 ? 'stay' : 'stays'} cancelled.`,
+      () => retry({ids: left}), 'Run again too');
+  }
   if (added && jobPage) location.hash = addressOf(added.ids[0]);
   return added;
 }

@@ -1,8 +1,8 @@
 // ---- Notices in the corner: what was done, and what failed
 
-function tell(text, undo) {                     // undo: takes it back
+function tell(text, undo, label = 'Undo') {     // undo: takes it back, or does what the label says
   const notice = el('div', {}, el('div', {class: 'grow'}, text),
-    undo && button('Undo', () => { notice.remove(); undo(); }, {class: 'link'}));
+    undo && button(label, () => { notice.remove(); undo(); }, {class: 'link'}));
   byId('notices').append(notice);
   setTimeout(() => notice.remove(), undo ? UNDO_MS : 6000);
 }

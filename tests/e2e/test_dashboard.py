@@ -284,6 +284,23 @@ def test_failures_stay_until_they_are_dismissed_or_tried_again(browser, box):
         expect(page.locator("#job")).to_contain_text("failed: exit 3")
 
 
+def test_what_was_cancelled_by_a_failure_is_run_again_too(browser, box):
+    go = box.path("chain")
+    first = box.add(f"test -e {go}", gpus=0, is_held=True)
+    second = box.add("true", gpus=0, after=[first])
+    third = box.add("true", gpus=0, after=[second])
+    box.ask("PATCH", f"/queue/{first}", {"is_held": False})
+    box.wait(third, "cancelled")
+    go.touch()
+    with visit(browser, box, f"#/jobs/{first}") as page:
+        page.get_by_role("button", name="Retry", exact=True).click()
+        expect(page.locator("#notices")).to_contain_text("2 jobs that came after it stay cancelled.")
+        page.get_by_role("button", name="Run again too").click()
+        expect(page.locator("#notices")).to_contain_text("2 jobs run again.")
+    again = box.job(third)["retried_as"]
+    assert box.wait(again, "completed")["after"] == [box.job(second)["retried_as"]]
+
+
 def test_the_log_of_a_failed_attempt_is_shown_before_the_next_one(browser, box):
     go = box.path("attempts")
     job_id = box.add(f"until [ -e {go} ]; do sleep 0.05; done; echo the first one fails; exit 1", gpus=0, retries=1)
