@@ -172,10 +172,16 @@ class Patience(Value):
     left: Mapping[str, tuple[int, float]] = {}  # {GPU uuid: (whose turn it is, since when)}
     resting: Mapping[int, float] = {}           # {uid: until when it gets no turn}
     wasted: Mapping[int, float] = {}            # {uid: GPU seconds that were left to it in vain, now}
+    withdrawn: Mapping[int, float] = {}         # {uid: for how many seconds GPUs were left to it until it wanted none}
+    looked_at: float = 0.0
 
 
-def wait_for_turns(patience: Patience, turns: Turns, free: Container[str], own_uid: int, now: float) -> Patience:
-    """What becomes of the turns that others have.  `free`: the GPUs that nobody has taken yet."""
+def wait_for_turns(patience: Patience, turns: Turns, free: Container[str], own_uid: int, now: float,
+                   users: Iterable[BoxUser] = ()) -> Patience:
+    """What becomes of the turns that others have.  `free`: the GPUs that nobody has taken yet.
+
+    Who withdraws what he wants before his turn lapses has let it lapse, too, if he does so again and again.
+    """
     left, wasted = dict[str, tuple[int, float]](), dict[int, float]()
     resting = {uid: until for uid, until in patience.resting.items() if until > now}
     for uuid, uid in turns.owners.items():
@@ -185,13 +191,21 @@ def wait_for_turns(patience: Patience, turns: Turns, free: Container[str], own_u
     for uuid, (uid, since) in patience.left.items():
         if uuid in free and left.get(uuid, (0, now)) != (uid, since):
             wasted[uid] = wasted.get(uid, 0.0) + now - since
+    forgiven_s = (now - patience.looked_at) / REST_FACTOR
+    withdrawn = {uid: spent_s - forgiven_s for uid, spent_s in patience.withdrawn.items() if spent_s > forgiven_s}
+    wanting = {user.uid for user in users if user.wants}
+    for uid in wasted.keys() - wanting:
+        since = min(since for uuid, (owner, since) in patience.left.items() if owner == uid and uuid in free)
+        withdrawn[uid] = withdrawn.get(uid, 0.0) + min(now - since, SET_S)
+        if withdrawn[uid] > TURN_S:
+            resting[uid] = max(resting.get(uid, 0.0), now + REST_FACTOR * withdrawn.pop(uid))
     for uid in {uid for uid, _ in left.values()}:
         if uid == turns.collector:
             continue
         for uuid, (owner, since) in left.items():
             if owner == uid and now - since > (SET_S if uuid in turns.sets else TURN_S):
                 resting[uid] = max(resting.get(uid, 0.0), now + REST_FACTOR * (now - since))
-    return Patience(left, resting, wasted)
+    return Patience(left, resting, wasted, withdrawn, now)
 
 
 class Box(Value):

@@ -35,6 +35,31 @@ def test_what_this_service_says_that_it_leaves_changes_nothing_here():
     assert box.find_turns(["GPU-0"], NOW).owners == {"GPU-0": BOB}
 
 
+def play(steps, wants_after=()):
+    """Who rests after GPUs were left to bob, each time for so many seconds, until he says that he wants `wants_after`."""
+    patience, now, rests = nexus.Patience(), 1000.0, []
+    for left_s, pause_s in steps:
+        for turns, wants, passed_s in ((nexus.Turns({"GPU-0": BOB}), WANTS_ONE, left_s), (nexus.Turns(), wants_after, pause_s)):
+            patience = nexus.wait_for_turns(patience, turns, {"GPU-0"}, ANN, now, [nexus.BoxUser(BOB, "bob", wants)])
+            rests.append(BOB in patience.resting)
+            now += passed_s
+    return rests
+
+
+WITHDRAWALS = [  # reason, (for how long a GPU was left to him, until the next time), whether bob rests then
+    ("a job was cancelled just then", [(1.7, 60.0)] * 5, False),
+    ("his last job began elsewhere, each time", [(0.2, 10.0)] * 20, False),
+    ("he does it to keep others from it", [(1.7, 0.3)] * 2, True),
+    ("in small pieces", [(0.25, 0.25)] * 10, True),
+]
+
+
+@pytest.mark.parametrize("reason, steps, is_resting", WITHDRAWALS, ids=[case[0] for case in WITHDRAWALS])
+def test_who_withdraws_what_he_wants_again_and_again_has_let_his_turn_lapse(reason, steps, is_resting):
+    assert any(play(steps)) == is_resting, reason
+    assert not any(play(steps, WANTS_ONE)), "it went to somebody else, and he waits on"
+
+
 def keep(w, had):
     taking = w.service.turn_taking
     taking.ledger = nexus.Ledger(had, contested_at=NOW)
