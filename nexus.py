@@ -21255,7 +21255,9 @@ section, #job > div > * { margin-bottom: .8rem; }
 .gauge span { min-width: 4.4rem; text-align: right; }
 .use .job { flex-shrink: 1; max-width: 50%; }
 .use > .quiet { white-space: nowrap; }
-.rows .line { flex: 1; color: var(--muted); }
+.rows .line { flex: 1; min-width: 0; color: var(--muted); container-type: inline-size; }
+.line > .clip { display: block; }
+@container (max-width: 6rem) { .line > .clip { display: none; } }       /* too little to be read */
 :is(.rows :not(.gauge), #facts > .head) > progress { flex: 0 1 6rem; }
 
 #night > details { position: relative; }
@@ -21385,11 +21387,8 @@ summary b { display: inline-block; min-width: 4rem; color: var(--accent); }
   .gpu > .gauge { flex-basis: 8rem; }
   .gpu > .load { flex-basis: 7rem; }
 }
-@media (max-width: 1200px) {
-  .use:has(.far) .line { display: none; }
-}
 @media (max-width: 1000px) {
-  #host, .gauge progress, li:has(> .far) > .line { display: none; }
+  #host, .gauge progress { display: none; }
   .gpu > .gauge { flex-basis: 4.4rem; }
   .gpu > .load { flex-basis: 2.8rem; }
   .gauge span { min-width: 0; }
@@ -21934,7 +21933,8 @@ const JOB_COLUMNS = [
   {isShown: (job) => isRunning(job) && job.stopping, draw: () => badge('cancelled', 'stopping')},
   {isShown: (job) => isRunning(job) && job.processes_left > 0, draw: () => badge('Paused', 'command ended')},
   {isShown: isRunning, draw: drawProgress},
-  {isShown: isRunning, draw: ({last_line: line}) => el('span', {class: 'line clip', title: line}, line)},
+  {isShown: isRunning, draw: ({last_line: line}) => el('span', {class: 'line', title: line},
+    el('span', {class: 'clip'}, line))},
   {isShown: (job) => job.unrecorded, draw: (job) => el('span', {class: 'why'}, `${job.status}; ${job.unrecorded}`)},
   {isShown: ({status}) => status === 'pending', draw: ({only_node: node, estimated_start: start, ...job}, own) =>
     el('span', {class: 'why'}, worded(listed(hasNodes() && node && `on ${node}`, own.reason ?? job.waiting_for,

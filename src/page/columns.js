@@ -35,7 +35,8 @@ const JOB_COLUMNS = [
   {isShown: (job) => isRunning(job) && job.stopping, draw: () => badge('cancelled', 'stopping')},
   {isShown: (job) => isRunning(job) && job.processes_left > 0, draw: () => badge('Paused', 'command ended')},
   {isShown: isRunning, draw: drawProgress},
-  {isShown: isRunning, draw: ({last_line: line}) => el('span', {class: 'line clip', title: line}, line)},
+  {isShown: isRunning, draw: ({last_line: line}) => el('span', {class: 'line', title: line},
+    el('span', {class: 'clip'}, line))},
   {isShown: (job) => job.unrecorded, draw: (job) => el('span', {class: 'why'}, `${job.status}; ${job.unrecorded}`)},
   {isShown: ({status}) => status === 'pending', draw: ({only_node: node, estimated_start: start, ...job}, own) =>
     el('span', {class: 'why'}, worded(listed(hasNodes() && node && `on ${node}`, own.reason ?? job.waiting_for,

@@ -317,7 +317,7 @@ def test_nothing_of_a_row_lies_on_its_neighbour(browser, box, width):
               box.right > other.left + 1 && other.right > box.left + 1 && box.bottom > other.top + 1 && other.bottom > box.top + 1)
               .map(([other]) => `${node.className}: ${node.textContent} / ${other.className}: ${other.textContent}`));
         })""") == []
-        lines = page.locator(".line").evaluate_all(
+        lines = page.locator(".line > .clip").evaluate_all(
             "nodes => nodes.filter((node) => node.checkVisibility()).map((node) => node.clientWidth)")
         assert all(each > 60 for each in lines), lines
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
