@@ -26406,8 +26406,8 @@ def cmd_open(context: Context) -> None:
         raise context.client.error
     url = context.client.url
     context.print(url)
-    checks = [] if context.options.url else context.client.health()["checks"]
-    for moved in [check["reading"] for check in checks if check["name"] == "port"]:
+    checks = [] if context.options.url or context.is_remote else context.client.health()["checks"]
+    for moved in [row["reading"] for row in checks if row["name"] == "port"]:
         context.say(moved)
     if not context.options.url and not context.is_remote and context.environ.get("SSH_CONNECTION"):
         port = url.rpartition(":")[2]
