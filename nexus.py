@@ -4611,12 +4611,14 @@ def credit(ledger: Ledger, users: Sequence[BoxUser], now: float) -> Ledger:
         had = {}
     former = ledger.users if now - ledger.looked_at <= PAUSE_S else {}
     # A service that has just started knows them from the one before.
-    before = {user.uid for user in list_competing(former.values())}.intersection(had) if former else set(had)
+    before = {user.uid for user in list_competing(former.values()) if user.uid in had} if former else set(had)
     for user in users:
         if user.uid in former and user.uid in had:
             had[user.uid] += find_had_s(former[user.uid], ledger.looked_at, user, now)
-    there = [had[user.uid] for user in competing if user.uid in before]
-    begin = min(there) - NEWCOMER_S if there else max(had.values(), default=0.0)
+    there = [user for user in competing if user.uid in before]
+    there = [user for user in there if user.holdings] or there      # who waits for a set is owed what he did not get
+    begins = [had[user.uid] - find_had_since_start_s(user, now) for user in there]
+    begin = min(begins) - NEWCOMER_S if begins else max(had.values(), default=0.0)
     for user in competing:
         if user.uid not in before:
             had[user.uid] = max(had.get(user.uid, begin), begin)
@@ -4631,6 +4633,12 @@ def credit(ledger: Ledger, users: Sequence[BoxUser], now: float) -> Ledger:
 def find_used_s(user: BoxUser, now: float) -> float:
     """GPU seconds that the jobs of a user have had since his services began to count."""
     return user.ended_s + sum(holding.share / 100 * max(0.0, now - holding.since) for holding in user.holdings)
+
+
+def find_had_since_start_s(user: BoxUser, now: float) -> float:
+    """GPU seconds that a user has had since the last of his jobs began."""
+    latest = max((holding.since for holding in user.holdings), default=now)
+    return sum(holding.share / 100 for holding in user.holdings) * max(0.0, now - latest)
 
 
 def find_had_s(before: BoxUser, then: float, user: BoxUser, now: float) -> float:

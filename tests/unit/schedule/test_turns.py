@@ -64,7 +64,7 @@ def test_whose_turn(users, had, free, resting, owners, collector):
      [((want(),) * nexus.MAX_WANTS, (nexus.Holding("GPU-0", 100, 1.0),)), ((), ())])],
     ids=["what this box does not have", "what it has of it", "all services of one user are one"])
 def test_what_services_tell_is_taken_together(rows, users):
-    merged = nexus.merge_bids([(uid, "", bid) for uid, bid in rows], CARDS)
+    merged = nexus.merge_bids([(uid, "", bid) for uid, bid in rows], set(CARDS))
     assert [(one.wants, one.holdings) for one in merged] == users
 
 
@@ -138,7 +138,7 @@ class Player:
         """What TurnTaking and plan() do; return the GPUs on which a job starts."""
         bids = [(one.uid, "", one.bid if one is not self else self.make_bid(now, self.box.reserve_s)) for one in self.box.players
                 if one.bid != nexus.Bid() or one is self]
-        users = nexus.merge_bids(bids, self.box.cards)
+        users = nexus.merge_bids(bids, set(self.box.cards))
         self.ledger = nexus.credit(self.ledger, users, now)
         turns = nexus.Box(self.uid, tuple(users), self.ledger.had, frozenset(self.patience.resting)).find_turns(free, now)
         self.patience = nexus.wait_for_turns(self.patience, turns, free, self.uid, now)
