@@ -115,6 +115,18 @@ FAULTS = {
     "what ran before a kill is not told": Fault(
         "service/gpu_history",
         "            self.ended.extend(self.store.state.jobs.values())       # a killed service may not have written the last\n", ""),
+    # Turns with other users: see turns.py
+    "a lapse ends no turn": Fault(
+        "schedule/turns", "                resting[uid] = max(resting.get(uid, 0.0), now + REST_FACTOR * (now - since))\n",
+        "                pass\n"),
+    "a newcomer is owed the past": Fault(
+        "schedule/turns", "            had[user.uid] = max(had.get(user.uid, begin), begin)\n",
+        "            had[user.uid] = had.get(user.uid, 0.0) - 1000.0\n"),
+    "nothing is left to who collects": Fault(
+        "schedule/turns", "        elif collector is None and may_collect(competing[uid], want):\n", "        elif False:\n"),
+    "what others have had is not counted": Fault(
+        "schedule/turns", "        if user.uid in former and user.uid in had:\n",
+        "        if user is users[0] and user.uid in former and user.uid in had:\n"),
     # What is told
     "what is gone stays in a view": Fault(
         "views/api_json", "            **{key: None for key in old if key not in new}}", "            }"),
