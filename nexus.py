@@ -25744,7 +25744,7 @@ def cmd_usage(context: Context) -> None:
         Column("JOBS", cell=lambda row: "-" if row[by] == OTHER_PEOPLE else str(row["jobs"])),
         Column("GPU-HOURS", cell=lambda row: f"{row['gpu_hours']:.1f}"),
         Column("CPU-JOB HOURS", cell=lambda row: f"{row['cpu_job_hours']:.1f}",
-               shown_if=lambda rows: any(row["cpu_job_hours"] >= 0.05 for row in rows)),
+               shown_if=lambda rows: any(row["cpu_job_hours"] >= 0.05 for row in rows), spare=1),
         Column("FAILED", cell=lambda row: "-" if row[by] == OTHER_PEOPLE else
                f"{row['failed']} of {row['ended']} ended"),
     )), "no job ran in that time")

@@ -58,6 +58,22 @@ def test_the_snapshot_plain_and_in_colour(home):
         assert "\x1b[1mGPU 1 (Mock GPU, 24GB):\x1b[0m \x1b[92mAvailable\x1b[0m\n" in terminal.end()[1]
 
 
+@pytest.mark.parametrize("width", [60, 80, 100, 132])
+def test_every_table_fits_the_terminal(home, width):
+    """And a sweep's rows begin with their values, which are whole."""
+    home.main("add", "--gpus", "0", "--group", "exp1", "--sweep", "lr=1e-3,1e-4", "--sweep", "bs=32,64",
+              "echo loss: 0.5 of {lr} {bs} in /scratch/ann/a-directory-that-is-far-away and even further; false")
+    home.main("wait", "--group", "exp1")
+    home.main("pause")
+    home.main("add", "--group", "exp2", "--sweep", "seed=0..3", "python /scratch/ann/a-directory-that-is-far-away/train.py --seed {seed}")
+    for words, label in ((["jobs"], "lr=1e-3 bs=64"), (["history"], "lr=1e-3 bs=64"), (["queue"], "seed=2"), (["usage"], "FAILED"),
+                         (["results", "exp1"], "loss"), (["node", "list"], "NODE"), ([], "Queue: ")):
+        with home.terminal(*words, columns=width, NO_COLOR="1") as terminal:
+            code, shown = terminal.end()
+            table = [line for line in shown.splitlines() if not line.startswith(("nexus: ", "hint: "))]
+            assert code == 0 and label in shown and max(map(len, table)) <= width, shown
+
+
 def test_without_a_terminal_top_is_printed_once(home):
     done = home.run("status", "--watch")
     assert (done.code, done.out.count("Queue: "), done.err) == (0, 1, "") and "\x1b" not in done.out
