@@ -67,6 +67,7 @@ class Ledger(Value):
     users: Mapping[int, BoxUser] = {}           # as they were at the last look
     looked_at: float = 0.0
     contested_at: float = 0.0                   # when several wanted GPUs last
+    begin: float = float("-inf")                # with what who comes now begins
 
 
 def list_competing(users: Iterable[BoxUser]) -> list[BoxUser]:
@@ -89,18 +90,21 @@ def credit(ledger: Ledger, users: Sequence[BoxUser], now: float) -> Ledger:
         if user.uid in former and user.uid in had:
             had[user.uid] += find_had_s(former[user.uid], ledger.looked_at, user, now)
     there = [user for user in competing if user.uid in before]
-    there = [user for user in there if user.holdings] or there      # who waits for a set is owed what he did not get
-    begins = [had[user.uid] - find_had_since_start_s(user, now) for user in there]
-    begin = min(begins) - NEWCOMER_S if begins else max(had.values(), default=0.0)
+    # Who only waits, for a set or for nothing, is behind: those are where the others are whom jobs run for.
+    begins = [had[user.uid] - find_had_since_start_s(user, now) for user in there if user.holdings]
+    begin = max(ledger.begin, min(begins)) if begins else ledger.begin
+    if not had or begin == float("-inf"):
+        begin = max((had[user.uid] for user in there), default=max(had.values(), default=0.0))
+    first = begin - NEWCOMER_S if there else begin
     for user in competing:
         if user.uid not in before:
-            had[user.uid] = max(had.get(user.uid, begin), begin)
+            had[user.uid] = max(had.get(user.uid, first), first)
     if competing:
         least = max(had[user.uid] for user in competing) - MAX_OWED_RUNS * max(user.run_s for user in competing)
         had.update({user.uid: max(had[user.uid], least) for user in competing})
     active = [user for user in users if user.wants or user.holdings]
     contested_at = now if competing and len(active) > 1 else ledger.contested_at
-    return Ledger(had, {user.uid: user for user in users}, now, contested_at)
+    return Ledger(had, {user.uid: user for user in users}, now, contested_at, begin if there else ledger.begin)
 
 
 def find_used_s(user: BoxUser, now: float) -> float:

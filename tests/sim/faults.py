@@ -120,7 +120,7 @@ FAULTS = {
         "schedule/turns", "                resting[uid] = max(resting.get(uid, 0.0), now + REST_FACTOR * (now - since))\n",
         "                pass\n"),
     "a newcomer is owed the past": Fault(
-        "schedule/turns", "            had[user.uid] = max(had.get(user.uid, begin), begin)\n",
+        "schedule/turns", "            had[user.uid] = max(had.get(user.uid, first), first)\n",
         "            had[user.uid] = had.get(user.uid, 0.0) - 1000.0\n"),
     "nothing is left to who collects": Fault(
         "schedule/turns", "        elif collector is None and may_collect(competing[uid], want):\n", "        elif False:\n"),

@@ -282,5 +282,5 @@ def test_who_dies_or_is_stopped_costs_nothing_and_has_his_share_again(count, row
     box = Box(count, players, deaths={1: (dies_at, back_at, is_stopped)}).run(back_at + 20 * longest_s + 5, lambda at: before.update(
         {player: player.had_s for player in players}) if at <= back_at + 1 else None)
     had = [player.had_s - before[player] for player in players]
-    assert max(had) - min(had) <= max(0.1 * max(had), longest_s) + TICK_S, had
+    assert max(had) - min(had) <= max(0.1 * max(had), longest_s) + NOTICED_S, had
     assert box.worst_s <= NOTICED_S
