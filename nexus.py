@@ -4802,16 +4802,27 @@ def find_next_turn(box: Box, free: Iterable[str], usable: Container[str] | None,
     """
     ends = sorted((predict_end(holding, user.run_s, now), holding.uuid)
                   for user in box.users for holding in user.holdings)
-    there, at = list(free), now
+    there, at, collector = list(free), now, None
     for number in range(min(len(ends), MAX_ENDS) + 1):
         if number:
             at, uuid = ends[number - 1]
             there.append(uuid)
-        owners = box.find_turns(there, now).owners          # by what all will have had when what runs has ended
-        uid = next((owner for uuid, owner in owners.items() if usable is None or uuid in usable), None)
-        if uid is not None:
+        turns = box.find_turns(there, now)                  # by what all will have had when what runs has ended
+        uid = next((owner for uuid, owner in turns.owners.items() if usable is None or uuid in usable), None)
+        if uid is not None and uid != turns.collector:      # who collects starts when there are enough
             return uid, at
-    return None
+        collector = collector or uid
+    return None if collector is None else (collector, float("inf"))
+
+
+def suppose_want(box: Box, now: float) -> Box:
+    """The box as it would be if this service, which wants nothing, had a job for any one GPU."""
+    uuids = {uuid for user in box.users for want in user.wants for uuid in want.uuids}
+    want = Want(1, tuple(uuids), 1, now)
+    users = [replace(user, wants=(want,)) if user.uid == box.own_uid else user for user in box.users]
+    there = [box.had.get(user.uid, 0.0) for user in list_competing(box.users)]
+    begin = min(there, default=0.0) - NEWCOMER_S
+    return replace(box, users=tuple(users), had={**box.had, box.own_uid: max(box.had.get(box.own_uid, begin), begin)})
 
 
 # ==== src/schedule/reasons.py ====
@@ -5571,7 +5582,7 @@ def describe_preemption(job: Job, planned: Plan, nodes: Iterable[str], config: G
 
 
 def describe_sharing(job: Job, planned: Plan, usable: Container[str], now: float, reader: str) -> str:
-    """`bob has 60 waiting; your turn is next`: of other users' services that want these GPUs of this box."""
+    """`bob has 60 waiting; the next GPU is for your first job`: of other users' services that want these GPUs."""
     box, turns = planned.box, planned.turns
     if not box:
         return ""
@@ -5586,7 +5597,8 @@ def describe_sharing(job: Job, planned: Plan, usable: Container[str], now: float
         turn = f"{'you have' if is_reader else f'{name} has'} {count} of the {turns.wanted} GPUs"
     elif found := find_next_turn(box, planned.find_free(), usable, now):
         uid, _ = found
-        turn = "your turn is next" if uid == box.own_uid and is_reader else f"the next turn is {box.names[uid]}'s"
+        is_own = uid == box.own_uid and is_reader
+        turn = "the next GPU is for your first job" if is_own else f"the next turn is {box.names[uid]}'s"
     else:
         turn = ""
     return "; ".join(filter(None, [join_some(waiting, 3), turn]))
@@ -6888,7 +6900,8 @@ def format_others(status: Json, paint: Paint) -> list[str]:
         seconds, who = turn["seconds"], "yours" if is_own else turn["user"]
         when = ("when a job ends" if seconds is None else "at any moment" if seconds < 1
                 else f"in about {format_duration(seconds)}")
-        lines.append(f"Next GPU: {paint('green' if is_own else 'yellow', who)}, {when}")
+        supposed = " if you add a job" if is_own and not status["queued_jobs"] else ""
+        lines.append(f"Next GPU: {paint('green' if is_own else 'yellow', who)}{supposed}, {when}")
     return lines
 
 
@@ -18705,7 +18718,7 @@ class ServiceStatus(Component):
         left = {capacity.gpu.uuid: f"is left to {capacity.turn_of}, whose turn it is{describe_collection(capacity)}"
                 for capacity in self.service.plan.gpus if capacity.turn_of}
         kept = {capacity.gpu.uuid: capacity for capacity in self.service.plan.gpus
-                if capacity.reserved_for in state.pending and capacity.free > 0}
+                if capacity.reserved_for in state.pending and capacity.free > 0 and not capacity.turn_of}
         left.update({uuid: f"is kept for {describe_kept(capacity)}" for uuid, capacity in kept.items()})
         for gpu in self.service.gpu_watch.see_gpus(state):
             reason = reasons.get(gpu.node) if gpu.node else self.service.observer.observation.error
@@ -18721,6 +18734,8 @@ class ServiceStatus(Component):
     def describe_next_turn(self) -> dict[str, Any] | None:
         """Who gets the next GPU of this box that somebody waits for; None: there are no others, or nobody can tell."""
         box, now = self.service.plan.box, self.clock.now()
+        if box and not self.store.state.pending:        # then it is told of a job that may be added
+            box = suppose_want(box, now)
         found = find_next_turn(box, self.service.plan.find_free(), None, now) if box else None
         if not (box and found):
             return None
@@ -22090,7 +22105,8 @@ function drawSharing() {                        // users with services of their 
     collects && `collects ${collects} GPUs for one job`)}`);
   return others.length > 0 && el('div', {id: 'sharing', class: 'panel pad small', role: 'group',
     'aria-label': 'Other users of these GPUs'}, el('p', {class: 'muted'}, 'Other users of these GPUs, by turns'),
-  el('ul', {}, others.map(drawUser)), next && el('p', {}, 'Next GPU: ', el('b', {}, isOwn ? 'yours' : next)));
+  el('ul', {}, others.map(drawUser)), next && el('p', {}, 'Next GPU: ',
+    el('b', {}, isOwn ? view.counts.pending ? 'yours' : 'yours, if you add a job' : next)));
 }
 
 function drawRows(gpus) {

@@ -23,7 +23,8 @@ function drawSharing() {                        // users with services of their 
     collects && `collects ${collects} GPUs for one job`)}`);
   return others.length > 0 && el('div', {id: 'sharing', class: 'panel pad small', role: 'group',
     'aria-label': 'Other users of these GPUs'}, el('p', {class: 'muted'}, 'Other users of these GPUs, by turns'),
-  el('ul', {}, others.map(drawUser)), next && el('p', {}, 'Next GPU: ', el('b', {}, isOwn ? 'yours' : next)));
+  el('ul', {}, others.map(drawUser)), next && el('p', {}, 'Next GPU: ',
+    el('b', {}, isOwn ? view.counts.pending ? 'yours' : 'yours, if you add a job' : next)));
 }
 
 function drawRows(gpus) {

@@ -150,7 +150,7 @@ def describe_preemption(job: Job, planned: Plan, nodes: Iterable[str], config: G
 
 
 def describe_sharing(job: Job, planned: Plan, usable: Container[str], now: float, reader: str) -> str:
-    """`bob has 60 waiting; your turn is next`: of other users' services that want these GPUs of this box."""
+    """`bob has 60 waiting; the next GPU is for your first job`: of other users' services that want these GPUs."""
     box, turns = planned.box, planned.turns
     if not box:
         return ""
@@ -165,7 +165,8 @@ def describe_sharing(job: Job, planned: Plan, usable: Container[str], now: float
         turn = f"{'you have' if is_reader else f'{name} has'} {count} of the {turns.wanted} GPUs"
     elif found := find_next_turn(box, planned.find_free(), usable, now):
         uid, _ = found
-        turn = "your turn is next" if uid == box.own_uid and is_reader else f"the next turn is {box.names[uid]}'s"
+        is_own = uid == box.own_uid and is_reader
+        turn = "the next GPU is for your first job" if is_own else f"the next turn is {box.names[uid]}'s"
     else:
         turn = ""
     return "; ".join(filter(None, [join_some(waiting, 3), turn]))

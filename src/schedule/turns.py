@@ -275,13 +275,24 @@ def find_next_turn(box: Box, free: Iterable[str], usable: Container[str] | None,
     """
     ends = sorted((predict_end(holding, user.run_s, now), holding.uuid)
                   for user in box.users for holding in user.holdings)
-    there, at = list(free), now
+    there, at, collector = list(free), now, None
     for number in range(min(len(ends), MAX_ENDS) + 1):
         if number:
             at, uuid = ends[number - 1]
             there.append(uuid)
-        owners = box.find_turns(there, now).owners          # by what all will have had when what runs has ended
-        uid = next((owner for uuid, owner in owners.items() if usable is None or uuid in usable), None)
-        if uid is not None:
+        turns = box.find_turns(there, now)                  # by what all will have had when what runs has ended
+        uid = next((owner for uuid, owner in turns.owners.items() if usable is None or uuid in usable), None)
+        if uid is not None and uid != turns.collector:      # who collects starts when there are enough
             return uid, at
-    return None
+        collector = collector or uid
+    return None if collector is None else (collector, float("inf"))
+
+
+def suppose_want(box: Box, now: float) -> Box:
+    """The box as it would be if this service, which wants nothing, had a job for any one GPU."""
+    uuids = {uuid for user in box.users for want in user.wants for uuid in want.uuids}
+    want = Want(1, tuple(uuids), 1, now)
+    users = [replace(user, wants=(want,)) if user.uid == box.own_uid else user for user in box.users]
+    there = [box.had.get(user.uid, 0.0) for user in list_competing(box.users)]
+    begin = min(there, default=0.0) - NEWCOMER_S
+    return replace(box, users=tuple(users), had={**box.had, box.own_uid: max(box.had.get(box.own_uid, begin), begin)})

@@ -9,7 +9,7 @@ from ..formats.nvidia_smi import forget_readings
 from ..hosting.loop import Component
 from ..opening import TYPE_CHECKING, __version__
 from ..schedule.capacity import describe_collection, describe_kept
-from ..schedule.turns import find_next_turn
+from ..schedule.turns import find_next_turn, suppose_want
 from ..values.job import CANCELLED, COMPLETED, FAILED, PRIORITIES
 from ..values.queue_order import list_holds
 from ..values.state import State
@@ -74,7 +74,7 @@ class ServiceStatus(Component):
         left = {capacity.gpu.uuid: f"is left to {capacity.turn_of}, whose turn it is{describe_collection(capacity)}"
                 for capacity in self.service.plan.gpus if capacity.turn_of}
         kept = {capacity.gpu.uuid: capacity for capacity in self.service.plan.gpus
-                if capacity.reserved_for in state.pending and capacity.free > 0}
+                if capacity.reserved_for in state.pending and capacity.free > 0 and not capacity.turn_of}
         left.update({uuid: f"is kept for {describe_kept(capacity)}" for uuid, capacity in kept.items()})
         for gpu in self.service.gpu_watch.see_gpus(state):
             reason = reasons.get(gpu.node) if gpu.node else self.service.observer.observation.error
@@ -90,6 +90,8 @@ class ServiceStatus(Component):
     def describe_next_turn(self) -> dict[str, Any] | None:
         """Who gets the next GPU of this box that somebody waits for; None: there are no others, or nobody can tell."""
         box, now = self.service.plan.box, self.clock.now()
+        if box and not self.store.state.pending:        # then it is told of a job that may be added
+            box = suppose_want(box, now)
         found = find_next_turn(box, self.service.plan.find_free(), None, now) if box else None
         if not (box and found):
             return None

@@ -113,7 +113,8 @@ def format_others(status: Json, paint: Paint) -> list[str]:
         seconds, who = turn["seconds"], "yours" if is_own else turn["user"]
         when = ("when a job ends" if seconds is None else "at any moment" if seconds < 1
                 else f"in about {format_duration(seconds)}")
-        lines.append(f"Next GPU: {paint('green' if is_own else 'yellow', who)}, {when}")
+        supposed = " if you add a job" if is_own and not status["queued_jobs"] else ""
+        lines.append(f"Next GPU: {paint('green' if is_own else 'yellow', who)}{supposed}, {when}")
     return lines
 
 

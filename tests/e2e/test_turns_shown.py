@@ -55,7 +55,7 @@ def test_ann_knows_who_is_next_and_when(waiting):
     assert re.search(rf"\n{name}: 1 running, {QUEUED} waiting since \d\d:\d\d\nNext GPU: yours, (in about|at any)", told), told
     assert f"Others: {name}: 1 running, {QUEUED} waiting since" in ann.nexus("top").stdout
     why = ann.nexus("why", job_id).stdout
-    reason = f"GPU 0 is held by the nexus of {name}; {name} has {QUEUED} waiting; your turn is next"
+    reason = f"GPU 0 is held by the nexus of {name}; {name} has {QUEUED} waiting; the next GPU is for your first job"
     assert f"waits: {reason}\n" in why and re.search("it will start (in about|at any)", why), why
     row, = json.loads(ann.nexus("queue", "--json").stdout)
     assert row["waiting_for"] == reason
@@ -76,7 +76,7 @@ def test_the_page_says_the_same(browser, waiting):
             expect(sharing.get_by_role("listitem")).to_have_text(
                 re.compile(rf"^{bob.user.name} 1 running · {QUEUED} waiting for \d+m$"))
             expect(sharing).to_contain_text("Next GPU: yours")
-            expect(page.locator("#overview")).to_contain_text("your turn is next")
+            expect(page.locator("#overview")).to_contain_text("the next GPU is for your first job")
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
             if shots := live.os.environ.get("SHOTS"):
                 page.screenshot(path=f"{shots}/sharing-{width}.png", full_page=True)

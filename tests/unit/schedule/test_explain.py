@@ -221,7 +221,7 @@ BOB = box_user("bob", [0], [want(jobs=60)])
 CARL = box_user("carl", [1], [want(jobs=2)])
 SHARED = [  # what is shown, jobs, the box, GPUs, the reason why the last of the jobs waits
     ("who is next, where it is the reader", [job("aaa")], box(BOB, wants=[want()]), held_by("bob", 0),
-     "GPU 0 is held by the nexus of bob; bob has 60 waiting; your turn is next"),
+     "GPU 0 is held by the nexus of bob; bob has 60 waiting; the next GPU is for your first job"),
     ("who is next, where it is another", [job("aaa")], box(BOB, wants=[want()], had={0: 900.0}), held_by("bob", 0),
      "GPU 0 is held by the nexus of bob; bob has 60 waiting; the next turn is bob's"),
     ("the job of somebody with a token", [job("aaa", user="dora")], box(BOB, wants=[want()]), held_by("bob", 0),
@@ -229,7 +229,7 @@ SHARED = [  # what is shown, jobs, the box, GPUs, the reason why the last of the
     ("who has how many", [running("rrr", (2,)), job("aaa", 2)], box(BOB, CARL, wants=[want()]),
      [*held_by("bob", 0), *held_by("carl", 1), gpu(2)],
      "needs 1 GPU; 0 of 3 are free: 1 taken by bob, 1 by carl, 1 by your own jobs; bob has 60 waiting, carl has 2 waiting; "
-     "your turn is next"),
+     "the next GPU is for your first job"),
     ("a GPU is another's turn", [job("aaa")], box(box_user("bob", [], [want(jobs=9)]), had={0: 9.0}, wants=[want()]), [gpu(0)],
      "GPU 0 is bob's turn; bob has 9 waiting; the next turn is bob's"),
     ("another collects", [job("aaa")], box(box_user("bob", [], [want(2, collects=True)]), CARL, had={0: 9.0}, wants=[want()]),
@@ -240,7 +240,7 @@ SHARED = [  # what is shown, jobs, the box, GPUs, the reason why the last of the
      [gpu(0), *held_by("carl", 1), gpu(2), gpu(3)],
      "needs 4 GPUs; 3 of 4 are free: 1 taken by carl; carl has 2 waiting; you have 3 of the 4 GPUs"),
     ("nobody waits", [job("aaa")], box(box_user("bob", [0]), wants=[want()]), held_by("bob", 0),
-     "GPU 0 is held by the nexus of bob; your turn is next"),
+     "GPU 0 is held by the nexus of bob; the next GPU is for your first job"),
     ("its holder does not take turns", [job("aaa")], box(box_user("bob", [], [want(jobs=9)]), wants=[want()]), held_by("carl", 0),
      "GPU 0 is held by the nexus of carl; bob has 9 waiting"),
     ("others use other GPUs", [running("rrr", (2,)), job("aaa", 2, gpu_ids=(2,))], box(box_user("bob", [0], [want(indices=(0, 1))])),
