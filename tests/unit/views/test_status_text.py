@@ -169,8 +169,10 @@ def other(user, running, waiting, **facts):
 OTHERS = [  # reason, facts of the status, lines
     ("nobody else", {"others": [], "next_turn": None}, []),
     ("an older service", {}, []),
-    ("one's own turn", {"others": [other("bob", 4, 60)], "next_turn": {"user": "ann", "seconds": 4.9}},
+    ("one's own turn", {"others": [other("bob", 4, 60)], "next_turn": {"user": "ann", "seconds": 4.9}, "queued_jobs": 1},
      ["bob: 4 running, 60 waiting since 15:20", "Next GPU: yours, in about 4s"]),
+    ("who has nothing to run would be next", {"others": [other("bob", 4, 60)], "next_turn": {"user": "ann", "seconds": 4.9}},
+     ["bob: 4 running, 60 waiting since 15:20", "Next GPU: yours if you add a job, in about 4s"]),
     ("another's", {"others": [other("bob", 0, 1)], "next_turn": {"user": "bob", "seconds": 0.0}},
      ["bob: 0 running, 1 waiting since 15:20", "Next GPU: bob, at any moment"]),
     ("nobody knows when", {"others": [other("bob", 1, 2)], "next_turn": {"user": "bob", "seconds": None}},
