@@ -4544,9 +4544,9 @@ def parse_runs(lines: Iterable[bytes]) -> tuple[list[GpuRun], bool]:
 TURN_S = 1.8                    # a GPU is left for so long to whose turn it is; this is looked at each second
 SET_S = 30.0                    # a set of several that is complete, likewise
 REST_FACTOR = 30                # whoever let a turn lapse gets none for so many times as long as GPUs were left to him
+PAUSE_S = 10.0                  # a service that hung for so long wanted nothing meanwhile
 FORGET_S = 600.0                # what was had counts no more when nobody has competed for so long
 MAX_OWED_RUNS = 20              # nobody is owed more than the time of so many jobs
-PAUSE_S = 10.0                  # a service that hung for so long wanted nothing meanwhile
 END_LAG_S = 2.0                 # so late the end of a job may be told
 MAX_WANTS = 8                   # of one user, that are looked at
 NEWCOMER_S = 0.001                  # among equals the newcomer is first
@@ -4605,12 +4605,11 @@ def credit(ledger: Ledger, users: Sequence[BoxUser], now: float) -> Ledger:
     """The ledger after another look at the bids.
 
     What a user has counts also while none of his jobs waits: else who adds one after the other would have had nothing.
-    After a long pause, as when this service was stopped, nothing is known of what was between.
     """
     competing, had = list_competing(users), dict(ledger.had)
     if now - ledger.contested_at > FORGET_S:
         had = {}
-    former = ledger.users if now - ledger.looked_at <= PAUSE_S else {}
+    former = ledger.users
     # A service that has just started knows them from the one before.
     before = {user.uid for user in list_competing(former.values()) if user.uid in had} if former else set(had)
     for user in users:
@@ -4632,6 +4631,11 @@ def credit(ledger: Ledger, users: Sequence[BoxUser], now: float) -> Ledger:
     active = [user for user in users if user.wants or user.holdings]
     contested_at = now if competing and len(active) > 1 else ledger.contested_at
     return Ledger(had, {user.uid: user for user in users}, now, contested_at, begin if there else ledger.begin)
+
+
+def forget_gap(ledger: Ledger, now: float) -> Ledger:
+    """The ledger for the next look: after a long pause, as when this service was stopped, nothing is known of that."""
+    return ledger if now - ledger.looked_at <= PAUSE_S else replace(ledger, users={})
 
 
 def find_used_s(user: BoxUser, now: float) -> float:
@@ -17572,7 +17576,7 @@ class TurnTaking(Component):
             return
         self.look_at_leases()
         users = self.name_holders(self.list_users(found, now), self.service.gpu_watch.gpus, now)
-        self.ledger = credit(self.ledger, users, now)
+        self.ledger = credit(forget_gap(self.ledger, now), users, now)
         self.box = Box(self.uid, tuple(users), self.ledger.had, frozenset(self.patience.resting)) if found else None
         if not found:
             self.settle(Turns(), self.patience.left)

@@ -12,7 +12,7 @@ from ..machine.bids import Bids, FoundBid
 from ..machine.disk import find_user, read_json, write_atomic
 from ..opening import TYPE_CHECKING
 from ..schedule.reasons import Plan
-from ..schedule.turns import Box, BoxUser, Ledger, Patience, Turns, credit, merge_bids, wait_for_turns
+from ..schedule.turns import Box, BoxUser, Ledger, Patience, Turns, credit, forget_gap, merge_bids, wait_for_turns
 from ..values.bid import Bid, Holding
 from ..values.errors import NexusError
 from ..values.gpu import Gpu
@@ -87,7 +87,7 @@ class TurnTaking(Component):
             return
         self.look_at_leases()
         users = self.name_holders(self.list_users(found, now), self.service.gpu_watch.gpus, now)
-        self.ledger = credit(self.ledger, users, now)
+        self.ledger = credit(forget_gap(self.ledger, now), users, now)
         self.box = Box(self.uid, tuple(users), self.ledger.had, frozenset(self.patience.resting)) if found else None
         if not found:
             self.settle(Turns(), self.patience.left)

@@ -93,7 +93,8 @@ def test_what_each_has_had(had, former, users, then):
 def test_of_the_time_when_this_service_was_stopped_nothing_is_known():
     users = [user(ANN, want(), has=CARDS[:2]), user(BOB, want())]
     ledger = nexus.Ledger({ANN: 1.0, BOB: 2.0}, {one.uid: one for one in users}, BEGIN, BEGIN)
-    assert nexus.credit(ledger, users, BEGIN + nexus.PAUSE_S + 1).had == {ANN: 1.0, BOB: 2.0}
+    at = BEGIN + nexus.PAUSE_S + 1
+    assert nexus.credit(nexus.forget_gap(ledger, at), users, at).had == {ANN: 1.0, BOB: 2.0}
 
 
 @pytest.mark.parametrize("leaves, turn", [
@@ -139,7 +140,7 @@ class Player:
         bids = [(one.uid, "", one.bid if one is not self else self.make_bid(now, self.box.reserve_s)) for one in self.box.players
                 if one.bid != nexus.Bid() or one is self]
         users = nexus.merge_bids(bids, set(self.box.cards))
-        self.ledger = nexus.credit(self.ledger, users, now)
+        self.ledger = nexus.credit(nexus.forget_gap(self.ledger, now), users, now)
         turns = nexus.Box(self.uid, tuple(users), self.ledger.had, frozenset(self.patience.resting)).find_turns(free, now)
         self.patience = nexus.wait_for_turns(self.patience, turns, free, self.uid, now)
         wasted = self.patience.wasted
