@@ -38,7 +38,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from shlex import quote
 
 __version__ = "1.0.0"
@@ -4569,12 +4569,12 @@ class BoxUser(Value):
         return min((want.since for want in self.wants), default=float("inf"))
 
 
-def merge_bids(bids: Iterable[tuple[int, str, Bid]], here: AbstractSet[str]) -> list[BoxUser]:
+def merge_bids(bids: Iterable[tuple[int, str, Bid]], here: Container[str]) -> list[BoxUser]:
     """The users of bids, each (uid, user name, bid).  `here`: the GPUs of this box; of others nothing counts."""
     users: dict[int, BoxUser] = {}
     for uid, name, bid in bids:
         user = users.get(uid) or BoxUser(uid, name, run_s=0.0)
-        wants = [want if here >= set(want.uuids)
+        wants = [want if all(uuid in here for uuid in want.uuids)
                  else replace(want, uuids=tuple(uuid for uuid in want.uuids if uuid in here))
                  for want in bid.wants[:MAX_WANTS]]
         wants = [want for want in wants if want.jobs and 0 < want.gpus <= len(set(want.uuids))]
@@ -4612,9 +4612,12 @@ def credit(ledger: Ledger, users: Sequence[BoxUser], now: float) -> Ledger:
     former = ledger.users
     # A service that has just started knows them from the one before.
     before = {user.uid for user in list_competing(former.values()) if user.uid in had} if former else set(had)
+    gpus = {holding.uuid for user in users for holding in user.holdings}
+    gpus.update(uuid for user in users for want in user.wants for uuid in want.uuids)
+    most_s = len(gpus) * (now - ledger.looked_at + END_LAG_S)       # a lie that is not possible counts for no more
     for user in users:
         if user.uid in former and user.uid in had:
-            had[user.uid] += find_had_s(former[user.uid], ledger.looked_at, user, now)
+            had[user.uid] += min(most_s, find_had_s(former[user.uid], ledger.looked_at, user, now))
     there = [user for user in competing if user.uid in before]
     # Who only waits, for a set or for nothing, is behind: those are where the others are whom jobs run for.
     begins = [had[user.uid] - find_had_since_start_s(user, now) for user in there if user.holdings]
@@ -4654,7 +4657,7 @@ def find_had_s(before: BoxUser, then: float, user: BoxUser, now: float) -> float
 
     The end of a job is told a moment later, and corrects what was counted meanwhile, but no more than that.
     """
-    gone = set(before.holdings).difference(user.holdings)
+    gone = {holding.uuid for holding in set(before.holdings).difference(user.holdings)}
     return max(find_used_s(user, now) - find_used_s(before, then), -END_LAG_S * len(gone))
 
 

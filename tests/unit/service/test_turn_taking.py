@@ -35,6 +35,25 @@ def test_what_this_service_says_that_it_leaves_changes_nothing_here():
     assert box.find_turns(["GPU-0"], NOW).owners == {"GPU-0": BOB}
 
 
+LIES = [  # reason, the bids of bob, a second apart; what he has had by then, from and to
+    ("much", [nexus.Bid(WANTS_ONE, ended_s=end_s) for end_s in (0.0, 1e15, -1e9, 1e15)], 3.0, 10.0),
+    ("jobs that began long ago", [nexus.Bid(WANTS_ONE), nexus.Bid(WANTS_ONE, (nexus.Holding("GPU-0", 100, 0.0),))], 0.0, 10.0),
+    ("less, as often as he has claimed jobs", [
+        nexus.Bid(WANTS_ONE, tuple(nexus.Holding("GPU-0", 1, NOW + number) for number in range(count)), ended_s=-500.0 * step)
+        for step, count in enumerate((100, 0, 100, 0))], -5.0, 0.0),
+]
+
+
+@pytest.mark.parametrize("reason, bids, least, most", LIES, ids=[case[0] for case in LIES])
+def test_what_cannot_be_counts_for_little(reason, bids, least, most):
+    """Else it would count for long, and nothing that is true would be seen beside it."""
+    ledger = nexus.Ledger()
+    for step, bid in enumerate(bids):
+        users = nexus.merge_bids([(ANN, "ann", nexus.Bid(WANTS_ONE)), (BOB, "bob", bid)], {"GPU-0"})
+        ledger = nexus.credit(ledger, users, NOW + step)
+    assert least <= ledger.had[BOB] <= most, reason
+
+
 def play(steps, wants_after=()):
     """Who rests after GPUs were left to bob, each time for so many seconds, until he says that he wants `wants_after`."""
     patience, now, rests = nexus.Patience(), 1000.0, []
