@@ -22067,7 +22067,7 @@ function drawFailures() {
     const actions = [
       hasLogLinks.matches
         && el('a', {href: `${addressOf(id)}?at=error`, 'aria-label': `Log of ${titleOf(job)}`}, 'Log'),
-      button(['Retry', isMany && el('span', {class: 'quiet'}, ' failed')], () => retry(isMany ? {group} : {ids: [id]}),
+      button(isMany ? 'Retry failed' : 'Retry', () => retry(isMany ? {group} : {ids: [id]}),
         {key: 'retry', 'aria-label': `Retry ${what}`}),
       button('\u00d7', () => dismiss(isMany ? {group, status: 'failed'} : {ids: [id]}),
         {'aria-label': `Dismiss ${what}`, title: `Dismiss ${what}`})];
@@ -25951,7 +25951,7 @@ def cmd_retry(context: Context) -> None:
                         f"--downstream runs these again, too; now: nexus retry {typed}")
         if others:
             new = " ".join(answer["ids"]) if len(answer["ids"]) <= MAX_TYPED else "ID..."
-            context.say(f"{'; '.join(others)}; if it is to be this shell's: nexus cancel {new} && "
+            context.say(f"{'; '.join(others)}; if it is to be this shell's: nexus cancel {new}; "
                         f"nexus retry {new} --this-env")
 
 

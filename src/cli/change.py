@@ -180,7 +180,7 @@ def cmd_retry(context: Context) -> None:
                         f"--downstream runs these again, too; now: nexus retry {typed}")
         if others:
             new = " ".join(answer["ids"]) if len(answer["ids"]) <= MAX_TYPED else "ID..."
-            context.say(f"{'; '.join(others)}; if it is to be this shell's: nexus cancel {new} && "
+            context.say(f"{'; '.join(others)}; if it is to be this shell's: nexus cancel {new}; "
                         f"nexus retry {new} --this-env")
 
 

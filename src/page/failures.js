@@ -22,7 +22,7 @@ function drawFailures() {
     const actions = [
       hasLogLinks.matches
         && el('a', {href: `${addressOf(id)}?at=error`, 'aria-label': `Log of ${titleOf(job)}`}, 'Log'),
-      button(['Retry', isMany && el('span', {class: 'quiet'}, ' failed')], () => retry(isMany ? {group} : {ids: [id]}),
+      button(isMany ? 'Retry failed' : 'Retry', () => retry(isMany ? {group} : {ids: [id]}),
         {key: 'retry', 'aria-label': `Retry ${what}`}),
       button('\u00d7', () => dismiss(isMany ? {group, status: 'failed'} : {ids: [id]}),
         {'aria-label': `Dismiss ${what}`, title: `Dismiss ${what}`})];
