@@ -248,7 +248,7 @@ def test_large_jobs_come(count, rows, data):
     Box(count, [*large, *(Player(uid, row) for uid, row in enumerate(rows, 1))]).run(150)
     for player in large:
         assert len(player.starts) >= 3
-        assert max(began - since for since, began in player.starts) <= 1.0 + len(large) * (longest_s + 3.0 + 4 * NOTICED_S)
+        assert max(began - since for since, began in player.starts) <= 1.0 + len(large) * (2 * longest_s + 10.0 + 4 * NOTICED_S)
 
 
 @pytest.mark.parametrize("name", ["it wants without end", "it collects", "it has it all", "it comes and goes"])
