@@ -10400,6 +10400,7 @@ class Leases:
         self.held: dict[str, list[tuple[str, int]]] = {}    # {job id: files and descriptors}, until its runner has them
         self.kept: dict[str, int] = {}                      # {GPU uuid: descriptor}, where a running job lost its lock
         self.lost: list[str] = []                           # the GPUs of which the last look found that
+        self.holders: Mapping[str, str] = {}                # as the last look found them
 
     def find_holders(self, uuids: Iterable[str], used: Container[str] = ()) -> dict[str, str]:
         """{GPU uuid: user} of those GPUs that other services have.  Raises: unavailable.
@@ -10410,7 +10411,8 @@ class Leases:
         holders, self.lost = {}, []
         with self.opened_folder() as folder:
             for uuid in uuids:
-                handle, holder = self.lock(folder, uuid)
+                # Of one that others had, it is not waited for who only looks: the next look will tell.
+                handle, holder = self.lock(folder, uuid, 0.0 if uuid in self.holders else LEASE_TIMEOUT_S)
                 if handle is None:
                     holders[uuid] = holder
                 elif uuid in used and holder != "shared":
@@ -10419,6 +10421,7 @@ class Leases:
                     self.lost += [uuid] if holder == "new" else []
                 else:
                     self.disk.close(handle)
+        self.holders = holders
         return holders
 
     def drop(self, uuid: str) -> None:
@@ -10477,7 +10480,7 @@ class Leases:
                                  hint=f"chmod 1777 {self.folder}, or set [gpu] lease_dir in config.toml")
             yield folder
 
-    def lock(self, folder: int, uuid: str) -> tuple[int | None, str]:
+    def lock(self, folder: int, uuid: str, timeout_s: float = LEASE_TIMEOUT_S) -> tuple[int | None, str]:
         """(a GPU's file, locked for this service; how: sign()), or (None, who has the GPU).  Raises: OSError."""
         import stat
         name = name_lease(uuid)
@@ -10501,7 +10504,7 @@ class Leases:
                 self.disk.chmod(handle, 0o666)      # it is new, or its maker was killed before this
             if time.time() - status.st_mtime > LEASE_TOUCH_S:
                 self.disk.touch(handle)
-            how = wait_until(lambda: self.sign(handle), LEASE_TIMEOUT_S, 0.001)
+            how = wait_until(lambda: self.sign(handle), timeout_s, 0.001)
             if how:
                 stack.pop_all()
                 return handle, how
