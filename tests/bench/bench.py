@@ -27,7 +27,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(TOP))
+sys.path[:0] = [str(TOP), str(TOP / "tests/bench")]
+import fair  # noqa: E402
+
 import nexus  # noqa: E402
 
 SMI = """#!/bin/sh
@@ -702,8 +704,14 @@ def measure_beside() -> None:
                    f"add {more[0]:+.2f}, start {more[1]:+.2f}, kill {more[2]:+.2f} s", "<= +0.3 s each")
 
 
+def measure_fair() -> None:
+    """Users of one box who have services of their own, beside the nexus that knew no turns."""
+    fair.main(["5d9180f"])
+
+
 MEASURES = {"plan": measure_plan, "gap": measure_gap, "crowd": measure_crowd, "add": measure_add, "bulk": measure_bulk,
-            "idle": measure_idle, "load": measure_load, "page": measure_page, "views": measure_views, "beside": measure_beside}
+            "idle": measure_idle, "load": measure_load, "page": measure_page, "views": measure_views, "beside": measure_beside,
+            "fair": measure_fair}
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ CASES: dict[str, tuple[int, list[tuple[float, int, float, int]]]] = {
     "2 GPUs, 3 users: 0.5, 1 and 2 s": (2, [(0, 400, 0.5, 1), (0, 400, 1.0, 1), (0, 400, 2.0, 1)]),
     "4 GPUs, 4 users: 1 s, one has jobs of 2 GPUs": (4, [(0, 400, 1.0, 1), (0, 400, 1.0, 1), (0, 400, 1.0, 1), (0, 400, 1.0, 2)]),
 }
-PLAYED_S = 40.0
+PLAYED_S = 30.0
 
 
 class Player:
