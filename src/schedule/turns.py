@@ -15,7 +15,7 @@ from ..values.value import Value, replace
 
 TURN_S = 1.8                    # a GPU is left for so long to whose turn it is; this is looked at each second
 SET_S = 30.0                    # a set of several that is complete, likewise
-REST_FACTOR = 30                # whoever let a turn lapse gets none for so many times as long as GPUs were left to him
+REST_FACTOR = 35                # whoever let a turn lapse gets none for so many times as long as GPUs were left to him
 PAUSE_S = 10.0                  # a service that hung for so long wanted nothing meanwhile
 FORGET_S = 600.0                # what was had counts no more when nobody has competed for so long
 MAX_OWED_RUNS = 20              # nobody is owed more than the time of so many jobs

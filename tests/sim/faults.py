@@ -115,7 +115,7 @@ FAULTS = {
     "what ran before a kill is not told": Fault(
         "service/gpu_history",
         "            self.ended.extend(self.store.state.jobs.values())       # a killed service may not have written the last\n", ""),
-    # Turns with other users: see turns.py
+    # Turns with other users: see boxes.py
     "a lapse ends no turn": Fault(
         "schedule/turns", "                resting[uid] = max(resting.get(uid, 0.0), now + REST_FACTOR * (now - since))\n",
         "                pass\n"),
@@ -131,7 +131,7 @@ FAULTS = {
     "what is gone stays in a view": Fault(
         "views/api_json", "            **{key: None for key in old if key not in new}}", "            }"),
     "a view has others' rows": Fault(
-        "service/overview", '{job.id: settle(caller.show(job.user, row)) for', "{job.id: settle(row) for"),
+        "service/overview", "told = [caller.show(job.user, row) for job, row in", "told = [row for job, row in"),
     "a hook runs again after a restart": Fault("service/hooks", "        if job.is_hook_due:\n", "        if not job.number:\n"),
     "the end of a group is told at once": Fault(
         "service/hooks", "default=now) + GROUP_QUIET_S - now", "default=now) - now"),

@@ -21,7 +21,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--from", type=int, default=int(time.time()), dest="first",
                         help="the first seed (default: one that nobody has had)")
     parser.add_argument("--fault", help="put this fault in by hand first: see faults.py")
-    parser.add_argument("--turns", action="store_true", help="histories of several users on one box: see turns.py")
+    parser.add_argument("--turns", action="store_true", help="histories of several users on one box: see boxes.py")
     parser.add_argument("--keep", action="store_true", help="go on after a failure; keep each in tests/sim/found")
     options = parser.parse_args(argv)
     if options.fault:
@@ -58,11 +58,11 @@ def main(argv: Sequence[str]) -> int:
 
 def look_at_turns(options: argparse.Namespace) -> int:
     """Histories of several users on one box, until one fails."""
-    import turns
+    import boxes
     began, seed = time.monotonic(), options.first if options.seed is None else options.seed
     first = seed
     while seed == first or (options.seed is None and time.monotonic() - began < 60 * options.minutes):
-        outcome = turns.run_box(turns.Setup(seed), print if options.seed is not None else None)
+        outcome = boxes.run_box(boxes.Setup(seed), print if options.seed is not None else None)
         if outcome.words:
             print(f"seed {seed} fails: {outcome.words}\n{outcome.traceback}", flush=True)
             return 1

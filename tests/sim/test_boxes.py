@@ -2,10 +2,10 @@
 
 import pytest
 import samples
-import turns
+import boxes
 
 
 @pytest.mark.parametrize("seed", samples.choose(range(1, 101), 12))
 def test_users_take_turns(seed):
-    outcome = turns.run_box(turns.Setup(seed))
+    outcome = boxes.run_box(boxes.Setup(seed))
     assert not outcome.words, f"{outcome.traceback}tests/sim/run --turns --seed {seed} shows it"
