@@ -1,8 +1,8 @@
 """Histories of several users on one box, with known seeds.  New ones are looked for by tests/sim/run --turns."""
 
+import boxes
 import pytest
 import samples
-import boxes
 
 
 @pytest.mark.parametrize("seed", samples.choose(range(1, 101), 12))
