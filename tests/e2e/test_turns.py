@@ -161,7 +161,8 @@ def test_one_that_is_killed_while_it_collects_leaves_nothing_waiting(two):
         waits = waits or ann.add("sleep 0.1")
         if ann.job(waits)["status"] == "completed":
             waits = None
-        return f"left to {bob.user.name}, whose turn it is" in read_log(ann) and waits
+        shown = [gpu["unavailable"] or "" for gpu in ann.status()["gpu_status"]]
+        return any(f"left to {bob.user.name}" in words for words in shown) and waits
     live.until(is_left, "a GPU to be left to bob")
     assert ann.job(waits)["status"] == "pending" and bob.job(all_gpus)["status"] == "pending"
     began = time.monotonic()
