@@ -1,6 +1,7 @@
 """Two users' services on one machine, which agree through the leases alone."""
 
 import contextlib
+import os
 import subprocess
 import time
 
@@ -128,9 +129,10 @@ def test_service_down_and_job_alive(two):
 def test_a_strange_file_in_the_folder_disturbs_nobody(two):
     """It may even stand for another user's GPU: what somebody else has there can be neither removed nor replaced."""
     ann, bob = two
-    ann.wait_started(ann.add("sleep 600"))
+    job = ann.wait_started(ann.add("sleep 600"))
     folder = lease_folder(ann)
-    file, = [file for file in folder.iterdir() if file.stat().st_uid == ann.user.uid and ann.user.name in file.read_text()][:1]
+    file, = folder.glob(f"GPU-{job['gpu_index']:08}-*")
+    os.chown(file, ann.user.uid, -1)                        # whose service looked first has made it
     done = subprocess.run([*bob.user.become(), "sh", "-c", f"rm -f {file}; mv {file} {folder}/x; cd {folder}; mkfifo pipe; mkdir folder; "
                            "ln -s /etc/passwd link; : > 'a b'; truncate -s 1T large"], capture_output=True, text=True)
     assert done.returncode == 0 and file.exists()

@@ -309,9 +309,10 @@ class Machine:
         return [pid for pid in self.processes() if words.encode() in live.read_bytes(f"/proc/{pid}/cmdline").replace(b"\0", b" ")]
 
     def kill_agent(self):
-        """SIGKILL the agent of the head; ssh notices it."""
+        """SIGKILL the agent of the head, and await its end; ssh notices it."""
         pids = live.until(lambda: self.find(".py agent "), f"an agent on {self.name}")
         live.kill(*pids)
+        live.until(lambda: not any(map(live.is_alive, pids)), f"the end of the agent on {self.name}")
 
     def power_off(self):
         """Everything there ends at once, and says goodbye to nobody: the kernel sees to that, once the first process is dead."""
