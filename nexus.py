@@ -2975,7 +2975,9 @@ SET: Schema = {
     "examples": [{"bs": ["48", "64"]}],
     "additionalProperties": list_of({**TEXT, "minLength": 1, "x-max-bytes": MAX_SWEEP_BYTES}, 1, MAX_SWEEP)}
 RETRY_KEYS = {
-    **CHOICE_KEYS, "downstream": Field(
+    **CHOICE_KEYS, "dry_run": Field(
+        FLAG, "check, and run nothing again: `jobs` are those that would be added", default=False),
+    "downstream": Field(
         FLAG, "also the jobs that were cancelled as these did not complete, each after the new ones", default=False),
     "set": Field(
         SET, "other values of their sweep, {name: [values]}; of several, each has a job", default=None),
@@ -3936,13 +3938,14 @@ def take_last(lines: Iterable[str], count: int) -> list[str]:
 # ==== src/formats/metrics.py ====
 # The numbers that a line of a job's output tells.
 
-# The results that a line tells: `loss=0.31`, `val acc: 91.2%`, `{'eval_loss': 0.3}`.  A name is a word, with words like
-# `val` before it.  Neither is one in a path, an address, an option or a time: what follows a name is a whole number.
+# The results that a line tells: `loss=0.31`, `val acc: 91.2%`, `{'eval_loss': 0.3}`, and of those of which it is known
+# which is better, `loss 0.31`.  A name is a word, with words like `val` before it.  Neither is one in a path, an
+# address, an option or a time: what follows a name is a whole number.
 METRIC_NUMBER = r"[+-]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?|(?i:nan|inf(?:inity)?))"
 METRIC = (
     r"(?a)(?<![\w/.@#%&?=+\\$-])"
     r"(?P<name>(?:(?i:train|training|val|valid|validation|test|eval|dev|best|final|mean|avg|average|total)\ ){0,3}"
-    r"[A-Za-z_][\w/.@%-]{0,59})(?P<quote>['\"]?)(?P<sign>\ {0,3}=\ {0,3}|\ {0,3}:\ {1,8}|:)"
+    r"[A-Za-z_][\w/.@%-]{0,59})(?P<quote>['\"]?)(?P<sign>\ {0,3}=\ {0,3}|\ {0,3}:\ {1,8}|:|\ {1,3})"
     r"(?:(?:tensor|array|(?:np\.)?float[0-9]{2})\()?"
     rf"(?P<number>{METRIC_NUMBER})(?=%?(?:[\s,;|()\]}}'\"±]|\.?(?:\s|$)))(?!,[0-9])")
 NO_METRICS = r"(?:[A-Z]+:)*(?:INFO|WARN|WARNING|ERROR|DEBUG|FATAL|CRITICAL|NOTE|Info|Warning|Error|Note|\w*Error)"
@@ -3954,10 +3957,13 @@ def read_metrics(line: str) -> dict[str, float]:
     """{name: number} of the results in a line; of a name that comes twice, the last."""
     found = {}
     for match in re.finditer(METRIC, line):
-        name, number = match["name"], float(match["number"])
-        is_clear = match["sign"] != ":" or match["quote"] or re.search("[.eE]", match["number"])  # not localhost:8080
-        if is_clear and not re.fullmatch(NO_METRICS, name):
-            found[name] = number
+        name, sign, is_whole = match["name"], match["sign"], match["number"].isdecimal()
+        if sign == ":" and is_whole and not match["quote"]:             # localhost:8080
+            continue
+        if sign.isspace() and (is_whole or not find_direction(name)):   # `loss 0.3`, and not `took 3.5 s`
+            continue
+        if not re.fullmatch(NO_METRICS, name):
+            found[name] = float(match["number"])
     return found
 
 
@@ -6744,6 +6750,12 @@ def label_rows(rows: Iterable[Json]) -> dict[str, str]:
     Jobs of no group belong together when they run one program with as many words, as a loop of the shell makes them.
     `rows`: jobs in JSON.  Who has nothing to be told from has no label, but for the values that make a name.
     """
+    return {row["id"]: label for family in find_families(rows)
+            for row, label in zip(family, label_family(family)) if label}
+
+
+def find_families(rows: Iterable[Json]) -> list[list[Json]]:
+    """The rows of each sweep or group, of each that is no other user's."""
     families: dict[tuple[Any, ...], dict[str, Json]] = {}
     for row in rows:
         if row["command"] is None:              # another user's
@@ -6753,8 +6765,18 @@ def label_rows(rows: Iterable[Json]) -> dict[str, str]:
             words = row["command"].split()
             kind = (words[:2], len(words))
         families.setdefault((row["user"], row["group"], str(kind)), {})[row["id"]] = row
-    return {job_id: label for family in families.values()
-            for job_id, label in zip(family, label_family([*family.values()])) if label}
+    return [[*family.values()] for family in families.values()]
+
+
+def list_common_values(rows: Iterable[Json]) -> list[str]:
+    """`exp1: lr=0.1 bs=64` of each sweep: the values that no label tells, as all of its rows have them."""
+    lines = list[str]()
+    for family in find_families(rows):
+        values = [row.get("sweep_values") or {} for row in family]
+        same = [f"{name}={text}" for name, text in values[0].items() if all(each[name] == text for each in values)]
+        if same and len(family) > 1:
+            lines.append(f"{family[0]['group'] or family[0]['user']}: {' '.join(same)}")
+    return lines
 
 
 def label_family(family: Sequence[Json]) -> list[str]:
@@ -7152,7 +7174,7 @@ SHOW_LINES: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "pid": ("process: {}", "text"), "log_dir": ("logs: {}", "text"), "history": ("history: {}", "text")},
     "How it ended": {
         "exit_code": ("exit code: {}", "text"), "signal": ("signal: {}", "signal"), "cause": ("cause: {}", "text"),
-        "cause_line": ("because: {}", "text"), "stopped_by": ("stopped by: {}", "text"),
+        "cause_line": ("message: {}", "text"), "stopped_by": ("stopped by: {}", "text"),
         "notes": ("notes: {}", "lines"), "retried_as": ("run again as: {}", "text")},
     "What it used": {
         "peak_rss_mib": ("peak memory {}", "size"), "rss_mib": ("memory {} now", "size"),
@@ -7396,6 +7418,9 @@ JOB_COLUMNS = (
     time_column("FINISHED", "finished_at", spare=6),
     *LAST_COLUMNS)
 
+WHY_COLUMN = Column("WHY", cell=lambda job: job["cause_line"] or "",
+                    shown_if=lambda jobs: any(job["cause_line"] for job in jobs))
+
 
 def choose_columns(columns: Sequence[Column], jobs: Sequence[Json], paint: Paint) -> list[Column]:
     """The columns for these jobs on a terminal, or in a file.
@@ -7426,12 +7451,16 @@ def list_new_reasons(jobs: Sequence[Json]) -> list[str]:
 
 
 def format_jobs(jobs: Sequence[Json], paint: Paint) -> str:
-    """On a terminal, a failed job's last line stands below it, and how one ended that is not recorded yet."""
+    """On a terminal, a failed job's message stands below it, and how one ended that is not recorded yet.
+
+    In a file the message is the last column.
+    """
     below = [format_line(job["cause_line"] or job["unrecorded"] or "", max(20, paint.width - 5)) for job in jobs]
     if not paint.width:
         jobs = [{**job, "status": "; ".join(filter(None, [job["status"], job["unrecorded"]]))} for job in jobs]
+    last = [] if paint.width else [WHY_COLUMN]
     jobs = label_for_terminal(jobs, paint)
-    return format_table(choose_columns(JOB_COLUMNS, jobs, paint), jobs, paint, below)
+    return format_table([*choose_columns(JOB_COLUMNS, jobs, paint), *last], jobs, paint, below)
 
 
 # `nexus top`: a row for each GPU; below them what waits, with one row for a group
@@ -8071,8 +8100,9 @@ HEADINGS = {                                    # of the usual tables: the key
     "why": "waiting_for"}
 TITLES = {name: heading.upper() for heading, name in HEADINGS.items() if heading != "why"}
 # What --csv has where nobody says which columns
-JOB_CSV = ("id", "name", "group", "user", "status", "outcome", "exit_code", "cause", "node", "gpus", "gpu_places",
-           "created_at", "started_at", "finished_at", "runtime_seconds", "peak_gpu_mem_mib", "cwd", "command")
+JOB_CSV = ("id", "name", "group", "user", "status", "outcome", "exit_code", "cause", "cause_line", "node", "gpus",
+           "gpu_places", "created_at", "started_at", "finished_at", "runtime_seconds", "peak_gpu_mem_mib", "cwd",
+           "command")
 QUEUE_CSV = ("id", "name", "group", "user", "priority", "gpus", "only_node", "created_at", "estimated_start",
              "waiting_for", "cwd", "command")
 
@@ -8116,7 +8146,7 @@ def format_fact(name: str, row: Field, fact: Any) -> str:
         forms: Mapping[str, Callable[[float], str]] = {
             "seconds": format_duration, "mib": format_memory, "fraction": lambda share: f"{100 * share:.0f}%"}
         return forms[unit](fact) if unit in forms else f"{fact:.12g}"
-    return format_plain(fact)
+    return fact["detail"] if name == "reason" else format_plain(fact)
 
 
 def format_plain(fact: Any) -> str:
@@ -8145,8 +8175,9 @@ others' jobs only that they are there: the rest is null.  Every refusal is the o
 groups), the last that ended, failures, counts.  `?after=STATE_VERSION` replies when something of that has changed, at
 the latest after 15 seconds, with the changes as a JSON merge patch (RFC 7396: null is what has gone), or with all of
 it when it says `is_whole`.  A choice by text, status, user or group restricts the lists, `limit` their length.
-`failures`, of a group and of all, are the failed jobs that were neither retried nor dismissed by the caller; a row's
-`label` tells it from others of its sweep or group, like `lr=1e-3 bs=64`.
+`failures`, of a group and of all, are the failed jobs that were neither retried nor dismissed by the caller, in the
+list the last of each group, how many of it there are, and of how many kinds; a row's `label` tells it from others of
+its sweep or group, like `lr=1e-3 bs=64`.
 
 The machines under /api have numbers: 0 is this one, then come the nodes in the order of GET /nodes."""
 
@@ -16023,6 +16054,7 @@ def check_own_group(state: State, group: str | None, caller: Identity) -> None:
 def find_own_job(state: State, told: str, caller: Identity, statuses: Container[str] = ()) -> Job:
     """The job of an id, or else the latest of a name; to change it, the only one of that name in these statuses.
 
+    A job that was run again is not meant by its name: its retry is.
     Raises: not_found; forbidden, when it is another user's; conflict, when several have the name.
     """
     job = state.jobs.get(told)
@@ -16038,7 +16070,8 @@ def find_own_job(state: State, told: str, caller: Identity, statuses: Container[
                 names = [*state.jobs, *(each.name or "" for each in seen)]
                 hint = suggest(told, names) or "nexus jobs lists them"
             raise NexusError("not_found", f"no job '{format_line(told, 40)}'", hint)
-        fitting = [job_id for _, job_id in named if state.jobs[job_id].shown_status in statuses] if statuses else []
+        fitting = [job_id for _, job_id in named if state.jobs[job_id].shown_status in statuses
+                   and not state.jobs[job_id].retried_as] if statuses else []
         if len(fitting) > 1:
             raise NexusError("conflict", f"{len(fitting)} jobs have the name '{told}': {', '.join(fitting[:10])}",
                              hint="name them by their ids")
@@ -16617,7 +16650,7 @@ class Transactions(Component):
 class Added(Value):
     """The result of a submission."""
     ids: tuple[str, ...]                        # one for each submitted job
-    existing: tuple[str, ...] = ()              # the ids of jobs that were there before
+    existing: tuple[str, ...] = ()              # the ids of jobs that were there before; of retries, one for each
     jobs: Sequence[Job] = ()                    # the new jobs
 
 
@@ -16708,11 +16741,12 @@ class Admission(Component):
         return job
 
     def retry(self, choice: Choice, caller: Identity, change: Mapping[str, Any] = {},
-              values: Mapping[str, Sequence[str]] = {}, is_downstream: bool = False) -> list[str]:
-        """Queue finished jobs again as new ones, all or none, with a `change` by the keys of CHANGES; return their ids.
+              values: Mapping[str, Sequence[str]] = {}, is_downstream: bool = False, is_dry: bool = False) -> Added:
+        """Queue finished jobs again as new ones, all or none, with a `change` by the keys of CHANGES.
 
         `values`: those of their sweep that are to be others; of several, each has a job.  `is_downstream`: also the
         jobs that were cancelled because of them; of the change, these take the shell's variables and umask alone.
+        `is_dry`: nothing is changed.
 
         A new job depends on the latest retries of the old job's parents, and what its groups have lost so far does not
         count.  Without ids, those are retried that failed, or lost a parent, or have the status given, and were not
@@ -16727,6 +16761,7 @@ class Admission(Component):
             jobs = confirm_jobs(state, chosen, choice, now)
             if choice.ids:
                 return jobs
+            jobs = sorted(jobs, key=lambda job: job.number)             # as they were added, and not as they ended
             if choice.status:
                 return [job for job in jobs if job.status in FINAL and not job.retried_as]
             return [job for job in jobs if is_left_to_retry(job.status, job.current.cause, job.retried_as)]
@@ -16742,8 +16777,12 @@ class Admission(Component):
             check_link_count(state, [replace(each.job, **pick(each.fields, LINKS & each.fields.keys()))
                                      for each in repeats], self.service.user)
             added = yield from self.run_again(state, repeats, caller, now)
-            yield from settle_added(state, added, now, fields.get("after_group", ()))
-            return [job.id for job in added]
+            yield from settle_added(state, [job for job, _ in added], now, fields.get("after_group", ()))
+            result = Added(tuple(job.id for job, _ in added), tuple(former for _, former in added),
+                           [state.jobs[job.id] for job, _ in added])
+            if is_dry:
+                raise DryRun(result)
+            return result
 
         earlier = find(self.store.state)
         fields = self.service.validator.make_change(earlier, change, caller)
@@ -16752,15 +16791,19 @@ class Admission(Component):
         followers = self.list_cancelled(earlier, caller) if is_downstream else []
         shell = pick(change, change.keys() & {"environment", "umask"})
         shell_fields = self.service.validator.make_change(followers, shell, caller)
-        new_ids: list[str] = self.service.transactions.update(caller.user, [*earlier, *followers], add)
-        if new_ids:
-            self.log.info("Job %s added by %s, as retries", join_some(new_ids), caller.name)
+        try:
+            added: Added = self.service.transactions.update(caller.user, [*earlier, *followers], add)
+        except DryRun as tried:
+            added = tried.args[0]
+            return added
+        if added.ids:
+            self.log.info("Job %s added by %s, as retries", join_some(added.ids), caller.name)
             self.service.wake()
-        return new_ids
+        return added
 
     def run_again(self, state: State, repeats: Sequence[Repeat], caller: Identity, now: float) -> Changes:
-        """Queue jobs as new ones, each in the place of its former one; return them.  settle_added() follows."""
-        added, latest, made = list[Job](), dict[str, str](), dict[object, Job]()
+        """Queue jobs as new ones; return each with the id of the former one.  settle_added() follows."""
+        added, latest, made = list[tuple[Job, str]](), dict[str, str](), dict[object, Job]()
         for each in repeats:
             job = each.job
             after, after_any = (
@@ -16780,7 +16823,7 @@ class Admission(Component):
                     new = yield from self.add_job(state, again, caller, now, variables,
                                                   find_group_limits(each.change), len(repeats) > MANY)
                     made[content_of(new)] = new
-                    added.append(new)
+                    added.append((new, job.id))
                 if number == 0:
                     yield from replace_failure(state, job, state.jobs[new.id])
         return added
@@ -18353,12 +18396,19 @@ class JobLists:
         return [job for job in jobs if not job.retried_as and self.caller.user not in job.dismissed_by
                 and self.caller.may_see(job.user)]
 
-    def fold_failures(self) -> list[tuple[Job, int]]:
-        """The last failure of each group, and those of no group, with how many there are of it."""
+    def fold_failures(self) -> list[tuple[Job, int, int]]:
+        """The last failure of each group, and those of no group, with how many there are of it, and of how many kinds.
+
+        Of one kind are those whose messages differ in their numbers alone.
+        """
         from collections import Counter
         names = [(job.user, job.group) if job.group else job.id for job in self.failures]
         counts, first = Counter(names), dict(zip(reversed(names), reversed(self.failures)))
-        return [(first[name], count) for name, count in counts.items()]
+        kinds: dict[object, set[tuple[str | None, str]]] = {}
+        for name, job in zip(names, self.failures):
+            last = job.current
+            kinds.setdefault(name, set()).add((last.cause, re.sub("[0-9]+", "", last.cause_line or "")))
+        return [(first[name], count, len(kinds[name])) for name, count in counts.items()]
 
 
 # ==== src/service/estimates.py ====
@@ -18828,7 +18878,7 @@ class Overview(Component):
         groups = {job.group for job in listed if lists.is_folded(job)} | {choice.group}
         named = [name for name in visible if choice.text and choice.text.lower() in name.lower()][:MAX_NAMED]
         shown = [job for job in listed if not lists.is_folded(job)]
-        rows = [*state.running.values(), *shown, *(job for job, _ in failures)]
+        rows = [*state.running.values(), *shown, *(job for job, *_ in failures)]
         users_of = {name: users for name, users in visible.items() if name in {*groups, *named}}
         described = service.job_serializer.describe_jobs(rows, OVERVIEW_JOB_KEYS)
         told = [caller.show(job.user, row) for job, row in zip(rows, described)]
@@ -18851,7 +18901,7 @@ class Overview(Component):
             "groups": {name: drop_nulls({**row, "failures": left[name]})
                        for name, row in service.groups.describe_groups(state, users_of).items()},
             "waiting": [lists.name_entry(job) for job in waiting], "ended": [lists.name_entry(job) for job in ended],
-            "failures": [[job.id, count] for job, count in failures],
+            "failures": [[job.id, count, kinds] for job, count, kinds in failures],
             "found": {"running": [job.id for job in lists.running] if is_chosen else None, "groups": named,
                       "waiting": lists.waiting_count, "ended": lists.ended_count, "failures": len(lists.failures)}}
 
@@ -19790,9 +19840,7 @@ def post_queue(api: Api, caller: Identity, body: Any, idempotency_key: str | Non
     old = describe_old_groups(api.service.store.state, groups, api.service.clock.now())
     warning = find_delay(api, waiting) or warning or old
     if is_dry:
-        shown = [name for name in ASKED if name not in ("umask", "nice", "cpus", *Asked.FIELDS)]
-        jobs = [{name: field_json(job, name) for name in shown} for job in waiting[:limit]]
-        answer = {"dry_run": True, "jobs": jobs}
+        answer = describe_tried(waiting[:limit])
         new = {job.id for job in added.jobs}            # they exist only in the transaction that was tried
         repeated = [job_id for job_id in added.existing if job_id not in new]
         warning = (lost and f"it would be cancelled at once: {lost.current.cause_line}") or old
@@ -19802,6 +19850,12 @@ def post_queue(api: Api, caller: Identity, body: Any, idempotency_key: str | Non
         repeated = list(added.existing)
     answer.update({"known": repeated} if repeated else {}, **({"warning": warning} if warning else {}))
     return replace(json_response(answer), headers={"Total-Count": str(len(added.ids))} if is_dry else {})
+
+
+def describe_tried(jobs: Sequence[Job]) -> dict[str, Any]:
+    """The answer to a dry run that would add these jobs."""
+    shown = [name for name in ASKED if name not in ("umask", "nice", "cpus", *Asked.FIELDS)]
+    return {"dry_run": True, "jobs": [{name: field_json(job, name) for name in shown} for job in jobs]}
 
 
 def find_delay(api: Api, jobs: Sequence[Job]) -> str:
@@ -19921,12 +19975,16 @@ def post_dismissals(api: Api, caller: Identity, body: Any) -> dict[str, Any]:
 def post_retries(api: Api, caller: Identity, body: Any) -> dict[str, Any]:
     choice = read_object(RETRY_KEYS, RETRY, body)
     change, values = choice.pop("change", {}), choice.pop("set", {})
-    is_downstream = choice.pop("downstream", False)
-    ids = api.service.admission.retry(Choice(**choice), caller, change, values, is_downstream)
-    left = api.service.admission.list_left(ids, caller)
-    jobs = api.service.store.state.jobs
-    warning = find_delay(api, [jobs[job_id] for job_id in ids if job_id in jobs])
-    return {"ids": ids, **({"warning": warning} if warning else {}), **({"downstream": left} if left else {})}
+    is_downstream, is_dry = choice.pop("downstream", False), choice.pop("dry_run", False)
+    added = api.service.admission.retry(Choice(**choice), caller, change, values, is_downstream, is_dry)
+    if is_dry:
+        answer = describe_tried(added.jobs)
+        for row, former in zip(answer["jobs"], added.existing):
+            row["retry_of"] = former
+        return answer
+    left = api.service.admission.list_left(added.ids, caller)
+    warning = find_delay(api, added.jobs)
+    return {"ids": added.ids, **({"warning": warning} if warning else {}), **({"downstream": left} if left else {})}
 
 
 @route("GET /groups/{group}/results", "user", "the jobs of a group as a table: the values of its sweep, and the "
@@ -22063,10 +22121,11 @@ function foldFailures(isOpen) {
 }
 
 function drawFailures() {
-  const drawFailure = ([id, count]) => {
+  const drawFailure = ([id, count, kinds]) => {
     const job = view.jobs[id], {group} = job, isMany = count > 1, key = group ? `group ${group}` : `job ${id}`;
     const what = isMany ? `${counted(count, 'failure')} of ${key}` : `job ${id}`;
-    const note = isMany && el('a', {class: 'clip', href: groupAddress(group, 'failed')}, `+${count - 1} of ${group}`);
+    const note = isMany && el('a', {class: 'clip', href: groupAddress(group, 'failed')},
+      `+${count - 1} of ${group}${kinds > 1 ? `, ${kinds} kinds` : ''}`);
     const actions = [
       hasLogLinks.matches
         && el('a', {href: `${addressOf(id)}?at=error`, 'aria-label': `Log of ${titleOf(job)}`}, 'Log'),
@@ -24431,6 +24490,7 @@ FOREIGN = {f"{command} {word}": hint for key, hint in {
     "cancel -u": "nexus cancel --user {}", "cancel -n --jobname": "nexus cancel --name {}",
     "cancel -t --state": "nexus cancel --status {status}", "cancel -s": "nexus kill --signal {} ID",
     "logs --tail --lines": "-n {}|-n 5",
+    "edit --set": "the whole command: nexus edit ID -- COMMAND; or cancel it, and nexus retry ID --set {}",
     "status -l": "nexus jobs", "status -t": "nexus logs -f {}|nexus logs -f", "status -c": "nexus logs {}|nexus logs",
     "status -k": "nexus kill {}|nexus kill ID", "status -r": "nexus remove {}|nexus remove ID",
     "status -w": "nexus wait {}|nexus top shows it as it changes; nexus wait ID waits for a job's end",
@@ -24891,15 +24951,16 @@ class Top:
 def choose_ids(context: Context, named: Sequence[str], statuses: Sequence[str],
                is_meant: Callable[[Json], bool] = lambda job: True, when_empty: str = "",
                takes_both: bool = False, takes_all: bool = False,
-               tell_more: Callable[[Sequence[str]], str] = lambda ids: "") -> list[str]:
+               tell_more: Callable[[Sequence[str]], str] = lambda ids: "", tries: bool = False) -> list[str]:
     """The jobs that a command is for: the `named` ones, as they are named, or the ids of those that filters choose.
 
     The latter are in `statuses`, and `is_meant` is true of them.  They are said: what joins them later is left alone.
-    []: no job is so, or --dry-run ends the command here; `tell_more` makes of the ids what it says besides.
+    []: no job is so, or --dry-run ends the command here, unless it `tries` what it would do; `tell_more` makes of the
+    ids what is said besides.
     Raises: usage, when nothing chooses and not `takes_all`, or both do and not `takes_both`; not_found.
     """
     check_choice(context, named, takes_both, takes_all)
-    is_dry: bool = context.options.dry_run
+    is_dry = context.options.dry_run and not tries
     jobs: Sequence[Json] = ()
     if takes_all or read_choice(context):
         more = ("python", "python_env", "finished_at") if context.options.subcommand == "retry" else ()
@@ -24952,7 +25013,8 @@ def find_chosen(context: Context, statuses: Sequence[str], fields: Sequence[str]
     if not wanted:
         refuse(f"{context.options.subcommand} is for jobs that are {name_statuses(statuses)}",
                hint="nexus jobs lists all")
-    jobs = context.client.jobs(**choice, status=wanted, fields=",".join(fields) or None)
+    order = None if wanted == [PENDING] else "created_at"       # what waits comes in the queue's order
+    jobs = context.client.jobs(**choice, status=wanted, fields=",".join(fields) or None, sort=order)
     # That nothing is so old, or so young, is no mistake: a script may ask each night
     if not jobs and choice.keys() - {"since", "older"} and not context.client.jobs(**choice, fields="id", limit=1):
         groups = {job["group"] for job in context.client.jobs() if job["group"]} if "group" in choice else ()
@@ -24974,9 +25036,7 @@ def describe_chosen(job: Json) -> str:
 
 def check_named(context: Context, job: Json, statuses: Sequence[str]) -> None:
     """For a dry run.  Raises: conflict, when the command is not for a job in this status."""
-    if context.options.subcommand == "retry":
-        check_can_retry(job["id"], job["status"])
-    elif job["status"] not in statuses:
+    if job["status"] not in statuses:
         raise NexusError("conflict", f"job {job['id']} is {job['status']}; {context.options.subcommand} is for jobs "
                          f"that are {name_statuses(statuses)}", hint=f"nexus show {job['id']}")
 
@@ -25466,12 +25526,18 @@ def show_added(context: Context, answer: Json) -> None:
     if "warning" in answer:
         context.say(answer["warning"])
     if context.options.dry_run:
-        context.show(answer["jobs"], lambda jobs, paint: paint.join([job["command"] for job in jobs]))
-        asked = describe_changes(read_fields(context, [name for name, row in ASKED.items() if row.flag]))
-        context.say(f"{format_count(len(answer['jobs']), 'job')} would be added{asked and ', with '}{asked}; "
-                    "this was a dry run")
+        asked = read_fields(context, [name for name, row in ASKED.items() if row.flag])
+        show_tried(context, answer["jobs"], describe_changes(asked))
     else:
         context.show(answer, lambda answer, paint: paint.join(answer.get("ids") or [answer["id"]]))
+
+
+def show_tried(context: Context, jobs: Sequence[Json], asked: str) -> None:
+    """Show what a dry run would add; `asked`: by which options."""
+    context.show(jobs, lambda jobs, paint: paint.join([
+        f"{job['retry_of']}: {job['command']}" if "retry_of" in job else job["command"] for job in jobs]))
+    context.say(f"{format_count(len(jobs), 'job')} would be added{asked and ', with '}{asked}; this was a dry run: "
+                "nothing was done")
 
 
 def describe_changes(change: Json) -> str:
@@ -25692,6 +25758,9 @@ def show_latest(context: Context, statuses: Sequence[str], order: str, when_empt
         when_empty = f"no job{describe_choice(context)} is {' or '.join(statuses)}"
     jobs, total = list_part(context, "/jobs", status=statuses, sort=f"-{order}", fields=name_fields(context, JOB_CSV))
     show_table(context, jobs[::-1], JOB, JOB_CSV, format_jobs, when_empty)
+    if context.paint.width and not (context.options.json or context.options.csv or context.options.columns):
+        for line in list_common_values(jobs):
+            context.say(f"all above of {line}")
     if len(jobs) < total:
         context.say(f"the last {len(jobs)} of {total}; nexus {context.options.subcommand} -n 0 shows all")
 
@@ -25936,7 +26005,8 @@ def cmd_retry(context: Context) -> None:
         return is_left_to_retry(job["status"], job["cause"], job["retried_as"])
 
     what = "such" if options.by_status else "failed"
-    ids = choose_ids(context, ids, FINAL, is_meant, f"no {what} job is left to run again", takes_all=options.failed)
+    ids = choose_ids(context, ids, FINAL, is_meant, f"no {what} job is left to run again", takes_all=options.failed,
+                     tries=True)
     wanted = set(ids)
     chosen = [job for job in chosen if job["id"] in wanted]
     if ids and confirm_retry(context, chosen):
@@ -25944,9 +26014,12 @@ def cmd_retry(context: Context) -> None:
         change.update(take_work_tree(context, ids, change))
         values = read_values(options.set)
         body = {"ids": ids, **({"change": change} if change else {}), **({"set": values} if values else {}),
-                **({"downstream": True} if options.downstream else {})}
+                **({"downstream": True} if options.downstream else {}),
+                **({"dry_run": True} if options.dry_run else {})}
         others = list_other_pythons(context, chosen, change)
         answer = context.client.ask("POST", "/jobs/retry", body)
+        if options.dry_run:
+            return show_tried(context, answer["jobs"], describe_changes(change))
         show_added(context, answer)
         if left := answer.get("downstream"):
             typed = " ".join(left) if len(left) <= MAX_TYPED else "ID..."
@@ -25963,7 +26036,7 @@ MAX_UNASKED = 10                # failed jobs that are run again without a quest
 
 def confirm_retry(context: Context, chosen: Sequence[Json]) -> bool:
     """Whether `retry --failed` is meant, which takes all of the history: at a terminal that is asked of many jobs."""
-    if not context.options.failed or read_choice(context) or len(chosen) <= MAX_UNASKED:
+    if not context.options.failed or context.options.dry_run or read_choice(context) or len(chosen) <= MAX_UNASKED:
         return True
     oldest = local_time(min(job["finished_at"] for job in chosen), "%a %Y-%m-%d")
     return confirm(context, f"run all {len(chosen)} jobs again, the oldest of {oldest}?",

@@ -28,6 +28,7 @@ from .submit import (
     read_fields,
     read_umask,
     show_added,
+    show_tried,
 )
 
 if TYPE_CHECKING:
@@ -162,7 +163,8 @@ def cmd_retry(context: Context) -> None:
         return is_left_to_retry(job["status"], job["cause"], job["retried_as"])
 
     what = "such" if options.by_status else "failed"
-    ids = choose_ids(context, ids, FINAL, is_meant, f"no {what} job is left to run again", takes_all=options.failed)
+    ids = choose_ids(context, ids, FINAL, is_meant, f"no {what} job is left to run again", takes_all=options.failed,
+                     tries=True)
     wanted = set(ids)
     chosen = [job for job in chosen if job["id"] in wanted]
     if ids and confirm_retry(context, chosen):
@@ -170,9 +172,12 @@ def cmd_retry(context: Context) -> None:
         change.update(take_work_tree(context, ids, change))
         values = read_values(options.set)
         body = {"ids": ids, **({"change": change} if change else {}), **({"set": values} if values else {}),
-                **({"downstream": True} if options.downstream else {})}
+                **({"downstream": True} if options.downstream else {}),
+                **({"dry_run": True} if options.dry_run else {})}
         others = list_other_pythons(context, chosen, change)
         answer = context.client.ask("POST", "/jobs/retry", body)
+        if options.dry_run:
+            return show_tried(context, answer["jobs"], describe_changes(change))
         show_added(context, answer)
         if left := answer.get("downstream"):
             typed = " ".join(left) if len(left) <= MAX_TYPED else "ID..."
@@ -189,7 +194,7 @@ MAX_UNASKED = 10                # failed jobs that are run again without a quest
 
 def confirm_retry(context: Context, chosen: Sequence[Json]) -> bool:
     """Whether `retry --failed` is meant, which takes all of the history: at a terminal that is asked of many jobs."""
-    if not context.options.failed or read_choice(context) or len(chosen) <= MAX_UNASKED:
+    if not context.options.failed or context.options.dry_run or read_choice(context) or len(chosen) <= MAX_UNASKED:
         return True
     oldest = local_time(min(job["finished_at"] for job in chosen), "%a %Y-%m-%d")
     return confirm(context, f"run all {len(chosen)} jobs again, the oldest of {oldest}?",

@@ -6,11 +6,10 @@ import re
 from collections.abc import Callable, Sequence
 
 from ..opening import TYPE_CHECKING
-from ..values.changes import check_can_retry
 from ..values.choice import CHANGES, FILTERS, describe_filters
 from ..values.errors import NexusError
 from ..values.gpu import find_places
-from ..values.job import FINAL, STATUSES
+from ..values.job import FINAL, PENDING, STATUSES
 from ..values.schema import GPU_PLACE
 from ..values.text import format_count, format_line, join_some, refuse, suggest
 from ..views.api_json import drop_nulls
@@ -28,15 +27,16 @@ if TYPE_CHECKING:
 def choose_ids(context: Context, named: Sequence[str], statuses: Sequence[str],
                is_meant: Callable[[Json], bool] = lambda job: True, when_empty: str = "",
                takes_both: bool = False, takes_all: bool = False,
-               tell_more: Callable[[Sequence[str]], str] = lambda ids: "") -> list[str]:
+               tell_more: Callable[[Sequence[str]], str] = lambda ids: "", tries: bool = False) -> list[str]:
     """The jobs that a command is for: the `named` ones, as they are named, or the ids of those that filters choose.
 
     The latter are in `statuses`, and `is_meant` is true of them.  They are said: what joins them later is left alone.
-    []: no job is so, or --dry-run ends the command here; `tell_more` makes of the ids what it says besides.
+    []: no job is so, or --dry-run ends the command here, unless it `tries` what it would do; `tell_more` makes of the
+    ids what is said besides.
     Raises: usage, when nothing chooses and not `takes_all`, or both do and not `takes_both`; not_found.
     """
     check_choice(context, named, takes_both, takes_all)
-    is_dry: bool = context.options.dry_run
+    is_dry = context.options.dry_run and not tries
     jobs: Sequence[Json] = ()
     if takes_all or read_choice(context):
         more = ("python", "python_env", "finished_at") if context.options.subcommand == "retry" else ()
@@ -89,7 +89,8 @@ def find_chosen(context: Context, statuses: Sequence[str], fields: Sequence[str]
     if not wanted:
         refuse(f"{context.options.subcommand} is for jobs that are {name_statuses(statuses)}",
                hint="nexus jobs lists all")
-    jobs = context.client.jobs(**choice, status=wanted, fields=",".join(fields) or None)
+    order = None if wanted == [PENDING] else "created_at"       # what waits comes in the queue's order
+    jobs = context.client.jobs(**choice, status=wanted, fields=",".join(fields) or None, sort=order)
     # That nothing is so old, or so young, is no mistake: a script may ask each night
     if not jobs and choice.keys() - {"since", "older"} and not context.client.jobs(**choice, fields="id", limit=1):
         groups = {job["group"] for job in context.client.jobs() if job["group"]} if "group" in choice else ()
@@ -111,9 +112,7 @@ def describe_chosen(job: Json) -> str:
 
 def check_named(context: Context, job: Json, statuses: Sequence[str]) -> None:
     """For a dry run.  Raises: conflict, when the command is not for a job in this status."""
-    if context.options.subcommand == "retry":
-        check_can_retry(job["id"], job["status"])
-    elif job["status"] not in statuses:
+    if job["status"] not in statuses:
         raise NexusError("conflict", f"job {job['id']} is {job['status']}; {context.options.subcommand} is for jobs "
                          f"that are {name_statuses(statuses)}", hint=f"nexus show {job['id']}")
 

@@ -19,6 +19,7 @@ from ..views.api_json import JOB
 from ..views.chosen_columns import JOB_CSV, QUEUE_CSV, format_columns, format_csv
 from ..views.job_tables import QUEUE_FIELDS, Column, format_fitting_snapshot, format_jobs, format_queue, format_table
 from ..views.results import format_results, format_results_csv
+from ..views.row_labels import list_common_values
 from ..views.show import format_job, format_why
 from ..views.status_text import Paint, format_detailed, local_time
 from ..views.usage import OTHER_PEOPLE, USAGE, USAGE_SINCE
@@ -77,6 +78,9 @@ def show_latest(context: Context, statuses: Sequence[str], order: str, when_empt
         when_empty = f"no job{describe_choice(context)} is {' or '.join(statuses)}"
     jobs, total = list_part(context, "/jobs", status=statuses, sort=f"-{order}", fields=name_fields(context, JOB_CSV))
     show_table(context, jobs[::-1], JOB, JOB_CSV, format_jobs, when_empty)
+    if context.paint.width and not (context.options.json or context.options.csv or context.options.columns):
+        for line in list_common_values(jobs):
+            context.say(f"all above of {line}")
     if len(jobs) < total:
         context.say(f"the last {len(jobs)} of {total}; nexus {context.options.subcommand} -n 0 shows all")
 

@@ -50,6 +50,7 @@ FOREIGN = {f"{command} {word}": hint for key, hint in {
     "cancel -u": "nexus cancel --user {}", "cancel -n --jobname": "nexus cancel --name {}",
     "cancel -t --state": "nexus cancel --status {status}", "cancel -s": "nexus kill --signal {} ID",
     "logs --tail --lines": "-n {}|-n 5",
+    "edit --set": "the whole command: nexus edit ID -- COMMAND; or cancel it, and nexus retry ID --set {}",
     "status -l": "nexus jobs", "status -t": "nexus logs -f {}|nexus logs -f", "status -c": "nexus logs {}|nexus logs",
     "status -k": "nexus kill {}|nexus kill ID", "status -r": "nexus remove {}|nexus remove ID",
     "status -w": "nexus wait {}|nexus top shows it as it changes; nexus wait ID waits for a job's end",

@@ -349,12 +349,18 @@ def show_added(context: Context, answer: Json) -> None:
     if "warning" in answer:
         context.say(answer["warning"])
     if context.options.dry_run:
-        context.show(answer["jobs"], lambda jobs, paint: paint.join([job["command"] for job in jobs]))
-        asked = describe_changes(read_fields(context, [name for name, row in ASKED.items() if row.flag]))
-        context.say(f"{format_count(len(answer['jobs']), 'job')} would be added{asked and ', with '}{asked}; "
-                    "this was a dry run")
+        asked = read_fields(context, [name for name, row in ASKED.items() if row.flag])
+        show_tried(context, answer["jobs"], describe_changes(asked))
     else:
         context.show(answer, lambda answer, paint: paint.join(answer.get("ids") or [answer["id"]]))
+
+
+def show_tried(context: Context, jobs: Sequence[Json], asked: str) -> None:
+    """Show what a dry run would add; `asked`: by which options."""
+    context.show(jobs, lambda jobs, paint: paint.join([
+        f"{job['retry_of']}: {job['command']}" if "retry_of" in job else job["command"] for job in jobs]))
+    context.say(f"{format_count(len(jobs), 'job')} would be added{asked and ', with '}{asked}; this was a dry run: "
+                "nothing was done")
 
 
 def describe_changes(change: Json) -> str:

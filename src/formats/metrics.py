@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 from ..values.text import format_line
 
-# The results that a line tells: `loss=0.31`, `val acc: 91.2%`, `{'eval_loss': 0.3}`.  A name is a word, with words like
-# `val` before it.  Neither is one in a path, an address, an option or a time: what follows a name is a whole number.
+# The results that a line tells: `loss=0.31`, `val acc: 91.2%`, `{'eval_loss': 0.3}`, and of those of which it is known
+# which is better, `loss 0.31`.  A name is a word, with words like `val` before it.  Neither is one in a path, an
+# address, an option or a time: what follows a name is a whole number.
 METRIC_NUMBER = r"[+-]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?|(?i:nan|inf(?:inity)?))"
 METRIC = (
     r"(?a)(?<![\w/.@#%&?=+\\$-])"
     r"(?P<name>(?:(?i:train|training|val|valid|validation|test|eval|dev|best|final|mean|avg|average|total)\ ){0,3}"
-    r"[A-Za-z_][\w/.@%-]{0,59})(?P<quote>['\"]?)(?P<sign>\ {0,3}=\ {0,3}|\ {0,3}:\ {1,8}|:)"
+    r"[A-Za-z_][\w/.@%-]{0,59})(?P<quote>['\"]?)(?P<sign>\ {0,3}=\ {0,3}|\ {0,3}:\ {1,8}|:|\ {1,3})"
     r"(?:(?:tensor|array|(?:np\.)?float[0-9]{2})\()?"
     rf"(?P<number>{METRIC_NUMBER})(?=%?(?:[\s,;|()\]}}'\"±]|\.?(?:\s|$)))(?!,[0-9])")
 NO_METRICS = r"(?:[A-Z]+:)*(?:INFO|WARN|WARNING|ERROR|DEBUG|FATAL|CRITICAL|NOTE|Info|Warning|Error|Note|\w*Error)"
@@ -25,10 +26,13 @@ def read_metrics(line: str) -> dict[str, float]:
     """{name: number} of the results in a line; of a name that comes twice, the last."""
     found = {}
     for match in re.finditer(METRIC, line):
-        name, number = match["name"], float(match["number"])
-        is_clear = match["sign"] != ":" or match["quote"] or re.search("[.eE]", match["number"])  # not localhost:8080
-        if is_clear and not re.fullmatch(NO_METRICS, name):
-            found[name] = number
+        name, sign, is_whole = match["name"], match["sign"], match["number"].isdecimal()
+        if sign == ":" and is_whole and not match["quote"]:             # localhost:8080
+            continue
+        if sign.isspace() and (is_whole or not find_direction(name)):   # `loss 0.3`, and not `took 3.5 s`
+            continue
+        if not re.fullmatch(NO_METRICS, name):
+            found[name] = float(match["number"])
     return found
 
 

@@ -15,10 +15,11 @@ function foldFailures(isOpen) {
 }
 
 function drawFailures() {
-  const drawFailure = ([id, count]) => {
+  const drawFailure = ([id, count, kinds]) => {
     const job = view.jobs[id], {group} = job, isMany = count > 1, key = group ? `group ${group}` : `job ${id}`;
     const what = isMany ? `${counted(count, 'failure')} of ${key}` : `job ${id}`;
-    const note = isMany && el('a', {class: 'clip', href: groupAddress(group, 'failed')}, `+${count - 1} of ${group}`);
+    const note = isMany && el('a', {class: 'clip', href: groupAddress(group, 'failed')},
+      `+${count - 1} of ${group}${kinds > 1 ? `, ${kinds} kinds` : ''}`);
     const actions = [
       hasLogLinks.matches
         && el('a', {href: `${addressOf(id)}?at=error`, 'aria-label': `Log of ${titleOf(job)}`}, 'Log'),

@@ -66,9 +66,7 @@ def post_queue(api: Api, caller: Identity, body: Any, idempotency_key: str | Non
     old = describe_old_groups(api.service.store.state, groups, api.service.clock.now())
     warning = find_delay(api, waiting) or warning or old
     if is_dry:
-        shown = [name for name in ASKED if name not in ("umask", "nice", "cpus", *Asked.FIELDS)]
-        jobs = [{name: field_json(job, name) for name in shown} for job in waiting[:limit]]
-        answer = {"dry_run": True, "jobs": jobs}
+        answer = describe_tried(waiting[:limit])
         new = {job.id for job in added.jobs}            # they exist only in the transaction that was tried
         repeated = [job_id for job_id in added.existing if job_id not in new]
         warning = (lost and f"it would be cancelled at once: {lost.current.cause_line}") or old
@@ -78,6 +76,12 @@ def post_queue(api: Api, caller: Identity, body: Any, idempotency_key: str | Non
         repeated = list(added.existing)
     answer.update({"known": repeated} if repeated else {}, **({"warning": warning} if warning else {}))
     return replace(json_response(answer), headers={"Total-Count": str(len(added.ids))} if is_dry else {})
+
+
+def describe_tried(jobs: Sequence[Job]) -> dict[str, Any]:
+    """The answer to a dry run that would add these jobs."""
+    shown = [name for name in ASKED if name not in ("umask", "nice", "cpus", *Asked.FIELDS)]
+    return {"dry_run": True, "jobs": [{name: field_json(job, name) for name in shown} for job in jobs]}
 
 
 def find_delay(api: Api, jobs: Sequence[Job]) -> str:
@@ -197,12 +201,16 @@ def post_dismissals(api: Api, caller: Identity, body: Any) -> dict[str, Any]:
 def post_retries(api: Api, caller: Identity, body: Any) -> dict[str, Any]:
     choice = read_object(RETRY_KEYS, RETRY, body)
     change, values = choice.pop("change", {}), choice.pop("set", {})
-    is_downstream = choice.pop("downstream", False)
-    ids = api.service.admission.retry(Choice(**choice), caller, change, values, is_downstream)
-    left = api.service.admission.list_left(ids, caller)
-    jobs = api.service.store.state.jobs
-    warning = find_delay(api, [jobs[job_id] for job_id in ids if job_id in jobs])
-    return {"ids": ids, **({"warning": warning} if warning else {}), **({"downstream": left} if left else {})}
+    is_downstream, is_dry = choice.pop("downstream", False), choice.pop("dry_run", False)
+    added = api.service.admission.retry(Choice(**choice), caller, change, values, is_downstream, is_dry)
+    if is_dry:
+        answer = describe_tried(added.jobs)
+        for row, former in zip(answer["jobs"], added.existing):
+            row["retry_of"] = former
+        return answer
+    left = api.service.admission.list_left(added.ids, caller)
+    warning = find_delay(api, added.jobs)
+    return {"ids": added.ids, **({"warning": warning} if warning else {}), **({"downstream": left} if left else {})}
 
 
 @route("GET /groups/{group}/results", "user", "the jobs of a group as a table: the values of its sweep, and the "

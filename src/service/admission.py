@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class Added(Value):
     """The result of a submission."""
     ids: tuple[str, ...]                        # one for each submitted job
-    existing: tuple[str, ...] = ()              # the ids of jobs that were there before
+    existing: tuple[str, ...] = ()              # the ids of jobs that were there before; of retries, one for each
     jobs: Sequence[Job] = ()                    # the new jobs
 
 
@@ -123,11 +123,12 @@ class Admission(Component):
         return job
 
     def retry(self, choice: Choice, caller: Identity, change: Mapping[str, Any] = {},
-              values: Mapping[str, Sequence[str]] = {}, is_downstream: bool = False) -> list[str]:
-        """Queue finished jobs again as new ones, all or none, with a `change` by the keys of CHANGES; return their ids.
+              values: Mapping[str, Sequence[str]] = {}, is_downstream: bool = False, is_dry: bool = False) -> Added:
+        """Queue finished jobs again as new ones, all or none, with a `change` by the keys of CHANGES.
 
         `values`: those of their sweep that are to be others; of several, each has a job.  `is_downstream`: also the
         jobs that were cancelled because of them; of the change, these take the shell's variables and umask alone.
+        `is_dry`: nothing is changed.
 
         A new job depends on the latest retries of the old job's parents, and what its groups have lost so far does not
         count.  Without ids, those are retried that failed, or lost a parent, or have the status given, and were not
@@ -142,6 +143,7 @@ class Admission(Component):
             jobs = confirm_jobs(state, chosen, choice, now)
             if choice.ids:
                 return jobs
+            jobs = sorted(jobs, key=lambda job: job.number)             # as they were added, and not as they ended
             if choice.status:
                 return [job for job in jobs if job.status in FINAL and not job.retried_as]
             return [job for job in jobs if is_left_to_retry(job.status, job.current.cause, job.retried_as)]
@@ -157,8 +159,12 @@ class Admission(Component):
             check_link_count(state, [replace(each.job, **pick(each.fields, LINKS & each.fields.keys()))
                                      for each in repeats], self.service.user)
             added = yield from self.run_again(state, repeats, caller, now)
-            yield from settle_added(state, added, now, fields.get("after_group", ()))
-            return [job.id for job in added]
+            yield from settle_added(state, [job for job, _ in added], now, fields.get("after_group", ()))
+            result = Added(tuple(job.id for job, _ in added), tuple(former for _, former in added),
+                           [state.jobs[job.id] for job, _ in added])
+            if is_dry:
+                raise DryRun(result)
+            return result
 
         earlier = find(self.store.state)
         fields = self.service.validator.make_change(earlier, change, caller)
@@ -167,15 +173,19 @@ class Admission(Component):
         followers = self.list_cancelled(earlier, caller) if is_downstream else []
         shell = pick(change, change.keys() & {"environment", "umask"})
         shell_fields = self.service.validator.make_change(followers, shell, caller)
-        new_ids: list[str] = self.service.transactions.update(caller.user, [*earlier, *followers], add)
-        if new_ids:
-            self.log.info("Job %s added by %s, as retries", join_some(new_ids), caller.name)
+        try:
+            added: Added = self.service.transactions.update(caller.user, [*earlier, *followers], add)
+        except DryRun as tried:
+            added = tried.args[0]
+            return added
+        if added.ids:
+            self.log.info("Job %s added by %s, as retries", join_some(added.ids), caller.name)
             self.service.wake()
-        return new_ids
+        return added
 
     def run_again(self, state: State, repeats: Sequence[Repeat], caller: Identity, now: float) -> Changes:
-        """Queue jobs as new ones, each in the place of its former one; return them.  settle_added() follows."""
-        added, latest, made = list[Job](), dict[str, str](), dict[object, Job]()
+        """Queue jobs as new ones; return each with the id of the former one.  settle_added() follows."""
+        added, latest, made = list[tuple[Job, str]](), dict[str, str](), dict[object, Job]()
         for each in repeats:
             job = each.job
             after, after_any = (
@@ -195,7 +205,7 @@ class Admission(Component):
                     new = yield from self.add_job(state, again, caller, now, variables,
                                                   find_group_limits(each.change), len(repeats) > MANY)
                     made[content_of(new)] = new
-                    added.append(new)
+                    added.append((new, job.id))
                 if number == 0:
                     yield from replace_failure(state, job, state.jobs[new.id])
         return added

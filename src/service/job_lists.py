@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 
 from ..opening import TYPE_CHECKING
@@ -116,9 +117,16 @@ class JobLists:
         return [job for job in jobs if not job.retried_as and self.caller.user not in job.dismissed_by
                 and self.caller.may_see(job.user)]
 
-    def fold_failures(self) -> list[tuple[Job, int]]:
-        """The last failure of each group, and those of no group, with how many there are of it."""
+    def fold_failures(self) -> list[tuple[Job, int, int]]:
+        """The last failure of each group, and those of no group, with how many there are of it, and of how many kinds.
+
+        Of one kind are those whose messages differ in their numbers alone.
+        """
         from collections import Counter
         names = [(job.user, job.group) if job.group else job.id for job in self.failures]
         counts, first = Counter(names), dict(zip(reversed(names), reversed(self.failures)))
-        return [(first[name], count) for name, count in counts.items()]
+        kinds: dict[object, set[tuple[str | None, str]]] = {}
+        for name, job in zip(names, self.failures):
+            last = job.current
+            kinds.setdefault(name, set()).add((last.cause, re.sub("[0-9]+", "", last.cause_line or "")))
+        return [(first[name], count, len(kinds[name])) for name, count in counts.items()]

@@ -80,7 +80,7 @@ class Overview(Component):
         groups = {job.group for job in listed if lists.is_folded(job)} | {choice.group}
         named = [name for name in visible if choice.text and choice.text.lower() in name.lower()][:MAX_NAMED]
         shown = [job for job in listed if not lists.is_folded(job)]
-        rows = [*state.running.values(), *shown, *(job for job, _ in failures)]
+        rows = [*state.running.values(), *shown, *(job for job, *_ in failures)]
         users_of = {name: users for name, users in visible.items() if name in {*groups, *named}}
         described = service.job_serializer.describe_jobs(rows, OVERVIEW_JOB_KEYS)
         told = [caller.show(job.user, row) for job, row in zip(rows, described)]
@@ -103,6 +103,6 @@ class Overview(Component):
             "groups": {name: drop_nulls({**row, "failures": left[name]})
                        for name, row in service.groups.describe_groups(state, users_of).items()},
             "waiting": [lists.name_entry(job) for job in waiting], "ended": [lists.name_entry(job) for job in ended],
-            "failures": [[job.id, count] for job, count in failures],
+            "failures": [[job.id, count, kinds] for job, count, kinds in failures],
             "found": {"running": [job.id for job in lists.running] if is_chosen else None, "groups": named,
                       "waiting": lists.waiting_count, "ended": lists.ended_count, "failures": len(lists.failures)}}

@@ -162,7 +162,9 @@ SET: Schema = {
     "examples": [{"bs": ["48", "64"]}],
     "additionalProperties": list_of({**TEXT, "minLength": 1, "x-max-bytes": MAX_SWEEP_BYTES}, 1, MAX_SWEEP)}
 RETRY_KEYS = {
-    **CHOICE_KEYS, "downstream": Field(
+    **CHOICE_KEYS, "dry_run": Field(
+        FLAG, "check, and run nothing again: `jobs` are those that would be added", default=False),
+    "downstream": Field(
         FLAG, "also the jobs that were cancelled as these did not complete, each after the new ones", default=False),
     "set": Field(
         SET, "other values of their sweep, {name: [values]}; of several, each has a job", default=None),

@@ -27,8 +27,9 @@ HEADINGS = {                                    # of the usual tables: the key
     "why": "waiting_for"}
 TITLES = {name: heading.upper() for heading, name in HEADINGS.items() if heading != "why"}
 # What --csv has where nobody says which columns
-JOB_CSV = ("id", "name", "group", "user", "status", "outcome", "exit_code", "cause", "node", "gpus", "gpu_places",
-           "created_at", "started_at", "finished_at", "runtime_seconds", "peak_gpu_mem_mib", "cwd", "command")
+JOB_CSV = ("id", "name", "group", "user", "status", "outcome", "exit_code", "cause", "cause_line", "node", "gpus",
+           "gpu_places", "created_at", "started_at", "finished_at", "runtime_seconds", "peak_gpu_mem_mib", "cwd",
+           "command")
 QUEUE_CSV = ("id", "name", "group", "user", "priority", "gpus", "only_node", "created_at", "estimated_start",
              "waiting_for", "cwd", "command")
 
@@ -72,7 +73,7 @@ def format_fact(name: str, row: Field, fact: Any) -> str:
         forms: Mapping[str, Callable[[float], str]] = {
             "seconds": format_duration, "mib": format_memory, "fraction": lambda share: f"{100 * share:.0f}%"}
         return forms[unit](fact) if unit in forms else f"{fact:.12g}"
-    return format_plain(fact)
+    return fact["detail"] if name == "reason" else format_plain(fact)
 
 
 def format_plain(fact: Any) -> str:

@@ -159,6 +159,9 @@ JOB_COLUMNS = (
     time_column("FINISHED", "finished_at", spare=6),
     *LAST_COLUMNS)
 
+WHY_COLUMN = Column("WHY", cell=lambda job: job["cause_line"] or "",
+                    shown_if=lambda jobs: any(job["cause_line"] for job in jobs))
+
 
 def choose_columns(columns: Sequence[Column], jobs: Sequence[Json], paint: Paint) -> list[Column]:
     """The columns for these jobs on a terminal, or in a file.
@@ -189,12 +192,16 @@ def list_new_reasons(jobs: Sequence[Json]) -> list[str]:
 
 
 def format_jobs(jobs: Sequence[Json], paint: Paint) -> str:
-    """On a terminal, a failed job's last line stands below it, and how one ended that is not recorded yet."""
+    """On a terminal, a failed job's message stands below it, and how one ended that is not recorded yet.
+
+    In a file the message is the last column.
+    """
     below = [format_line(job["cause_line"] or job["unrecorded"] or "", max(20, paint.width - 5)) for job in jobs]
     if not paint.width:
         jobs = [{**job, "status": "; ".join(filter(None, [job["status"], job["unrecorded"]]))} for job in jobs]
+    last = [] if paint.width else [WHY_COLUMN]
     jobs = label_for_terminal(jobs, paint)
-    return format_table(choose_columns(JOB_COLUMNS, jobs, paint), jobs, paint, below)
+    return format_table([*choose_columns(JOB_COLUMNS, jobs, paint), *last], jobs, paint, below)
 
 
 # `nexus top`: a row for each GPU; below them what waits, with one row for a group

@@ -33,8 +33,9 @@ others' jobs only that they are there: the rest is null.  Every refusal is the o
 groups), the last that ended, failures, counts.  `?after=STATE_VERSION` replies when something of that has changed, at
 the latest after 15 seconds, with the changes as a JSON merge patch (RFC 7396: null is what has gone), or with all of
 it when it says `is_whole`.  A choice by text, status, user or group restricts the lists, `limit` their length.
-`failures`, of a group and of all, are the failed jobs that were neither retried nor dismissed by the caller; a row's
-`label` tells it from others of its sweep or group, like `lr=1e-3 bs=64`.
+`failures`, of a group and of all, are the failed jobs that were neither retried nor dismissed by the caller, in the
+list the last of each group, how many of it there are, and of how many kinds; a row's `label` tells it from others of
+its sweep or group, like `lr=1e-3 bs=64`.
 
 The machines under /api have numbers: 0 is this one, then come the nodes in the order of GET /nodes."""
 

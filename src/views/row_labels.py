@@ -23,6 +23,12 @@ def label_rows(rows: Iterable[Json]) -> dict[str, str]:
     Jobs of no group belong together when they run one program with as many words, as a loop of the shell makes them.
     `rows`: jobs in JSON.  Who has nothing to be told from has no label, but for the values that make a name.
     """
+    return {row["id"]: label for family in find_families(rows)
+            for row, label in zip(family, label_family(family)) if label}
+
+
+def find_families(rows: Iterable[Json]) -> list[list[Json]]:
+    """The rows of each sweep or group, of each that is no other user's."""
     families: dict[tuple[Any, ...], dict[str, Json]] = {}
     for row in rows:
         if row["command"] is None:              # another user's
@@ -32,8 +38,18 @@ def label_rows(rows: Iterable[Json]) -> dict[str, str]:
             words = row["command"].split()
             kind = (words[:2], len(words))
         families.setdefault((row["user"], row["group"], str(kind)), {})[row["id"]] = row
-    return {job_id: label for family in families.values()
-            for job_id, label in zip(family, label_family([*family.values()])) if label}
+    return [[*family.values()] for family in families.values()]
+
+
+def list_common_values(rows: Iterable[Json]) -> list[str]:
+    """`exp1: lr=0.1 bs=64` of each sweep: the values that no label tells, as all of its rows have them."""
+    lines = list[str]()
+    for family in find_families(rows):
+        values = [row.get("sweep_values") or {} for row in family]
+        same = [f"{name}={text}" for name, text in values[0].items() if all(each[name] == text for each in values)]
+        if same and len(family) > 1:
+            lines.append(f"{family[0]['group'] or family[0]['user']}: {' '.join(same)}")
+    return lines
 
 
 def label_family(family: Sequence[Json]) -> list[str]:

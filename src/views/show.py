@@ -89,7 +89,7 @@ SHOW_LINES: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "pid": ("process: {}", "text"), "log_dir": ("logs: {}", "text"), "history": ("history: {}", "text")},
     "How it ended": {
         "exit_code": ("exit code: {}", "text"), "signal": ("signal: {}", "signal"), "cause": ("cause: {}", "text"),
-        "cause_line": ("because: {}", "text"), "stopped_by": ("stopped by: {}", "text"),
+        "cause_line": ("message: {}", "text"), "stopped_by": ("stopped by: {}", "text"),
         "notes": ("notes: {}", "lines"), "retried_as": ("run again as: {}", "text")},
     "What it used": {
         "peak_rss_mib": ("peak memory {}", "size"), "rss_mib": ("memory {} now", "size"),

@@ -186,7 +186,7 @@ def test_retry_failed(home):
 def test_retry_with_other_options(home):
     bad = add_and_wait(home, "exit 4", "--timeout", "5m")
     done = home.main("retry", "--failed", "--timeout", "1:00:00", "--set-name", "longer", "--dry-run")
-    assert done.out == f"{bad}: exit 4\n" and "this was a dry run" in done.err, done
+    assert done.out == f"{bad}: exit 4\n" and "1 job would be added, with name longer, time limit 1h; this was a dry run" in done.err, done
     assert len(home.client().jobs()) == 1
     waits = home.main("add", "true", "--begin", "+1h").id
     refused = [home.main("retry", waits, *words).err for words in ([], ["--dry-run"])]

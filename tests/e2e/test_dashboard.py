@@ -257,14 +257,14 @@ def test_the_reason_and_the_estimate_stand_in_the_queue(browser, box):
 def test_failures_stay_until_they_are_dismissed_or_tried_again(browser, box):
     first, other = (box.wait(box.add(f"echo 'ValueError: bad learning rate {number}' >&2; exit 3", gpus=0), "failed")["id"]
                     for number in range(2))
-    many = box.ask("POST", "/queue", [{"command": "exit 4", "group": "sweep", "gpus": 0}] * 3)["ids"]
+    many = box.ask("POST", "/queue", {"commands": ["exit 4", "exit 5", "nosuch"], "group": "sweep", "gpus": 0})["ids"]
     for job_id in many:
         box.wait(job_id, "failed")
     with visit(browser, box) as page:
         failures = page.locator("#failures")
         expect(page).to_have_title(re.compile("^\u2717 5 "))
         expect(failures.locator("li")).to_have_count(4)              # the group is one line; and those for all
-        expect(failures).to_contain_text("+2 of sweep")
+        expect(failures).to_contain_text("+2 of sweep, 2 kinds")
         page.get_by_role("button", name="Dismiss 3 failures of group sweep").click()
         page.get_by_role("button", name=f"Dismiss job {other}").click()
         expect(failures.locator("li")).to_have_count(1)

@@ -235,6 +235,7 @@ def test_words_of_other_queues(home):
     ("sbatch --export=ALL,SEED=3,A=b x", "hint: --env=SEED=3 --env=A=b\n"), ("sbatch --export=ALL x", "leave it out; instead: --env\n"),
     ("retry abc --export=ALL,SEED=3", "--env=SEED=3"), ("sbatch --parsable x", "add prints the id alone"),
     ("sbatch --test-only x", "--dry-run"),
+    ("edit abc --set lr=2", "nexus edit ID -- COMMAND; or cancel it, and nexus retry ID --set lr=2\n"),
     ("sbatch -n 1 x", "the number of tasks: leave it out"),
     ("squeue -n sw", "hint: --name sw\n"), ("hold -n sw*", "hint: --name 'sw*'\n"), ("release --jobname=sw", "hint: --name sw\n"),
     ("squeue -t pending", "hint: --status pending\n"), ("squeue -t PD,R", "hint: --status pending,running\n"),

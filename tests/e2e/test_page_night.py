@@ -135,6 +135,7 @@ def test_another_time_is_chosen_and_nothing_is_asked_for_what_is_folded(browser,
         expect(bar(page, "resnet50")).to_have_count(1)
         assert [re.search("since=(..?.)&", url)[1] for url in asked] == ["1h", "7d"]
         page.locator("#night summary").first.click()
+        page.wait_for_function("localStorage.getItem('nexus-night')")      # a browser tells that a moment later
         page.reload()
         expect(page.locator("#connection")).to_have_text("live")
         box.wait(box.add("true", gpus=0))

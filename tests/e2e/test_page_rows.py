@@ -21,7 +21,7 @@ def fail(box, code=3, **options):
 
 
 def shown(box, **headers):
-    """The failures of whoever asks, as [[id, how many]]; and how many in all."""
+    """The failures of whoever asks, as [[id, how many, of how many kinds]]; and how many in all."""
     answer = box.call("GET", "/status?after=0", **headers)[1]
     return answer["failures"], answer["found"]["failures"]
 
@@ -37,20 +37,20 @@ def test_a_dismissal_is_its_users_and_survives_a_restart():
         his = box.call("POST", "/queue", {"command": "exit 4", "gpus": 0}, **bob)[1]["id"]
         box.wait(his, "failed")
         many = [fail(box, group="sweep") for _ in range(3)]
-        assert shown(box) == ([[many[2], 3], [his, 1], [mine, 1]], 5)
-        assert shown(box, **bob) == ([[his, 1]], 1)
+        assert shown(box) == ([[many[2], 3, 1], [his, 1, 1], [mine, 1, 1]], 5)
+        assert shown(box, **bob) == ([[his, 1, 1]], 1)
         assert box.call("POST", "/jobs/dismiss", {"ids": [mine]}, **bob)[0] == 403
         assert box.ask("POST", "/jobs/dismiss", {"group": "sweep"}) == {"ids": many}
         assert box.ask("POST", "/jobs/dismiss", {"ids": [his]}) == {"ids": [his]}
         assert box.ask("POST", "/jobs/dismiss", {"ids": [his]}) == {"ids": []}, "it was"
         box.kill_service()
         box.start()
-        assert shown(box) == ([[mine, 1]], 1)
-        assert shown(box, **bob) == ([[his, 1]], 1), "bob has not seen it yet"
+        assert shown(box) == ([[mine, 1, 1]], 1)
+        assert shown(box, **bob) == ([[his, 1, 1]], 1), "bob has not seen it yet"
         assert box.call("POST", "/jobs/dismiss", {"status": "failed"}, **bob)[1] == {"ids": [his]}
         assert shown(box, **bob) == ([], 0)
         assert box.ask("POST", "/jobs/dismiss", {"ids": many, "undo": True}) == {"ids": many}
-        assert shown(box) == ([[many[2], 3], [mine, 1]], 4)
+        assert shown(box) == ([[many[2], 3, 1], [mine, 1, 1]], 4)
 
 
 def test_only_failures_are_dismissed(box):

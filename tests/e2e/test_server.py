@@ -290,7 +290,7 @@ def test_what_somebody_sent_who_has_gone_is_not_sent_by_who_has_the_port_now(hom
         finally:
             os.kill(pid, signal.SIGCONT)
         assert lines and all(map(is_open, lines)), "the owner's own are answered"
-        assert len(ports) == 5 and [job["id"] for job in home.client().jobs()] == [job["id"] for job in before]
+        assert len(ports) == 5 and {job["id"] for job in home.client().jobs()} == {job["id"] for job in before}
 
 
 @needs_root

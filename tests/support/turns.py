@@ -169,7 +169,7 @@ def is_over(thread):
         thread.join(live.PATIENCE_S)
     except RuntimeError:                # it is only just being started
         return False
-    return True
+    return not thread.is_alive()
 
 
 class World:

@@ -32,6 +32,9 @@ TOLD = [
     ("tight", "loss:0.123", {"loss": 0.123}), ("an error bar", "acc=0.91±0.02", {"acc": 0.91}), ("a mean", "loss=0.3(0.4)", {"loss": 0.3}),
     ("twice", "loss=0.5 loss=0.4", {"loss": 0.4}), ("top 5", "acc@5: 0.99", {"acc@5": 0.99}), ("a tuple", "(loss=0.3)", {"loss": 0.3}),
     ("detection", "mAP50-95: 0.41", {"mAP50-95": 0.41}),
+    ("a blank alone", "epoch 3 loss 0.312 val acc 91.2% lr 0.1 took 3.5 s", {"loss": 0.312, "val acc": 91.2}),
+    ("a blank and what is no number", "train loss nan, best loss 1e-3", {"train loss": NAN, "best loss": 0.001}),
+    ("a blank beside a sign", "epoch 3 loss=0.3", {"loss": 0.3}),
 ]
 NOTHING = [
     ("a time", "done at: 10:23"), ("a time alone", "10:23:45"), ("a date", "date: 2024-10-12"), ("a count", "step 4/10"),
@@ -41,7 +44,7 @@ NOTHING = [
     ("options", "python train.py --lr=0.1 -n=3"), ("text", "a=b loss=low"), ("hexadecimal", "at=0x10"), ("a version", "torch=2.1.0"),
     ("a unit", "mem=12GB time=3s"), ("a thousand", "samples: 1,234"), ("information", "x: information"),
     ("a warning", "WARNING: 3 were skipped"),
-    ("an error", "RuntimeError: 3 of them"), ("an index", "a[3] = x"), ("a word alone", "loss 0.3"), ("empty", ""),
+    ("an error", "RuntimeError: 3 of them"), ("an index", "a[3] = x"), ("a count of losses", "loss 3, took 0.3 s"), ("empty", ""),
     ("a range", "n: 3-5"), ("an underscore", "n=1_000"), ("a list", "w=0.1,0.2"), ("a comparison", "loss==0.3"),
     ("a bar", "45%|███| 9/20 [00:10<00:12, 1.13s/it]"), ("an email", "me@host: 3x"), ("a variable", "$x=3"),
 ]

@@ -79,6 +79,7 @@ def test_gpus_and_memory_are_read_beside_the_loop(world, monkeypatch):
     w.service.begin_workers(*workers)
     live.until(lambda: len(begun) == 3)
     assert sorted(begun) == ["asking for the GPUs", "counting", "measuring jobs' memory"]
+    w.service.commit_worker.end()           # it was made before, and runs
 
 
 def test_a_failure_is_logged_once_a_minute(world):

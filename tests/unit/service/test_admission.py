@@ -106,9 +106,9 @@ def test_a_retry_is_a_new_job_that_asks_for_the_same(world):
     w.end(good)
     fail(w, bad, 101, 1, seconds=60)
     assert w.job(child).current.cause == "dependency"
-    again = w.job(w.service.admission.retry(nexus.Choice([bad]), ANN)[0])
-    second = w.job(w.service.admission.retry(nexus.Choice([child]), ANN)[0])
-    changed = w.job(w.service.admission.retry(nexus.Choice([good]), ANN, {"env": {"A": "2"}, "gpus": 0, "name": "c"})[0])
+    again = w.job(w.service.admission.retry(nexus.Choice([bad]), ANN).ids[0])
+    second = w.job(w.service.admission.retry(nexus.Choice([child]), ANN).ids[0])
+    changed = w.job(w.service.admission.retry(nexus.Choice([good]), ANN, {"env": {"A": "2"}, "gpus": 0, "name": "c"}).ids[0])
     assert w.store.state.environments[changed.environment]["A"] == "2" and (changed.name, changed.retried_as) == ("c", None)
     assert (again.command, again.after, again.attempts, w.job(bad).retried_as) == ("bad", (), (), again.id)
     assert (again.name, again.group, again.env_digest, again.environment) == ("b", "g", w.job(bad).env_digest, w.job(bad).environment)
@@ -135,7 +135,7 @@ def test_a_retry_with_another_value_stands_in_the_place_of_the_former(world):
             w.end(job_id, int(job_id != jobs[0]))
 
     def retry(values, **choice):
-        return w.service.admission.retry(nexus.Choice(**{"group": "g", **choice}), ANN, {}, values)
+        return w.service.admission.retry(nexus.Choice(**{"group": "g", **choice}), ANN, {}, values).ids
 
     def list_rows():
         table = w.service.groups.list_results(ANN, "g", "id", False, None)
@@ -175,15 +175,17 @@ def test_a_chain_heals(world):
     chain = [train, report, big, last]
     assert {w.job(job_id).current.cause for job_id in (*chain, held)} == {"dependency"}
 
-    def retry(job_id, is_downstream, change):
-        return w.service.admission.retry(nexus.Choice([job_id]), ANN, change, {}, is_downstream)
+    def retry(job_id, is_downstream, change, is_dry=False):
+        return w.service.admission.retry(nexus.Choice([job_id]), ANN, change, {}, is_downstream, is_dry).ids
 
     again, = retry(prep, False, {})
     assert w.service.admission.list_left([again], ANN) == chain, "those that it could run, too"
     w.run(again, 102)
     w.end(again, 1)
     change = {"gpus": 0, "name": "second", "environment": {"NEW": "1"}, "umask": 0o27}
-    new = retry(again, True, change)
+    before = w.store.state
+    assert len(retry(again, True, change, is_dry=True)) == 5 and w.store.state is before, "a dry run changes nothing"
+    new = list(retry(again, True, change))
     assert [w.job(job_id).command for job_id in new] == ["prep", "train", "report", "big", "last"]
     names = dict(zip(("prep", "train", "report", "big", "last"), new))
     assert [w.job(names[name]).after for name in ("train", "report")] == [(names["prep"],), (names["train"], names["prep"])]
@@ -202,7 +204,7 @@ def test_a_retry_still_comes_after_what_may_complete(world):
     lives, dies = w.add("lives", gpus=0), w.add("dies", gpus=0)
     child = w.add("child", gpus=0, after=[dies, lives])
     w.service.cancellation.cancel(nexus.Choice([dies], ("pending",)), ANN)
-    again = w.service.admission.retry(nexus.Choice([child]), ANN)[0]
+    again = w.service.admission.retry(nexus.Choice([child]), ANN).ids[0]
     assert (w.job(again).after, w.job(again).pending_dependencies) == ((lives,), (lives,))
 
 
@@ -211,7 +213,7 @@ def test_a_failure_counts_for_its_group_as_its_last_retry(world):
     w = world(gpus=0, cpu_slots=1)
 
     def retry(job_id, group):
-        return w.service.admission.retry(nexus.Choice([job_id]), ANN, {"group": group})[0]
+        return w.service.admission.retry(nexus.Choice([job_id]), ANN, {"group": group}).ids[0]
 
     first = w.add("a", gpus=0, group="g")
     for pid, group in ((100, None), (101, "h"), (102, None)):
@@ -231,7 +233,7 @@ def test_a_retry_comes_after_the_groups_that_are_left(world):
     for job_id in (lost, child):
         w.service.cancellation.cancel(nexus.Choice([job_id], ("pending",)), ANN) if w.job(job_id).status == "pending" else None
     w.service.housekeeping.clear(nexus.Choice([lost]), ANN)
-    again = w.job(w.service.admission.retry(nexus.Choice([child]), ANN)[0])
+    again = w.job(w.service.admission.retry(nexus.Choice([child]), ANN).ids[0])
     assert (again.after_group, again.after_any_group, again.pending_groups) == ((), ("g",), ("g",))
 
 
@@ -243,7 +245,7 @@ def test_retry_of_too_many_for_the_queue_adds_none(world):
     w.service.editor.set_paused(True, "ann")
     w.add("waits", gpus=0), w.add("waits", gpus=0)
     with pytest.raises(nexus.NexusError, match="queue is full"):
-        w.service.admission.retry(nexus.Choice([bad]), ANN)[0]
+        w.service.admission.retry(nexus.Choice([bad]), ANN).ids[0]
     assert len(w.store.state.jobs) == 3
     with pytest.raises(nexus.NexusError, match="only a finished one"):
         w.service.admission.retry(nexus.Choice([nexus.list_pending(w.store.state)[0].id]), ANN)

@@ -57,7 +57,7 @@ def test_which_job_a_name_means(world, reason, jobs, meant, field):
 def test_a_retry_is_meant_by_the_name_of_the_job_that_it_does_again(world):
     w = world(gpus=0, cpu_slots=9)
     failed, = add_all(w, [("failed", 60)])
-    again, = w.service.admission.retry(nexus.Choice([failed]), ANN, {"name": "other"})
+    again, = w.service.admission.retry(nexus.Choice([failed]), ANN, {"name": "other"}).ids
     w.run(again, 200)
     w.end(again, 0)
     assert w.job(w.add(gpus=0, after=["prep"])).after == (again,)

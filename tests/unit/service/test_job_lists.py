@@ -67,7 +67,10 @@ def test_a_group_of_two_users_is_whose_job_was_first(lab):
 def test_failures_of_a_group_are_one_with_their_number(lab):
     for number in range(3):
         lab.become(lab.add(group="k", command=f"f{number}"), "failed", exit_code=1)
+    for line in ("OutOfMemoryError: 20 GiB", "OutOfMemoryError: 24 GiB", "KeyError: 'lr'"):
+        lab.become(lab.add(group="m", command=line), "failed", cause="exit", cause_line=line)
     lab.become(lab.add(command="alone"), "failed", exit_code=1)
     state = lab.store.state
     made = nexus.JobLists(state, OWNER, nexus.Choice(), nexus.list_visible_groups(state, OWNER), 0.0)
-    assert [(job.command, count) for job, count in made.fold_failures()] == [("alone", 1), ("f2", 3), ("true", 1)]
+    assert [(job.command, count, kinds) for job, count, kinds in made.fold_failures()] == [
+        ("alone", 1, 1), ("KeyError: 'lr'", 3, 2), ("f2", 3, 1), ("true", 1, 1)]

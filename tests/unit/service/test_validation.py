@@ -150,9 +150,10 @@ def test_in_another_environment_a_job_keeps_what_it_was_given(world):
     edited = w.job(job_id)
     assert (see(edited), edited.umask, edited.cwd, edited.env_digest) == (wanted, 0o027, "/tmp", digest)
     w.service.cancellation.cancel(nexus.Choice([job_id]), ANN)
-    again, = w.service.admission.retry(nexus.Choice([job_id]), ANN, {**change, "environment": {"NEW": "1"}, "env": {"MODE": "on"}})
+    again, = w.service.admission.retry(nexus.Choice([job_id]), ANN, {**change, "environment": {"NEW": "1"}, "env": {"MODE": "on"}}).ids
     assert see(w.job(again)) == {"NEW": "1", "MODE": "on", "LATER": "1", "SEED": "1"}
-    other, = w.service.admission.retry(nexus.Choice([again]) if w.service.cancellation.cancel(nexus.Choice([again]), ANN) else None, ANN)
+    w.service.cancellation.cancel(nexus.Choice([again]), ANN)
+    other, = w.service.admission.retry(nexus.Choice([again]), ANN).ids
     assert see(w.job(other)) == see(w.job(again)), "without --this-env it has all as before"
 
 
