@@ -17762,6 +17762,7 @@ class DiskUse(Component):
         super().__init__(service)
         self.sizes: dict[tuple[str, int], int] = {}         # {(job id, number): bytes of its logs}, of finished jobs
         self.measured: dict[str, Any] | None = None         # of GET /health and the page; None: not yet
+        self.measured_at = 0.0
         self.worker = Worker(service, "measuring the logs", self.measure)
 
     def measure(self) -> float:
@@ -17777,6 +17778,7 @@ class DiskUse(Component):
                 sizes[key] = size
         self.sizes = {(job.id, job.number): sizes[job.id, job.number] for job in jobs
                       if job.status in FINAL and (job.id, job.number) in sizes}
+        self.measured_at = self.clock.now()
         largest = sorted(sizes.items(), key=lambda item: -item[1])[:SAID_LARGEST]
         self.measured = {
             "jobs": len(sizes), "log_bytes": sum(sizes.values()),
@@ -17790,13 +17792,14 @@ class DiskUse(Component):
         return sum(sum(measure_logs(self.disk, job.log_dir)) for job in jobs)
 
     def tell(self) -> str:
-        """`12.3GB of 980 jobs, the largest: abc 4GB, abd 2GB; history 3MB`; empty before it was measured."""
+        """`12.3GB of 980 jobs, the largest: abc 4GB, abd 2GB; history 3MB; 5m ago`; empty before it was measured."""
         found = self.measured
         if found is None:
             return ""
         largest = ", ".join(f"{row['id']} {format_bytes(row['log_bytes'])}" for row in found["largest"])
         return (f"{format_bytes(found['log_bytes'])} of {format_count(found['jobs'], 'job')}"
-                f"{largest and ', the largest: '}{largest}; history {format_bytes(found['history_bytes'])}")
+                f"{largest and ', the largest: '}{largest}; history {format_bytes(found['history_bytes'])}; "
+                f"{format_duration(self.clock.now() - self.measured_at)} ago")
 
 
 # ==== src/service/housekeeping.py ====
@@ -21506,9 +21509,14 @@ summary b { display: inline-block; min-width: 4rem; color: var(--accent); }
   .rows > li > .actions:not(:has(> :not(.quiet))) { display: none; }
   .rows .actions, .time { min-width: 0; }
   .rows > li > :is(.why, .cause) { order: 1; flex-basis: 100%; }
-  #failures li { flex-wrap: nowrap; }
-  #failures li > .cause { order: 0; flex-basis: 0; }
-  #failures :is(.id, .time, .job ~ a, li:has(.cause) .badge) { display: none; }
+  #failures li[data-job] {                       /* a name above its end and cause, beside the buttons */
+    display: grid; grid-template-columns: auto auto auto minmax(0, 1fr) auto; gap: 0; padding-block: 0;
+  }
+  #failures li[data-job] > * { grid-row: 2; font-size: .75rem; margin-right: .5rem; padding-inline: 0; }
+  #failures li[data-job] > .job { grid-row: 1; grid-column: 1 / 5; font-size: inherit; }
+  #failures li > .cause { grid-column: 4; }
+  #failures li[data-job] > .actions { grid-row: 1 / 3; grid-column: 5; margin: 0; font-size: inherit; }
+  #failures :is(.id, .time) { display: none; }
   .use .job { max-width: none; }
   .use .id { display: none; }
   .group progress { order: 1; flex-basis: 60%; }

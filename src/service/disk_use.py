@@ -16,7 +16,7 @@ from ..machine.disk import find_files, measure
 from ..machine.job_files import measure_logs
 from ..opening import TYPE_CHECKING
 from ..values.job import FINAL, Job
-from ..values.text import format_bytes, format_count
+from ..values.text import format_bytes, format_count, format_duration
 
 if TYPE_CHECKING:
     from typing import Any
@@ -36,6 +36,7 @@ class DiskUse(Component):
         super().__init__(service)
         self.sizes: dict[tuple[str, int], int] = {}         # {(job id, number): bytes of its logs}, of finished jobs
         self.measured: dict[str, Any] | None = None         # of GET /health and the page; None: not yet
+        self.measured_at = 0.0
         self.worker = Worker(service, "measuring the logs", self.measure)
 
     def measure(self) -> float:
@@ -51,6 +52,7 @@ class DiskUse(Component):
                 sizes[key] = size
         self.sizes = {(job.id, job.number): sizes[job.id, job.number] for job in jobs
                       if job.status in FINAL and (job.id, job.number) in sizes}
+        self.measured_at = self.clock.now()
         largest = sorted(sizes.items(), key=lambda item: -item[1])[:SAID_LARGEST]
         self.measured = {
             "jobs": len(sizes), "log_bytes": sum(sizes.values()),
@@ -64,10 +66,11 @@ class DiskUse(Component):
         return sum(sum(measure_logs(self.disk, job.log_dir)) for job in jobs)
 
     def tell(self) -> str:
-        """`12.3GB of 980 jobs, the largest: abc 4GB, abd 2GB; history 3MB`; empty before it was measured."""
+        """`12.3GB of 980 jobs, the largest: abc 4GB, abd 2GB; history 3MB; 5m ago`; empty before it was measured."""
         found = self.measured
         if found is None:
             return ""
         largest = ", ".join(f"{row['id']} {format_bytes(row['log_bytes'])}" for row in found["largest"])
         return (f"{format_bytes(found['log_bytes'])} of {format_count(found['jobs'], 'job')}"
-                f"{largest and ', the largest: '}{largest}; history {format_bytes(found['history_bytes'])}")
+                f"{largest and ', the largest: '}{largest}; history {format_bytes(found['history_bytes'])}; "
+                f"{format_duration(self.clock.now() - self.measured_at)} ago")
