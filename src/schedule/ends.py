@@ -211,7 +211,7 @@ def find_bad_gpu(ended: Sequence[Ended], uuid: str, config: GpuConfig) -> str | 
     if not config.guard_failures or len(latest) < config.guard_failures:
         return None
     since = min(end.started_at for end in latest)
-    elsewhere = [end for end in ended if uuid not in end.gpu_uuids and end.started_at >= since]
+    elsewhere = [end for end in ended if end.gpu_uuids and uuid not in end.gpu_uuids and end.started_at >= since]
     faulty = [program(end) for end in elsewhere if end.is_soon]
     good = [program(end) for end in elsewhere if end.is_success]
     counted = [end for end in latest if program(end) in good and program(end) not in faulty]

@@ -28,6 +28,7 @@ FIRST_LOOK_S = 5.0              # after a start, a request that names a GPU wait
 LOADS_S = 3600.0                # how long GPUs' utilization is kept
 
 IDLE_LOAD = 5.0                 # a GPU whose utilization is below so many percent is idle
+UNSEEN_S = 60.0                 # after such a pause between readings, as of a machine that slept, it idles anew
 
 
 class GpuWatch(Component):
@@ -119,13 +120,15 @@ class GpuWatch(Component):
         if self.observer.find_gpu_error():
             unread.add("")
         loads, idle = {}, {}
+        longest_s = max(UNSEEN_S, 3 * self.config.service.refresh_rate_seconds)
         for gpu in self.all_gpus():
             loads[gpu.uuid] = [load for load in self.loads.get(gpu.uuid, ()) if now - load[0] < LOADS_S]
             if gpu.utilization is not None:
                 loads[gpu.uuid].append((now, gpu.utilization))
                 if gpu.utilization < IDLE_LOAD and gpu.node not in unread:
-                    since_utc, since, _ = self.idle.get(gpu.uuid, (self.clock.now(), now, now))
-                    idle[gpu.uuid] = since_utc, since, now
+                    since_utc, since, last = self.idle.get(gpu.uuid, (0.0, 0.0, float("-inf")))
+                    was_seen = now - last <= longest_s
+                    idle[gpu.uuid] = (since_utc if was_seen else self.clock.now()), (since if was_seen else now), now
         self.loads, self.idle = loads, idle
         self.service.gpu_history.take_readings(self.all_gpus(), unread)
 

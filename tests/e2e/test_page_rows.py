@@ -92,7 +92,8 @@ def test_a_failure_on_a_phone_is_a_line_with_its_cause_and_another_try(browser, 
     many = [fail(box, group="sweep") for _ in range(3)]
     with visit(browser, box, width=390, height=844, is_expecting_errors=True) as page:
         line = page.locator(f"#failures [data-job={first}]")
-        for part in (line.get_by_text("exit 3", exact=True), line.get_by_text("ValueError: no such file"), line.get_by_role("button", name="Retry")):
+        for part in (line.get_by_text("exit 3", exact=True), line.get_by_text("ValueError: no such file"),
+                     line.get_by_role("button", name="Retry")):
             expect(part).to_be_visible()
         assert line.locator(".cause").evaluate("node => node.scrollWidth <= node.clientWidth"), "it is not cut"
         assert max(each.bounding_box()["height"] for each in page.locator("#failures [data-job]").all()) < 50, "one line each"

@@ -198,7 +198,6 @@ class Run:
         self.launched_at = runner.host.booted_at + runner.started / 100       # from then on its time counts
         self.began_at = process.world.now
         self.ended_at: float | None = None      # of its command; what it has left may live on
-        self.machine_count = 0                  # World.machine_count at its begin
         self.code: int | None = None            # None: nobody has waited for it
         self.was_cut = False                    # by a power cut, or as its job.sh was killed from outside
 
@@ -522,7 +521,7 @@ class SimMachine(nexus.Machine):
 
     def __init__(self, config: nexus.Config, layout: nexus.Layout, disk: nexus.Disk, service_id: str) -> None:
         self.process = current().running
-        self.process.world.machine_count += 1
+        self.process.world.machines_begun_at.append(self.process.world.now)
         is_slurm = config.jobs.launcher == "slurm"
         self.is_mock, self.uid, self.processes, self.psutil = False, self.process.uid, SimProcesses(), PSUTIL
         self.gpu_source = nexus.MockGpus(0) if is_slurm else SimGpus()
@@ -760,7 +759,7 @@ class World:
         self.hub = greenlet.getcurrent()        # which lets the others go on
         self.rnd, self.names = random.Random(seed), random.Random(seed + 1)
         self.now = 1000.0                       # monotonic, of all machines
-        self.machine_count = 0                  # how many services and agents have begun
+        self.machines_begun_at: list[float] = []        # services and agents
         self.is_hasty = False                   # each command ends soon
         self.has_moved = False                  # somebody has set a clock
         self.rounds = 0                         # how often everything went on a little: go_round()
@@ -816,6 +815,10 @@ class World:
                 if process.command:
                     process.command.go_on(process)
 
+    def has_other_host(self, run: Run) -> bool:
+        """Whether a service or an agent has begun since the job was launched: it cannot tell what those before have done."""
+        return any(at >= run.launched_at for at in self.machines_begun_at)
+
     def begin_run(self, run: Run) -> None:
         """A command begins: all that nexus promises of that must hold now."""
         for other in self.runs:
@@ -824,15 +827,6 @@ class World:
             is_same_job = other.job.id == run.job.id            # no id comes again in a history
             if is_same_job and other.left:
                 self.violations.append(f"job {run.job.id} runs as attempt {other.job.attempt} and {run.job.attempt}")
-            command = other.process.command
-            family = command, *(child.command for child in command.children)        # also what it has left
-            is_stopped = any(one.heard for one in family) or other.job.timeout_seconds      # then 0 is no success
-            # A service that comes later cannot tell whether the one before has signaled a job that it had to stop.
-            stop_cause = next((one.stop_cause for one in run.job.attempts if one.nonce == other.job.current.nonce), None)
-            is_unclear = bool(other.job.preemptible or stop_cause) and other.machine_count < self.machine_count
-            if is_same_job and other.code == 0 and not (other.was_cut or is_stopped or is_unclear):
-                self.violations.append(f"job {run.job.id} had succeeded, and runs again")
-        run.machine_count = self.machine_count
         self.runs.append(run)
         for uuid in run.shares:
             holders = [one for one in self.runs if uuid in one.shares and (one is run or one.left)

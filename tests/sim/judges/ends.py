@@ -135,8 +135,22 @@ class Ends(Judge):
         key = run.job.id, run.job.attempt
         watch = self.watches[key] = Watch(run)
         self.going_on.append(watch)
+        for other in self.world.runs:
+            if other is not run and other.job.id == run.job.id and other.code == 0 and not self.may_run_again(other):
+                self.fail(f"job {run.job.id} had succeeded, and runs again")
         if not self.is_slurm and run.job.id in self.wishes:
             self.check_retry(run)
+
+    def may_run_again(self, run: Run) -> bool:
+        """Whether its exit code 0 is no success: it was cut off, or stopped, as far as that can be known."""
+        command = run.process.command
+        family = command, *(child.command for child in command.children)            # also what it has left
+        if run.was_cut or run.job.timeout_seconds or any(one.heard for one in family):
+            return True
+        recorded = [job for home in self.list_homes() if (job := home.service.store.state.jobs.get(run.job.id))]
+        stop_causes = [one.stop_cause for job in recorded for one in job.attempts if one.nonce == run.job.current.nonce]
+        is_to_stop = run.job.preemptible or not recorded or any(stop_causes)
+        return is_to_stop and self.world.has_other_host(run)
 
     def on_end(self, run: Run) -> None:
         watch = self.watches.get((run.job.id, run.job.attempt))
@@ -288,8 +302,8 @@ class Ends(Judge):
         if now < key:
             watch.due_since = None
             return
-        if watch.due_since is None or watch.due_since[::2] != (key, self.world.machine_count):
-            watch.due_since = key, self.world.rounds, self.world.machine_count
+        if watch.due_since is None or watch.due_since[::2] != (key, len(self.world.machines_begun_at)):
+            watch.due_since = key, self.world.rounds, len(self.world.machines_begun_at)
         longest = LATE_ROUNDS if run.process.host.name == "a" else FAR_ROUNDS
         if self.world.rounds - watch.due_since[1] > longest:
             what = "has heard nothing" if watch.first_stop_at is None else "lives after its grace time"
@@ -380,7 +394,7 @@ class Ends(Judge):
             expected = "cuda-oom"
         reasons = watch.reasons | set(self.find_reasons(watch, self.world.now))
         stops = [number for _, number in run.process.command.heard if number not in WARNINGS.values() or watch.first_stop_at]
-        if not any(one.heard for one in watch.family) and run.machine_count == self.world.machine_count:
+        if not any(one.heard for one in watch.family) and not self.world.has_other_host(run):
             reasons -= {*LIMIT_CAUSES, "preempted"} if code == 0 else set()         # it has succeeded before that was noticed
         if (cause != expected and cause not in reasons) or (stops and cause not in reasons):
             self.fail(f"{name} ended with {code} after the signals {stops}: its cause is {cause}, and not {expected}; "

@@ -107,7 +107,7 @@ class Guards(Judge):
             self.fail(f"{uuid} is paused, and it was the last")
 
     def look(self) -> None:
-        if self.is_judged and self.former and not self.is_touched and self.world.machine_count == 1:
+        if self.is_judged and self.former and not self.is_touched and len(self.world.machines_begun_at) == 1:
             for card in self.homes[0].host.cards:
                 self.check_bad_gpu(self.former, card.uuid)
 

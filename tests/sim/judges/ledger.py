@@ -230,6 +230,8 @@ class Ledger:
             wish, job = self.wishes.get(job_id), jobs.get(job_id)
             for name, fact in wish.fields.items() if wish and job and wish.is_sure else ():
                 shown = getattr(job, name)
+                if name in ("after", "after_any"):              # one that was cleared may be left out
+                    fact = [parent for parent in fact if parent in jobs or parent in shown]
                 if as_value(shown) != as_value(fact):
                     words.append(f"job {job_id} has {name} {shown!r}, and {fact!r} was asked for")
         return words

@@ -227,8 +227,9 @@ def find_wrong(job: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]], gr
         return "neither it nor its group is held"
     if code == "paused" and subject == "queue" and not is_paused:
         return "the queue is not paused"
-    if code == "begin-time" and job["begin_at"] and read_time(job["begin_at"]) < now - STALE_S:
-        return f"its time {job['begin_at']} has come"
+    begins = job["retry_at" if subject == "retry" else "begin_at"]
+    if code == "begin-time" and begins and read_time(begins) < now - STALE_S:
+        return f"its time {begins} has come"
     if code == "quota" and not running:
         return "nothing runs"
     return ""

@@ -166,7 +166,7 @@ def ends(*words):
     """
     made = []
     for number, word in enumerate(words):
-        command, gpus = re.fullmatch(r"([A-Z][a-z]?)(\d+).", word).groups()
+        command, gpus = re.fullmatch(r"([A-Z][a-z]?)(\d*).", word).groups()
         uuids = tuple(f"GPU-{index}" for index in gpus)
         made.append(nexus.Ended(uuids, " --x ".join(command), word[-1] == "+", word[-1] == "-", NOW + number))
     return made
@@ -184,6 +184,7 @@ GUARDS = [  # reason, what ended, in its order, keys, whether GPU 0 is bad
     ("elsewhere they fail too, only later", ends("A0-", "B0-", "A1~", "B1~", "A0-"), {}, False),
     ("elsewhere one of them fails as soon", ends("A0-", "B0-", "A1+", "B1+", "A1-", "B0-"), {}, False),
     ("they ran well elsewhere only before", ends("A1+", "B1+", "A0-", "B0-", "A0-"), {}, False),
+    ("they ran well without a GPU", ends("A0-", "B0-", "A+", "B+", "A0-"), {}, False),
     ("two in a row, where two are enough", ends("A0-", "A1+", "B1+", "B0-"), {"guard_failures": 2}, True),
     ("a job on several GPUs ran well there", ends("A0-", "B0-", "C01+", "A1+", "A0-"), {}, False),
 ]

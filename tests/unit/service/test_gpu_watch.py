@@ -93,8 +93,20 @@ def test_the_mean_and_the_peak_of_a_gpu_are_of_the_last_hour(world):
         assert (gpu.utilization_mean, gpu.utilization_peak) == (mean, peak)
 
 
+def test_of_the_time_between_two_readings_little_is_known(world):
+    """The machine may have slept: two readings of an idle GPU, an hour apart, are no hour."""
+    w = world(idle_kill_minutes=2)
+    job_id = w.run(w.add(), 100)
+    for seconds, wanted in ((30, None), (3600, None), (50, None), (50, None), (50, "idle")):
+        w.machine.shown = [makers.gpu(0, utilization=0.0)]
+        w.clock.pass_(seconds)
+        w.probe()
+        w.turn(seconds=1.1)
+        assert w.api(job_id)["stopping"] == wanted, seconds
+
+
 def test_a_job_whose_gpus_do_nothing_is_idle(world):
-    w = world(idle_kill_minutes=40, on_idle="true")
+    w = world(idle_kill_minutes=40, on_idle="true", refresh_rate_seconds=700)
     called = []
     w.service.hooks.queue = lambda name, jobs: called.extend(job.id for job in jobs)
     job_id = w.add(gpus=2)
