@@ -8,14 +8,14 @@ may differ for a moment.  That costs a turn that nobody takes, and which lapses.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
 from ..values.bid import Bid, Holding, Want
 from ..values.value import Value, replace
 
 TURN_S = 1.8                    # a GPU is left for so long to whose turn it is; this is looked at each second
 SET_S = 30.0                    # a set of several that is complete, likewise
-REST_FACTOR = 35                # whoever let a turn lapse gets none for so many times as long as GPUs were left to him
+REST_FACTOR = 35                # who let a turn lapse gets none for so many times as long, times the number of who wait
 PAUSE_S = 10.0                  # a service that hung for so long wanted nothing meanwhile
 FORGET_S = 600.0                # what was had counts no more when nobody has competed for so long
 MAX_OWED_RUNS = 20              # nobody is owed more than the time of so many jobs
@@ -139,6 +139,7 @@ class Turns(Value):
     sets: frozenset[str] = frozenset()          # those of them that are for a job of several GPUs
     collector: int | None = None                # the uid that collects GPUs for such a job
     wanted: int = 0                             # how many GPUs that job needs
+    passed_on: frozenset[str] = frozenset()     # the GPUs that somebody leaves to who has the turn: those see it lapse
 
 
 def find_charge(user: BoxUser, now: float) -> float:
@@ -192,13 +193,16 @@ class Patience(Value):
     wasted: Mapping[int, float] = {}            # {uid: GPU seconds that were left to it in vain, now}
     withdrawn: Mapping[int, float] = {}         # {uid: for how many seconds GPUs were left to it until it wanted none}
     looked_at: float = 0.0
+    holders: Mapping[str, str] = {}             # {GPU uuid: the user whose nexus has it}, as the leases told then
+    took_at: Mapping[str, float] = {}           # {user: when his nexus was seen to have taken a GPU}
 
 
 def wait_for_turns(patience: Patience, turns: Turns, free: Container[str], own_uid: int, now: float,
-                   users: Iterable[BoxUser] = ()) -> Patience:
-    """What becomes of the turns that others have.  `free`: the GPUs that nobody has taken yet.
+                   users: Collection[BoxUser] = (), holders: Mapping[str, str] = {}) -> Patience:
+    """What becomes of the turns that others have.  `free`: the GPUs that nobody has taken yet; `holders`: by leases.
 
-    Who withdraws what he wants before his turn lapses has let it lapse, too, if he does so again and again.
+    Who withdraws what he wants before his turn lapses has let it lapse, too, if he does so again and again; but not who
+    has just taken a GPU: of those that were left to his job of several he needs no more.
     """
     left, wasted = dict[str, tuple[int, float]](), dict[int, float]()
     resting = {uid: until for uid, until in patience.resting.items() if until > now}
@@ -212,18 +216,24 @@ def wait_for_turns(patience: Patience, turns: Turns, free: Container[str], own_u
     forgiven_s = (now - patience.looked_at) / REST_FACTOR
     withdrawn = {uid: spent_s - forgiven_s for uid, spent_s in patience.withdrawn.items() if spent_s > forgiven_s}
     wanting = {user.uid for user in users if user.wants}
+    started = {name: now for uuid, name in holders.items() if patience.holders.get(uuid) != name}
+    took_at = {**patience.took_at, **started}
+    names = {user.uid: user.name for user in users}
+    rest_factor = REST_FACTOR * max(1, len(wanting))        # each of those who wait may see a turn lapse
     for uid in wasted.keys() - wanting:
         since = min(since for uuid, (owner, since) in patience.left.items() if owner == uid and uuid in free)
+        if took_at.get(names.get(uid, ""), since - 1) >= since:
+            continue
         withdrawn[uid] = withdrawn.get(uid, 0.0) + min(now - since, SET_S)
         if withdrawn[uid] > TURN_S:
-            resting[uid] = max(resting.get(uid, 0.0), now + REST_FACTOR * withdrawn.pop(uid))
+            resting[uid] = max(resting.get(uid, 0.0), now + rest_factor * withdrawn.pop(uid))
     for uid in {uid for uid, _ in left.values()}:
         if uid == turns.collector:
             continue
         for uuid, (owner, since) in left.items():
-            if owner == uid and now - since > (SET_S if uuid in turns.sets else TURN_S):
-                resting[uid] = max(resting.get(uid, 0.0), now + REST_FACTOR * (now - since))
-    return Patience(left, resting, wasted, withdrawn, now)
+            if owner == uid and uuid not in turns.passed_on and now - since > (SET_S if uuid in turns.sets else TURN_S):
+                resting[uid] = max(resting.get(uid, 0.0), now + rest_factor * (now - since))
+    return Patience(left, resting, wasted, withdrawn, now, holders, took_at)
 
 
 class Box(Value):
@@ -241,7 +251,8 @@ class Box(Value):
         """Whose turn the free GPUs are.  Views may differ: whom its user leaves a GPU to, has it."""
         turns = whose_turn(self.users, self.had, free, now, self.resting)
         owners = {uuid: self.follow(uuid, uid) for uuid, uid in turns.owners.items()}
-        return replace(turns, owners={uuid: uid for uuid, uid in owners.items() if uid is not None})
+        return replace(turns, owners={uuid: uid for uuid, uid in owners.items() if uid is not None},
+                       passed_on=frozenset(uuid for uuid, uid in owners.items() if uid != turns.owners[uuid]))
 
     def follow(self, uuid: str, uid: int) -> int | None:
         """Who has a turn in the end that its users leave to each other; None: this user may have it."""

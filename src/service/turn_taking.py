@@ -152,7 +152,8 @@ class TurnTaking(Component):
 
     def settle(self, turns: Turns, free: Container[str]) -> None:
         """Count what was left to others in vain; who vanishes and comes back has not made it undone."""
-        self.patience = wait_for_turns(self.patience, turns, free, self.uid, self.clock.monotonic(), self.others)
+        self.patience = wait_for_turns(self.patience, turns, free, self.uid, self.clock.monotonic(), self.others,
+                                       self.service.observer.lease_holders)
         had = {uid: had + self.patience.wasted.get(uid, 0.0) for uid, had in self.ledger.had.items()}
         self.ledger = replace(self.ledger, had=had)
 

@@ -1,5 +1,6 @@
 """Whose turn a GPU is: a table of plain cases, and what must hold for any users, jobs, deaths and lies."""
 
+import math
 import random
 
 import hypothesis.strategies as st
@@ -137,12 +138,14 @@ class Player:
 
     def look(self, now, free):
         """What TurnTaking and plan() do; return the GPUs on which a job starts."""
-        bids = [(one.uid, "", one.bid if one is not self else self.make_bid(now, self.box.reserve_s)) for one in self.box.players
+        bids = [(one.uid, str(one.uid), one.bid if one is not self else self.make_bid(now, self.box.reserve_s)) for one in self.box.players
                 if one.bid != nexus.Bid() or one is self]
         users = nexus.merge_bids(bids, set(self.box.cards))
         self.ledger = nexus.credit(nexus.forget_gap(self.ledger, now), users, now)
         turns = nexus.Box(self.uid, tuple(users), self.ledger.had, frozenset(self.patience.resting)).find_turns(free, now)
-        self.patience = nexus.wait_for_turns(self.patience, turns, free, self.uid, now)
+        holders = {uuid: str(one.uid) for one in self.box.players for uuids in one.running for uuid in uuids}
+        self.patience = nexus.wait_for_turns(self.patience, turns, free, self.uid, now, [user for user in users if user.uid != self.uid],
+                                             holders)
         wasted = self.patience.wasted
         self.ledger = nexus.replace(self.ledger, had={uid: had + wasted.get(uid, 0.0) for uid, had in self.ledger.had.items()})
         open_to_me = [uuid for uuid in free if turns.owners.get(uuid, self.uid) == self.uid]
@@ -204,17 +207,38 @@ lengths = st.sampled_from([(1.0, 1.0), (2.0, 4.0), (5.0, 5.0), (1.0, 8.0)])
 few = settings(max_examples=samples.count(8, 200), deadline=None)
 
 
-@few
-@given(st.integers(1, 4), st.lists(st.tuples(lengths, st.sampled_from([0.0, 0.0, 7.0, 31.0])), min_size=2, max_size=4))
-def test_who_competes_has_an_equal_share_from_when_he_comes(count, rows):
-    players = [Player(uid, row, comes_at=at) for uid, (row, at) in enumerate(rows, 1)]
-    longest_s, begin = max(player.lengths[1] for player in players), max(player.comes_at for player in players)
-    before = {}
-    box = Box(count, players).run(begin + 20 * longest_s + 5, lambda at: before.update(
-        {player: player.had_s for player in players}) if at <= begin + 1 else None)
-    had = [player.had_s - before[player] for player in players]
-    assert max(had) - min(had) <= max(0.1 * max(had), longest_s) + longest_s, had
+def find_excess(players, count, begin, longest_s, **facts):
+    """By how much two users differ by more than a tenth, or one longest job, at a moment after twenty such times since `begin`."""
+    before, most = {}, [-math.inf]
+
+    def see(at):
+        if at <= begin:
+            before.update({player: player.had_s for player in players})
+        elif at >= begin + 20 * longest_s:
+            had = [player.had_s - before[player] for player in players]
+            most.append(max(had) - min(had) - max(0.1 * max(had), longest_s))
+
+    box = Box(count, players, **facts).run(begin + 24 * longest_s + 5, see)
     assert box.worst_s <= NOTICED_S
+    return max(most)
+
+
+@few
+@given(st.integers(1, 4), st.lists(lengths, min_size=2, max_size=4))
+def test_who_compete_have_equal_shares(count, rows):
+    """How long a job will take is not known: where somebody has several at once, that may make a job more."""
+    longest_s = max(row[1] for row in rows)
+    excess_s = find_excess([Player(uid, row) for uid, row in enumerate(rows, 1)], count, 0.0, longest_s)
+    assert excess_s <= 4 * TICK_S + (longest_s if count > 1 else 0.0)
+
+
+@few
+@given(st.integers(1, 4), st.lists(lengths, min_size=2, max_size=3), lengths, st.sampled_from([7.0, 31.0]))
+def test_who_comes_late_has_an_equal_share_from_then_on(count, rows, own, comes_at):
+    """As in start-time fair queueing: who was there is ahead or behind by a job when he comes, and again at any later moment."""
+    longest_s = max(row[1] for row in [*rows, own])
+    players = [Player(9, own, comes_at=comes_at), *(Player(uid, row) for uid, row in enumerate(rows, 1))]
+    assert find_excess(players, count, comes_at + 1, longest_s) <= 4 * TICK_S + longest_s * (2 if count > 1 else 1)
 
 
 @few
@@ -232,7 +256,7 @@ def test_who_comes_for_one_gpu_starts_after_the_next_end(count, own, others, com
 def test_who_wants_less_has_what_he_wants(own, factor, others):
     """A job at a time, and pauses: at most so much as his share.  He waits for the next end, or one more of each other."""
     light = Player(9, own, pause_s=factor * (others + 1) * own[1])
-    box = Box(1, [light, *(Player(uid, (2.0, 4.0)) for uid in range(1, others + 1))]).run(200)
+    box = Box(1, [light, *(Player(uid, (2.0, 4.0)) for uid in range(1, others + 1))]).run(400)
     assert len(light.starts) > 3
     for since, began in light.starts:
         assert sum(since < at < began - NOTICED_S for at, uid in box.ends if uid != 9) <= others
@@ -248,7 +272,7 @@ def test_large_jobs_come(count, rows, data):
     Box(count, [*large, *(Player(uid, row) for uid, row in enumerate(rows, 1))]).run(150)
     for player in large:
         assert len(player.starts) >= 3
-        assert max(began - since for since, began in player.starts) <= 1.0 + len(large) * (2 * longest_s + 10.0 + 4 * NOTICED_S)
+        assert max(began - since for since, began in player.starts) <= 1.0 + len(large) * (longest_s + 3.0 + 2 * NOTICED_S)
 
 
 @pytest.mark.parametrize("name", ["it wants without end", "it collects", "it has it all", "it comes and goes"])
@@ -279,9 +303,7 @@ def test_who_lies_costs_others_little(name, count, rows, run_s):
 @given(st.integers(1, 4), st.lists(lengths, min_size=2, max_size=3), st.floats(5.0, 50.0), st.floats(1.0, 60.0), st.booleans())
 def test_who_dies_or_is_stopped_costs_nothing_and_has_his_share_again(count, rows, dies_at, for_s, is_stopped):
     players, for_s = [Player(uid, row) for uid, row in enumerate(rows, 1)], for_s + 10 * is_stopped
-    back_at, longest_s, before = dies_at + for_s, max(row[1] for row in rows), {}
-    box = Box(count, players, deaths={1: (dies_at, back_at, is_stopped)}).run(back_at + 20 * longest_s + 5, lambda at: before.update(
-        {player: player.had_s for player in players}) if at <= back_at + 1 else None)
-    had = [player.had_s - before[player] for player in players]
-    assert max(had) - min(had) <= max(0.1 * max(had), longest_s) + longest_s, had     # at one moment a job that runs is beyond it
-    assert box.worst_s <= NOTICED_S
+    longest_s, back_at = max(row[1] for row in rows), dies_at + for_s
+    rests_s = len(rows) * nexus.REST_FACTOR * 2 * nexus.TURN_S if is_stopped else 0.0           # it has let a turn lapse
+    excess_s = find_excess(players, count, back_at + rests_s + 1, longest_s, deaths={1: (dies_at, back_at, is_stopped)})
+    assert excess_s <= 4 * TICK_S + longest_s * (2 if count > 1 else 1)

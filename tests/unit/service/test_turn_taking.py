@@ -65,6 +65,36 @@ def play(steps, wants_after=()):
     return rests
 
 
+LAPSES = [  # reason, what is left to bob, the GPUs of his leases after it, what he wants at last, whether he rests then
+    ("he takes none, and wants no more", {}, {}, (), True),
+    ("he took the others that his job needed", {}, {"GPU-1": "bob"}, (), False),
+    ("somebody else took one", {}, {"GPU-1": "eve"}, (), True),
+    ("he wants it, and does not take it", {}, {}, WANTS_ONE, True),
+    ("another leaves it to him: it lapses there", {"passed_on": frozenset({"GPU-0"})}, {}, WANTS_ONE, False),
+    ("of a whole set he has more time", {"sets": frozenset({"GPU-0"})}, {}, WANTS_ONE, False),
+    ("he collects", {"collector": BOB}, {}, WANTS_ONE, False)]
+
+
+@pytest.mark.parametrize("reason, facts, holders, wants, rests", LAPSES, ids=[case[0] for case in LAPSES])
+def test_when_a_turn_has_lapsed(reason, facts, holders, wants, rests):
+    patience, turns = nexus.Patience(), nexus.Turns({"GPU-0": BOB}, **facts)
+    for at, leases, then, now_wants in ((0.0, {}, turns, WANTS_ONE), (2.0, holders, turns if wants else nexus.Turns(), wants)):
+        patience = nexus.wait_for_turns(patience, then, {"GPU-0"}, ANN, 1000.0 + at, [nexus.BoxUser(BOB, "bob", now_wants)], leases)
+    assert (BOB in patience.resting) == rests
+
+
+def test_where_more_wait_a_lapsed_turn_counts_for_longer():
+    """Each of them waits for it once."""
+    users = [nexus.BoxUser(uid, str(uid), WANTS_ONE) for uid in (BOB, 3, 4)]
+    until = []
+    for count in (1, 3):
+        patience = nexus.Patience()
+        for at in (0.0, 2.0):
+            patience = nexus.wait_for_turns(patience, nexus.Turns({"GPU-0": BOB}), {"GPU-0"}, ANN, at, users[:count])
+        until.append(patience.resting[BOB] - 2.0)
+    assert until == [2.0 * nexus.REST_FACTOR, 6.0 * nexus.REST_FACTOR]
+
+
 WITHDRAWALS = [  # reason, (for how long a GPU was left to him, until the next time), whether bob rests then
     ("a job was cancelled just then", [(1.7, 60.0)] * 5, False),
     ("his last job began elsewhere, each time", [(0.2, 10.0)] * 20, False),
