@@ -4723,6 +4723,8 @@ def whose_turn(users: Sequence[BoxUser], had: Mapping[int, float], free: Iterabl
 class Patience(Value):
     """Since when GPUs are left to others, and who has let that lapse.  Times are monotonic: the clock may be set."""
     left: Mapping[str, tuple[int, float]] = {}  # {GPU uuid: (whose turn it is, since when)}
+    due: Mapping[str, float] = {}               # {a GPU of those that can be taken at once: since when}
+    sets: frozenset[str] = frozenset()          # those of them that are for a job of several GPUs
     resting: Mapping[int, float] = {}           # {uid: until when it gets no turn}
     wasted: Mapping[int, float] = {}            # {uid: GPU seconds that were left to it in vain, now}
     withdrawn: Mapping[int, float] = {}         # {uid: for how many seconds GPUs were left to it until it wanted none}
@@ -4747,27 +4749,40 @@ def wait_for_turns(patience: Patience, turns: Turns, free: Container[str], own_u
     for uuid, (uid, since) in patience.left.items():
         if uuid in free and left.get(uuid, (0, now)) != (uid, since):
             wasted[uid] = wasted.get(uid, 0.0) + now - since
+    due = {uuid: patience.due.get(uuid, now) if since < now else now for uuid, (uid, since) in left.items()
+           if uid != turns.collector}
     forgiven_s = (now - patience.looked_at) / REST_FACTOR
     withdrawn = {uid: spent_s - forgiven_s for uid, spent_s in patience.withdrawn.items() if spent_s > forgiven_s}
     wanting = {user.uid for user in users if user.wants}
     started = {name: now for uuid, name in holders.items() if patience.holders.get(uuid) != name}
     took_at = {**patience.took_at, **started}
     names = {user.uid: user.name for user in users}
-    rest_factor = REST_FACTOR * max(1, len(wanting))        # each of those who wait may see a turn lapse
+    lapsed = find_lapsed(turns, left, due, now)
     for uid in wasted.keys() - wanting:
         since = min(since for uuid, (owner, since) in patience.left.items() if owner == uid and uuid in free)
-        if took_at.get(names.get(uid, ""), since - 1) >= since:
-            continue
-        withdrawn[uid] = withdrawn.get(uid, 0.0) + min(now - since, SET_S)
-        if withdrawn[uid] > TURN_S:
-            resting[uid] = max(resting.get(uid, 0.0), now + rest_factor * withdrawn.pop(uid))
-    for uid in {uid for uid, _ in left.values()}:
-        if uid == turns.collector:
-            continue
-        for uuid, (owner, since) in left.items():
-            if owner == uid and uuid not in turns.passed_on and now - since > (SET_S if uuid in turns.sets else TURN_S):
-                resting[uid] = max(resting.get(uid, 0.0), now + rest_factor * (now - since))
-    return Patience(left, resting, wasted, withdrawn, now, holders, took_at)
+        if took_at.get(names.get(uid, ""), since - 1) < since:
+            withdrawn[uid] = withdrawn.get(uid, 0.0) + min(now - since, SET_S)
+        if withdrawn.get(uid, 0.0) > TURN_S:
+            lapsed[uid] = max(lapsed.get(uid, 0.0), withdrawn.pop(uid))
+    for uuid in patience.sets - due.keys():                     # another has lost patience just before, or has come
+        uid, at = patience.left[uuid][0], patience.due[uuid]
+        if now - at > SET_S / 2 and took_at.get(names.get(uid, ""), at - 1) < at:
+            lapsed[uid] = max(lapsed.get(uid, 0.0), now - at)
+    rest_factor = REST_FACTOR * max(1, len(wanting))            # each of those who wait may see a turn lapse
+    for uid, spent_s in lapsed.items():
+        resting[uid] = max(resting.get(uid, 0.0), now + rest_factor * spent_s)
+    return Patience(left, due, turns.sets & due.keys(), resting, wasted, withdrawn, now, holders, took_at)
+
+
+def find_lapsed(turns: Turns, left: Mapping[str, tuple[int, float]], due: Mapping[str, float],
+                now: float) -> dict[int, float]:
+    """{uid: for how long it has left a turn unused that has lapsed}"""
+    lapsed = dict[int, float]()
+    for uuid, at in due.items():
+        uid, longest_s = left[uuid][0], SET_S if uuid in turns.sets else TURN_S
+        if uuid not in turns.passed_on and now - at > longest_s:
+            lapsed[uid] = max(lapsed.get(uid, 0.0), now - at)
+    return lapsed
 
 
 class Box(Value):
@@ -4784,16 +4799,28 @@ class Box(Value):
     def find_turns(self, free: Iterable[str], now: float) -> Turns:
         """Whose turn the free GPUs are.  Views may differ: whom its user leaves a GPU to, has it."""
         turns = whose_turn(self.users, self.had, free, now, self.resting)
-        owners = {uuid: self.follow(uuid, uid) for uuid, uid in turns.owners.items()}
+        leaves = self.list_leaves()
+        owners = {uuid: self.follow(leaves, uuid, uid) for uuid, uid in turns.owners.items()}
         return replace(turns, owners={uuid: uid for uuid, uid in owners.items() if uid is not None},
                        passed_on=frozenset(uuid for uuid, uid in owners.items() if uid != turns.owners[uuid]))
 
-    def follow(self, uuid: str, uid: int) -> int | None:
+    def list_leaves(self) -> dict[int, dict[str, int]]:
+        """{uid: {GPU uuid: to whom it is left}}, without what two leave to each other.
+
+        There only the one who waits less leaves: else each of two who need several GPUs would have some of them.
+        """
+        since = {user.uid: (user.since, user.uid) for user in self.users}
+        pairs = {(user.uid, other) for user in self.users for other in user.leaves.values() if other in since}
+        return {user.uid: {uuid: other for uuid, other in user.leaves.items()
+                           if (other, user.uid) not in pairs or since[user.uid] > since[other]}
+                for user in self.users}
+
+    def follow(self, leaves: Mapping[int, Mapping[str, int]], uuid: str, uid: int) -> int | None:
         """Who has a turn in the end that its users leave to each other; None: this user may have it."""
-        leaving, asked = {user.uid: user.leaves for user in self.users}, set[int]()
-        while uid != self.own_uid and uid not in asked and leaving[uid].get(uuid) in leaving:
+        asked = set[int]()
+        while uid != self.own_uid and uid not in asked and leaves[uid].get(uuid) in leaves:
             asked.add(uid)
-            uid = leaving[uid][uuid]
+            uid = leaves[uid][uuid]
         return None if asked and uid == self.own_uid else uid
 
     def list_waiting(self, now: float) -> list[BoxUser]:
@@ -16065,7 +16092,7 @@ def check_own_group(state: State, group: str | None, caller: Identity) -> None:
 def find_own_job(state: State, told: str, caller: Identity, statuses: Container[str] = ()) -> Job:
     """The job of an id, or else the latest of a name; to change it, the only one of that name in these statuses.
 
-    A job that was run again is not meant by its name: its retry is.
+    Of several that fit, one that was run again is not meant.
     Raises: not_found; forbidden, when it is another user's; conflict, when several have the name.
     """
     job = state.jobs.get(told)
@@ -16081,8 +16108,9 @@ def find_own_job(state: State, told: str, caller: Identity, statuses: Container[
                 names = [*state.jobs, *(each.name or "" for each in seen)]
                 hint = suggest(told, names) or "nexus jobs lists them"
             raise NexusError("not_found", f"no job '{format_line(told, 40)}'", hint)
-        fitting = [job_id for _, job_id in named if state.jobs[job_id].shown_status in statuses
-                   and not state.jobs[job_id].retried_as] if statuses else []
+        fitting = [job_id for _, job_id in named if state.jobs[job_id].shown_status in statuses] if statuses else []
+        if len(fitting) > 1:
+            fitting = [job_id for job_id in fitting if not state.jobs[job_id].retried_as] or fitting[-1:]
         if len(fitting) > 1:
             raise NexusError("conflict", f"{len(fitting)} jobs have the name '{told}': {', '.join(fitting[:10])}",
                              hint="name them by their ids")

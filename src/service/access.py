@@ -75,7 +75,7 @@ def check_own_group(state: State, group: str | None, caller: Identity) -> None:
 def find_own_job(state: State, told: str, caller: Identity, statuses: Container[str] = ()) -> Job:
     """The job of an id, or else the latest of a name; to change it, the only one of that name in these statuses.
 
-    A job that was run again is not meant by its name: its retry is.
+    Of several that fit, one that was run again is not meant.
     Raises: not_found; forbidden, when it is another user's; conflict, when several have the name.
     """
     job = state.jobs.get(told)
@@ -91,8 +91,9 @@ def find_own_job(state: State, told: str, caller: Identity, statuses: Container[
                 names = [*state.jobs, *(each.name or "" for each in seen)]
                 hint = suggest(told, names) or "nexus jobs lists them"
             raise NexusError("not_found", f"no job '{format_line(told, 40)}'", hint)
-        fitting = [job_id for _, job_id in named if state.jobs[job_id].shown_status in statuses
-                   and not state.jobs[job_id].retried_as] if statuses else []
+        fitting = [job_id for _, job_id in named if state.jobs[job_id].shown_status in statuses] if statuses else []
+        if len(fitting) > 1:
+            fitting = [job_id for job_id in fitting if not state.jobs[job_id].retried_as] or fitting[-1:]
         if len(fitting) > 1:
             raise NexusError("conflict", f"{len(fitting)} jobs have the name '{told}': {', '.join(fitting[:10])}",
                              hint="name them by their ids")

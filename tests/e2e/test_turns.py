@@ -1,6 +1,5 @@
 """Services of two users, each its own, take turns on the GPUs of their machine."""
 
-import contextlib
 import datetime
 import json
 import signal
@@ -18,15 +17,7 @@ SLACK_S = 3.0                   # besides the jobs' own time
 
 @pytest.fixture(scope="module")
 def services():
-    with contextlib.ExitStack() as stack:
-        tools = live.Tools()
-        stack.callback(tools.close)
-        made = []
-        for _ in range(2):
-            user = live.User(tools)
-            stack.callback(user.remove)
-            made.append(stack.enter_context(shared.Service(
-                gpus=[{}] * GPUS, user=user, lease_dir=str(tools.folder / "shared" / "leases"), reserve_after_seconds=1)))
+    with shared.services_of_two_users(gpus=[{}] * GPUS, reserve_after_seconds=1) as made:
         yield made
 
 

@@ -28,16 +28,7 @@ def protected_regular():
 @pytest.fixture(scope="module")
 def services():
     """Two users' services with the same two GPUs and the same leases."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(protected_regular())
-        tools = live.Tools()
-        stack.callback(tools.close)
-        made = []
-        for _ in range(2):
-            user = live.User(tools)
-            stack.callback(user.remove)
-            leases = str(tools.folder / "shared" / "leases")
-            made.append(stack.enter_context(shared.Service(gpus=[{}, {}], user=user, lease_dir=leases)))
+    with protected_regular(), shared.services_of_two_users(gpus=[{}, {}]) as made:
         yield made
 
 

@@ -102,6 +102,7 @@ class Actions:
 
     def pass_time(self, rnd: random.Random) -> None:
         self.world.now += rnd.choice([0.3, 1.0, 1.0, 3.0, 10.0, 40.0, 200.0])
+        self.world.jumped_at = self.world.now
 
     # People
 

@@ -286,7 +286,8 @@ class Truth(Judge):
             person.note_wants()
             if person.wanted and not before:
                 others = [self.contested_s.get(other, 0.0) for other in people if other is not person]
-                self.waits[person] = Wait(min(person.wanted), now, self.contested_s.get(person, 0.0) <= min(others))
+                is_least = person.had_s <= min(other.had_s for other in people if other is not person)
+                self.waits[person] = Wait(min(person.wanted), now, is_least and self.contested_s.get(person, 0.0) <= min(others))
             elif before and not person.wanted:
                 self.waits.pop(person, None)
         self.check_idle(now)
@@ -298,9 +299,15 @@ class Truth(Judge):
         """How many users let turns lapse."""
         return sum(not person.is_well or person.is_liar or person.is_old for person in self.box.people)
 
+    def is_kept(self, uuid: str) -> bool:
+        """Whether a service that was stopped while it started a job still has the lease."""
+        host = self.box.host
+        return (any(process.state == "T" for process in host.processes.values())
+                and bool(host.files.find(f"{LEASE_FOLDER}/{uuid}").locks))
+
     def check_idle(self, now: float) -> None:
         """No GPU is unused for long while somebody wants it, unless it is collected."""
-        free = sorted(self.free_since.values())
+        free = sorted(since for uuid, since in self.free_since.items() if not self.is_kept(uuid))
         if not free:
             return
         setup = self.setup

@@ -760,6 +760,7 @@ class World:
         self.rnd, self.names = random.Random(seed), random.Random(seed + 1)
         self.now = 1000.0                       # monotonic, of all machines
         self.machines_begun_at: list[float] = []        # services and agents
+        self.jumped_at = 0.0                    # a reading of the GPUs may have begun before the last jump of the time
         self.is_hasty = False                   # each command ends soon
         self.has_moved = False                  # somebody has set a clock
         self.rounds = 0                         # how often everything went on a little: go_round()

@@ -88,6 +88,20 @@ class Service:
             path.unlink()
 
 
+@contextlib.contextmanager
+def services_of_two_users(**options):
+    """Services of two users of this machine, who agree by their leases."""
+    with contextlib.ExitStack() as stack:
+        tools = live.Tools()
+        stack.callback(tools.close)
+        made = []
+        for _ in range(2):
+            user = live.User(tools)
+            stack.callback(user.remove)
+            made.append(stack.enter_context(Service(user=user, lease_dir=str(tools.folder / "shared" / "leases"), **options)))
+        yield made
+
+
 def find_runs(box):
     """The processes of its jobs."""
     found = {pid: live.read_bytes(f"/proc/{pid}/cmdline") for pid in live.find_processes(f"{box.folder}/")}

@@ -303,9 +303,9 @@ class Ends(Judge):
             watch.due_since = None
             return
         if watch.due_since is None or watch.due_since[::2] != (key, len(self.world.machines_begun_at)):
-            watch.due_since = key, self.world.rounds, len(self.world.machines_begun_at)
+            watch.due_since = key, self.world.rounds, len(self.world.machines_begun_at), now
         longest = LATE_ROUNDS if run.process.host.name == "a" else FAR_ROUNDS
-        if self.world.rounds - watch.due_since[1] > longest:
+        if self.world.rounds - watch.due_since[1] > longest and now - watch.due_since[3] > LATE_S:
             what = "has heard nothing" if watch.first_stop_at is None else "lives after its grace time"
             self.fail(f"job {run.job.id} was to end {now - due_at:.1f} s ago, and {what}")
 

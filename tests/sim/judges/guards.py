@@ -56,7 +56,8 @@ class Guards(Judge):
         """Look at what one change of the state has brought."""
         changed = [(former.jobs.get(job_id), job) for job_id, job in state.jobs.items() if former.jobs.get(job_id) is not job]
         ended = [job for before, job in changed if before and before.status == "running" and job.status != "running"]
-        self.ended += [(job, job.attempts[-1]) for job in ended]
+        # Which of those that ended at one moment came first is not known
+        self.ended += [(job, job.attempts[-1]) for job in sorted(ended, key=lambda job: job.status != "completed")]
         for job in ended:
             if job.group and job.status in ("failed", "completed"):
                 self.groups.setdefault(job.group, GroupEnds()).quick.append(job.status == "failed" and is_quick(job.attempts[-1]))

@@ -78,13 +78,14 @@ def list_faults(starts: Starts, ledger: Ledger, move: Move, job: Job, uuid: str,
         yield words
     if uuid in move.after.paused_gpus or (ledger.is_calm and uuid in ledger.paused_places):
         yield "it is paused"
-    if card.is_used and world.now - starts.used_at.get(card.uuid, world.now) > OLD_S and starts.setup.is_calm:
+    passed_s = world.now - world.jumped_at
+    if card.is_used and min(passed_s, world.now - starts.used_at.get(card.uuid, world.now)) > OLD_S and starts.setup.is_calm:
         yield "somebody else computes there"
     if share < 100 and card.mode:
         yield f"it is in mode {card.mode}, for one process only"
     others = [other for other in move.after.running.values() if other.id != job.id and uuid in other.current.gpu_uuids]
     runs = [run for run in world.runs if card.uuid in run.shares and run.process.is_alive
-            and world.now - run.began_at > OLD_S]
+            and min(passed_s, world.now - run.began_at) > OLD_S]
     if others and runs and card.load >= BUSY and card.slice is None and starts.setup.is_calm:
         yield "its load is above load_threshold, and others run there"
     declared = sum(other.gpu_mem_mib or 0 for other in others)

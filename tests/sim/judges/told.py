@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -220,10 +221,11 @@ def find_wrong(job: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]], gr
     ended = [parent for parent in parents if parent in jobs and jobs[parent]["status"] in ENDED]
     if ended:
         return f"{ended} have ended"
+    is_gpu = re.fullmatch(r"(\w+:)?\d+(\.\d+)?", subject)
     if parents and subject not in [*jobs, *(other["group"] for other in jobs.values() if other["status"] not in ENDED)] and (
             len(parents) == 1):
         return f"nothing of {subject} waits or runs"
-    if code == "held" and not (job["is_held"] or (job["group"] and groups[job["group"]]["hold"])):
+    if code == "held" and not is_gpu and not (job["is_held"] or (job["group"] and groups[job["group"]]["hold"])):
         return "neither it nor its group is held"
     if code == "paused" and subject == "queue" and not is_paused:
         return "the queue is not paused"

@@ -83,6 +83,26 @@ def test_when_a_turn_has_lapsed(reason, facts, holders, wants, rests):
     assert (BOB in patience.resting) == rests
 
 
+BOTH, ONE = frozenset({"GPU-0", "GPU-1"}), frozenset({"GPU-1"})
+COLLECTS = nexus.Turns({"GPU-0": BOB}, collector=BOB)
+COMPLETE = nexus.Turns(dict.fromkeys(BOTH, BOB), BOTH)
+LEFT = nexus.Turns({"GPU-1": BOB}, collector=BOB)
+SETS = [  # reason, (when, the turns, what is free, the leases) of each look, whether bob rests then
+    ("it is complete for a moment, after long", [(0, COLLECTS, BOTH, {}), (40, COMPLETE, BOTH, {}), (41, COMPLETE, BOTH, {})], False),
+    ("it is complete for long", [(0, COLLECTS, BOTH, {}), (40, COMPLETE, BOTH, {}), (71, COMPLETE, BOTH, {})], True),
+    ("another has lost patience", [(0, COMPLETE, BOTH, {}), (29, LEFT, ONE, {"GPU-0": "eve"})], True),
+    ("another takes some at once, as one who knows no turns", [(0, COMPLETE, BOTH, {}), (1, LEFT, ONE, {"GPU-0": "eve"})], False),
+    ("he has taken it", [(0, COMPLETE, BOTH, {}), (29, nexus.Turns(), frozenset(), dict.fromkeys(BOTH, "bob"))], False)]
+
+
+@pytest.mark.parametrize("reason, looks, rests", SETS, ids=[case[0] for case in SETS])
+def test_when_a_set_has_lapsed(reason, looks, rests):
+    patience = nexus.Patience()
+    for at, turns, free, leases in looks:
+        patience = nexus.wait_for_turns(patience, turns, free, ANN, 1000.0 + at, [nexus.BoxUser(BOB, "bob", WANTS_ONE)], leases)
+    assert (BOB in patience.resting) == rests
+
+
 def test_where_more_wait_a_lapsed_turn_counts_for_longer():
     """Each of them waits for it once."""
     users = [nexus.BoxUser(uid, str(uid), WANTS_ONE) for uid in (BOB, 3, 4)]
@@ -152,7 +172,7 @@ def test_a_turn_that_is_left_is_in_the_log_once(world):
     taking.box = make_box({}, (BOB, "bob", nexus.Bid(WANTS_ONE)))
     for left, resting in (({uuids[0]: (BOB, 1.0)}, {}), ({uuids[0]: (BOB, 1.0)}, {}), (dict.fromkeys(uuids, (BOB, 2.0)), {}),
                           ({}, {BOB: w.clock.monotonic() + 60})):
-        former, taking.patience = taking.patience, nexus.Patience(left, resting)
+        former, taking.patience = taking.patience, nexus.Patience(left, resting=resting)
         taking.report(former)
     assert w.lines[-3:] == ["GPU 0 is left to bob, whose turn it is", "GPUs 0, 1 are left to bob, whose turn it is",
                             "bob did not take the turn: none is left to that user for 1m"]
