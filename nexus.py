@@ -4607,8 +4607,8 @@ def list_competing(users: Iterable[BoxUser]) -> list[BoxUser]:
     return [user for user in users if user.wants]
 
 
-def credit(ledger: Ledger, users: Sequence[BoxUser], now: float) -> Ledger:
-    """The ledger after another look at the bids.
+def credit(ledger: Ledger, users: Sequence[BoxUser], now: float, holders: Container[int] | None = None) -> Ledger:
+    """The ledger after another look at the bids.  `holders`: who has GPUs by the leases, whatever they tell; None: all.
 
     What a user has counts also while none of his jobs waits: else who adds one after the other would have had nothing.
     """
@@ -4626,7 +4626,8 @@ def credit(ledger: Ledger, users: Sequence[BoxUser], now: float) -> Ledger:
             had[user.uid] += min(most_s, find_had_s(former[user.uid], ledger.looked_at, user, now))
     there = [user for user in competing if user.uid in before]
     # Who only waits, for a set or for nothing, is behind: those are where the others are whom jobs run for.
-    begins = [had[user.uid] - find_had_since_start_s(user, now) for user in there if user.holdings]
+    begins = [had[user.uid] - find_had_since_start_s(user, now) for user in there
+              if user.holdings and (holders is None or user.uid in holders)]
     begin = max(ledger.begin, min(begins)) if begins else ledger.begin
     if not had or begin == float("-inf"):
         begin = max((had[user.uid] for user in there), default=max(had.values(), default=0.0))
@@ -4639,7 +4640,7 @@ def credit(ledger: Ledger, users: Sequence[BoxUser], now: float) -> Ledger:
         had.update({user.uid: max(had[user.uid], least) for user in competing})
     active = [user for user in users if user.wants or user.holdings]
     contested_at = now if competing and len(active) > 1 else ledger.contested_at
-    return Ledger(had, {user.uid: user for user in users}, now, contested_at, begin if there else ledger.begin)
+    return Ledger(had, {user.uid: user for user in users}, now, contested_at, begin if competing else ledger.begin)
 
 
 def forget_gap(ledger: Ledger, now: float) -> Ledger:
@@ -4764,9 +4765,10 @@ def wait_for_turns(patience: Patience, turns: Turns, free: Container[str], own_u
             withdrawn[uid] = withdrawn.get(uid, 0.0) + min(now - since, SET_S)
         if withdrawn.get(uid, 0.0) > TURN_S:
             lapsed[uid] = max(lapsed.get(uid, 0.0), withdrawn.pop(uid))
-    for uuid in patience.sets - due.keys():                     # another has lost patience just before, or has come
-        uid, at = patience.left[uuid][0], patience.due[uuid]
-        if now - at > SET_S / 2 and took_at.get(names.get(uid, ""), at - 1) < at:
+    for uuid in patience.due.keys() - due.keys():               # another has lost patience just before
+        uid, at, is_set = patience.left[uuid][0], patience.due[uuid], uuid in patience.sets
+        if (now - at > (SET_S if is_set else TURN_S) / 2 and (is_set or holders.get(uuid, names.get(uid)) != names.get(uid))
+                and took_at.get(names.get(uid, ""), at - 1) < at):
             lapsed[uid] = max(lapsed.get(uid, 0.0), now - at)
     rest_factor = REST_FACTOR * max(1, len(wanting))            # each of those who wait may see a turn lapse
     for uid, spent_s in lapsed.items():
@@ -17662,15 +17664,17 @@ class TurnTaking(Component):
                 self.box = replace(self.box, users=(*self.list_users((), now), *self.others), had=self.ledger.had,
                                    resting=frozenset(self.patience.resting))
             return
-        self.heard_at, found = at, self.bids.look(now)
+        self.heard_at, found, former = at, self.bids.look(now), self.others
         if not found and not self.box and not (self.service.plan.wants and self.service.observer.lease_holders):
             return
         self.look_at_leases()
         users = self.name_holders(self.list_users(found, now), self.service.gpu_watch.gpus, now)
-        self.ledger = credit(forget_gap(self.ledger, now), users, now)
+        names = {self.user, *self.service.observer.lease_holders.values()}
+        self.ledger = credit(forget_gap(self.ledger, now), users, now, {user.uid for user in users if user.name in names})
         self.box = Box(self.uid, tuple(users), self.ledger.had, frozenset(self.patience.resting)) if found else None
-        if not found:
-            self.settle(Turns(), self.patience.left)
+        if not found:                           # who was there has ended, or wants nothing any more
+            free = self.patience.left.keys() - self.service.observer.lease_holders.keys()
+            self.settle(Turns(), free, [replace(user, wants=()) for user in former])
 
     def list_users(self, found: Iterable[FoundBid], now: float) -> list[BoxUser]:
         """This service's user, and those of the bids of others."""
@@ -17725,14 +17729,14 @@ class TurnTaking(Component):
             former = self.patience
             free = {capacity.gpu.uuid for capacity in planned.gpus
                     if not capacity.gpu.node and capacity.reason is None and not capacity.jobs}
-            self.settle(planned.turns, free)
+            self.settle(planned.turns, free, self.others)
             self.report(former)
         self.tell(self.clock.now())
         self.keep()
 
-    def settle(self, turns: Turns, free: Container[str]) -> None:
+    def settle(self, turns: Turns, free: Container[str], others: Collection[BoxUser]) -> None:
         """Count what was left to others in vain; who vanishes and comes back has not made it undone."""
-        self.patience = wait_for_turns(self.patience, turns, free, self.uid, self.clock.monotonic(), self.others,
+        self.patience = wait_for_turns(self.patience, turns, free, self.uid, self.clock.monotonic(), others,
                                        self.service.observer.lease_holders)
         had = {uid: had + self.patience.wasted.get(uid, 0.0) for uid, had in self.ledger.had.items()}
         self.ledger = replace(self.ledger, had=had)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
 from ..formats.codec import decode_value, encode_json
 from ..hosting.events import WATCH_INTERVAL_S
@@ -82,15 +82,17 @@ class TurnTaking(Component):
                 self.box = replace(self.box, users=(*self.list_users((), now), *self.others), had=self.ledger.had,
                                    resting=frozenset(self.patience.resting))
             return
-        self.heard_at, found = at, self.bids.look(now)
+        self.heard_at, found, former = at, self.bids.look(now), self.others
         if not found and not self.box and not (self.service.plan.wants and self.service.observer.lease_holders):
             return
         self.look_at_leases()
         users = self.name_holders(self.list_users(found, now), self.service.gpu_watch.gpus, now)
-        self.ledger = credit(forget_gap(self.ledger, now), users, now)
+        names = {self.user, *self.service.observer.lease_holders.values()}
+        self.ledger = credit(forget_gap(self.ledger, now), users, now, {user.uid for user in users if user.name in names})
         self.box = Box(self.uid, tuple(users), self.ledger.had, frozenset(self.patience.resting)) if found else None
-        if not found:
-            self.settle(Turns(), self.patience.left)
+        if not found:                           # who was there has ended, or wants nothing any more
+            free = self.patience.left.keys() - self.service.observer.lease_holders.keys()
+            self.settle(Turns(), free, [replace(user, wants=()) for user in former])
 
     def list_users(self, found: Iterable[FoundBid], now: float) -> list[BoxUser]:
         """This service's user, and those of the bids of others."""
@@ -145,14 +147,14 @@ class TurnTaking(Component):
             former = self.patience
             free = {capacity.gpu.uuid for capacity in planned.gpus
                     if not capacity.gpu.node and capacity.reason is None and not capacity.jobs}
-            self.settle(planned.turns, free)
+            self.settle(planned.turns, free, self.others)
             self.report(former)
         self.tell(self.clock.now())
         self.keep()
 
-    def settle(self, turns: Turns, free: Container[str]) -> None:
+    def settle(self, turns: Turns, free: Container[str], others: Collection[BoxUser]) -> None:
         """Count what was left to others in vain; who vanishes and comes back has not made it undone."""
-        self.patience = wait_for_turns(self.patience, turns, free, self.uid, self.clock.monotonic(), self.others,
+        self.patience = wait_for_turns(self.patience, turns, free, self.uid, self.clock.monotonic(), others,
                                        self.service.observer.lease_holders)
         had = {uid: had + self.patience.wasted.get(uid, 0.0) for uid, had in self.ledger.had.items()}
         self.ledger = replace(self.ledger, had=had)

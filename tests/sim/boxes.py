@@ -328,9 +328,9 @@ class Truth(Judge):
                     self.fail(f"{len(free)} GPUs are unused for {idle_s:.1f} s, and {person.name} wants {size}")
 
     def check_waits(self, now: float) -> None:
-        """Who comes is the next, or the one after those who came with him."""
+        """Who comes is the next, or the one after each other user has had two turns: who comes late may be ahead by a job."""
         for person, wait in self.waits.items():
-            others = len(self.box.people) - 1
+            others = 2 * (len(self.box.people) - 1)
             wait.is_plain &= not any(size > 1 for other in self.box.people for size in other.asked if other is not person)
             if not wait.is_plain or wait.gpus > 1 or self.count_ill() or len(wait.ends) < others:
                 continue

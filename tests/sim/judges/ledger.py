@@ -215,6 +215,10 @@ class Ledger:
                     wish.is_sure = False
                 return
             rank, priority, end = other.key
+            if any(self.wishes[job_id].key[:2] == (rank, priority) for job_id, job in jobs.items()
+                   if job_id in self.wishes and job.status in LIVE):
+                for wish in moved:          # where one that runs will be, if it waits again, is not said
+                    wish.is_sure = False
             begin = max((key[2] for key in others if key[:2] == (rank, priority) and key[2] < end), default=end - 1)
             for place, wish in enumerate(moved, 1):
                 wish.key = (rank, priority, begin + (end - begin) * place / (len(moved) + 1))

@@ -83,8 +83,8 @@ def check_list(starts: Starts, home: Home) -> None:
         return
     last: dict[str, Any] = {}
     for row in rows:
-        wish = ledger.wishes.get(row["id"])
-        if wish is None or not wish.is_sure:
+        wish, job = ledger.wishes.get(row["id"]), home.service.store.state.jobs.get(row["id"])
+        if wish is None or not wish.is_sure or job is None or job.status != "pending":      # Slurm has its own order
             continue
         key = row["preemptible"], *wish.key
         if last.get(row["user"], (key, ""))[0] > key:

@@ -91,6 +91,15 @@ def test_what_each_has_had(had, former, users, then):
     assert nexus.credit(ledger, users, BEGIN + 5).had == then
 
 
+def test_who_only_says_that_he_has_gpus_sets_no_begin():
+    """Else a newcomer would come before all who are there."""
+    there = [nexus.replace(user(uid, want()), holdings=(nexus.Holding(card, 100, since),))
+             for uid, card, since in ((ANN, CARDS[0], BEGIN), (EVE, CARDS[1], 0.0))]
+    ledger = nexus.Ledger({ANN: 50.0, EVE: 40.0}, {one.uid: one for one in there}, BEGIN, BEGIN)
+    had = [nexus.credit(ledger, [*there, user(BOB, want())], BEGIN + 1, holders).had[BOB] for holders in (None, {ANN})]
+    assert had[0] < 0 and had[1] == 50.0 - nexus.NEWCOMER_S
+
+
 def test_of_the_time_when_this_service_was_stopped_nothing_is_known():
     users = [user(ANN, want(), has=CARDS[:2]), user(BOB, want())]
     ledger = nexus.Ledger({ANN: 1.0, BOB: 2.0}, {one.uid: one for one in users}, BEGIN, BEGIN)
@@ -141,7 +150,7 @@ class Player:
         bids = [(one.uid, str(one.uid), one.bid if one is not self else self.make_bid(now, self.box.reserve_s)) for one in self.box.players
                 if one.bid != nexus.Bid() or one is self]
         users = nexus.merge_bids(bids, set(self.box.cards))
-        self.ledger = nexus.credit(nexus.forget_gap(self.ledger, now), users, now)
+        self.ledger = nexus.credit(nexus.forget_gap(self.ledger, now), users, now, {one.uid for one in self.box.players if one.running})
         turns = nexus.Box(self.uid, tuple(users), self.ledger.had, frozenset(self.patience.resting)).find_turns(free, now)
         holders = {uuid: str(one.uid) for one in self.box.players for uuids in one.running for uuid in uuids}
         self.patience = nexus.wait_for_turns(self.patience, turns, free, self.uid, now, [user for user in users if user.uid != self.uid],
