@@ -38,7 +38,8 @@ def waiting(two):
     bob.wait(bob.add(command), "running")
     bob.ask("POST", "/queue", [{"command": f"{command} # {number}"} for number in range(QUEUED)])
     job_id = ann.add("true")
-    live.until(lambda: ann.status()["next_turn"] and bob.status()["others"], "each to see the other")
+    live.until(lambda: (told := ann.status())["next_turn"] and told["next_turn"]["user"] == told["user"] and bob.status()["others"],
+               "each to see the other, and ann's want to count")
     yield ann, bob, job_id
     bob.ask("POST", "/jobs/cancel", {"status": "pending"})
     end.touch()

@@ -107,7 +107,10 @@ class Kept(Judge):
         Which jobs were there before, and were not added because of `unique`, may be another matter by now.
         """
         place = home.path, user, key
-        first = [job_id for job_id in self.keyed.get(place, ()) if job_id in home.service.store.state.jobs]
+        jobs = home.service.store.state.jobs
+        first = [job_id for job_id in self.keyed.get(place, ()) if job_id in jobs]
+        if place not in self.keyed:             # the first answer may have been lost
+            first = [job_id for job_id in ids if job_id in self.envs and (jobs[job_id].key or "").endswith(key)]
         is_again = bool(first) and {*first} <= {*ids}
         if first and not is_again and self.is_whole(home):
             self.fail(f"key {key} was answered with {first}, and now with {ids}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from judges.conditions import list_holds
 from judges.ledger import Job, Ledger, Move
 from judges.limits import list_excess
-from judges.room import could_ever, find_unfit, get_card
+from judges.room import OLD_S, could_ever, find_unfit, get_card
 
 if TYPE_CHECKING:
     from judges.starts import Starts
@@ -51,7 +51,8 @@ def check_use(starts: Starts, ledger: Ledger, move: Move, job: Job, stopped: lis
     room = starts.make_room(move)
     if not could_ever(room, job, node, ending):
         starts.fail(f"{ids} are preempted for job {job.id}, which does not fit without them either")
-    is_sole = is_alone and len(ending) == len(stopped) and not move.started and starts.setup.is_calm
+    is_read = starts.world.now - starts.world.jumped_at > OLD_S
+    is_sole = is_read and is_alone and len(ending) == len(stopped) and not move.started and starts.setup.is_calm
     for one in stopped if is_sole else ():
         fewer = [other for other in stopped if other is not one]
         if room.without(fewer).find_fit(job, [node]):
