@@ -320,9 +320,9 @@ class Ends(Judge):
                 self.check_job(home, job)
 
     def check_codes(self) -> None:
-        """An exit code that is shown is the command's."""
+        """An exit code that is shown is the command's; what was damaged may have lost which attempt it was."""
         for home in self.list_homes():
-            for job in home.service.store.state.jobs.values():
+            for job in home.service.store.state.jobs.values() if not home.is_damaged else ():
                 for number, attempt in enumerate(job.attempts, 1):
                     codes = [run.code for run in self.world.runs
                              if (run.job.id, run.job.current.nonce) == (job.id, attempt.nonce)]

@@ -114,9 +114,9 @@ class Guards(Judge):
 
     def check_bad_gpu(self, state: nexus.State, uuid: str) -> None:
         """A GPU on which the same programs fail that do well on another, and fail nowhere else, is paused."""
-        latest = list(self.find_latest(uuid))[:FAILURES]
+        streak = list(self.find_latest(uuid))
+        latest, since = streak[:FAILURES], min((attempt.started_at or 0.0 for _, attempt in streak), default=0.0)
         programs = {find_program(job) for job, _ in latest}
-        since = min((attempt.started_at or 0.0 for _, attempt in latest), default=0.0)
         elsewhere = [(find_program(job), attempt) for job, attempt in self.ended
                      if uuid not in attempt.gpu_uuids and (attempt.started_at or 0.0) >= since]
         good = {program for program, attempt in elsewhere if attempt.cause is None and attempt.gpu_uuids}
