@@ -56,6 +56,9 @@ class Guards(Judge):
         """Look at what one change of the state has brought."""
         changed = [(former.jobs.get(job_id), job) for job_id, job in state.jobs.items() if former.jobs.get(job_id) is not job]
         ended = [job for before, job in changed if before and before.status == "running" and job.status != "running"]
+        if former.jobs.keys() - state.jobs.keys():          # a group without jobs is forgotten
+            groups = {job.group for job in state.jobs.values()}
+            self.groups = {name: ends for name, ends in self.groups.items() if name in groups}
         # Which of those that ended at one moment came first is not known
         self.ended += [(job, job.attempts[-1]) for job in sorted(ended, key=lambda job: job.status != "completed")]
         for job in ended:
