@@ -4556,6 +4556,7 @@ MAX_OWED_RUNS = 20              # nobody is owed more than the time of so many j
 END_LAG_S = 2.0                 # so late the end of a job may be told
 MAX_WANTS = 8                   # of one user, that are looked at
 NEWCOMER_S = 0.001                  # among equals the newcomer is first
+NEVER = float("-inf")
 
 
 class BoxUser(Value):
@@ -4731,7 +4732,7 @@ class Patience(Value):
     withdrawn: Mapping[int, float] = {}         # {uid: for how many seconds GPUs were left to it until it wanted none}
     looked_at: float = 0.0
     holders: Mapping[str, str] = {}             # {GPU uuid: the user whose nexus has it}, as the leases told then
-    took_at: Mapping[str, float] = {}           # {user: when his nexus was seen to have taken a GPU}
+    took_at: Mapping[int, float] = {}           # {uid: when it was seen to have taken a GPU}
 
 
 def wait_for_turns(patience: Patience, turns: Turns, free: Container[str], own_uid: int, now: float,
@@ -4755,20 +4756,20 @@ def wait_for_turns(patience: Patience, turns: Turns, free: Container[str], own_u
     forgiven_s = (now - patience.looked_at) / REST_FACTOR
     withdrawn = {uid: spent_s - forgiven_s for uid, spent_s in patience.withdrawn.items() if spent_s > forgiven_s}
     wanting = {user.uid for user in users if user.wants}
-    started = {name: now for uuid, name in holders.items() if patience.holders.get(uuid) != name}
-    took_at = {**patience.took_at, **started}
-    names = {user.uid: user.name for user in users}
+    started = {name for uuid, name in holders.items() if patience.holders.get(uuid) != name}
+    took_at = {**patience.took_at, **{user.uid: now for user in users if user.name in started}}
     lapsed = find_lapsed(turns, left, due, now)
     for uid in wasted.keys() - wanting:
         since = min(since for uuid, (owner, since) in patience.left.items() if owner == uid and uuid in free)
-        if took_at.get(names.get(uid, ""), since - 1) < since:
+        if took_at.get(uid, NEVER) < since:
             withdrawn[uid] = withdrawn.get(uid, 0.0) + min(now - since, SET_S)
         if withdrawn.get(uid, 0.0) > TURN_S:
             lapsed[uid] = max(lapsed.get(uid, 0.0), withdrawn.pop(uid))
-    for uuid in patience.due.keys() - due.keys():               # another has lost patience just before
+    names = {user.uid: user.name for user in users}
+    for uuid in patience.due.keys() - due.keys():           # another has lost patience just before
         uid, at, is_set = patience.left[uuid][0], patience.due[uuid], uuid in patience.sets
-        if (now - at > (SET_S if is_set else TURN_S) / 2 and (is_set or holders.get(uuid, names.get(uid)) != names.get(uid))
-                and took_at.get(names.get(uid, ""), at - 1) < at):
+        is_lost = is_set or holders.get(uuid, names.get(uid)) != names.get(uid)
+        if is_lost and took_at.get(uid, NEVER) < at and now - at > (SET_S if is_set else TURN_S) / 2:
             lapsed[uid] = max(lapsed.get(uid, 0.0), now - at)
     rest_factor = REST_FACTOR * max(1, len(wanting))            # each of those who wait may see a turn lapse
     for uid, spent_s in lapsed.items():
@@ -17670,7 +17671,8 @@ class TurnTaking(Component):
         self.look_at_leases()
         users = self.name_holders(self.list_users(found, now), self.service.gpu_watch.gpus, now)
         names = {self.user, *self.service.observer.lease_holders.values()}
-        self.ledger = credit(forget_gap(self.ledger, now), users, now, {user.uid for user in users if user.name in names})
+        holders = {user.uid for user in users if user.name in names}
+        self.ledger = credit(forget_gap(self.ledger, now), users, now, holders)
         self.box = Box(self.uid, tuple(users), self.ledger.had, frozenset(self.patience.resting)) if found else None
         if not found:                           # who was there has ended, or wants nothing any more
             free = self.patience.left.keys() - self.service.observer.lease_holders.keys()

@@ -88,7 +88,8 @@ class TurnTaking(Component):
         self.look_at_leases()
         users = self.name_holders(self.list_users(found, now), self.service.gpu_watch.gpus, now)
         names = {self.user, *self.service.observer.lease_holders.values()}
-        self.ledger = credit(forget_gap(self.ledger, now), users, now, {user.uid for user in users if user.name in names})
+        holders = {user.uid for user in users if user.name in names}
+        self.ledger = credit(forget_gap(self.ledger, now), users, now, holders)
         self.box = Box(self.uid, tuple(users), self.ledger.had, frozenset(self.patience.resting)) if found else None
         if not found:                           # who was there has ended, or wants nothing any more
             free = self.patience.left.keys() - self.service.observer.lease_holders.keys()
