@@ -74,8 +74,9 @@ class Kept(Judge):
                 and has_run(other) == has_run(job)]
 
     def check_limit(self, home: Home) -> None:
-        """Of each user as many finished jobs are kept as may be; the logs of the others are gone with them."""
-        kept = Counter((job.user, has_run(job)) for job in home.service.store.state.jobs.values() if job.status in FINAL)
+        """Of each user as many finished jobs are kept as may be, and whose hook is due; the logs of the others are gone with them."""
+        kept = Counter((job.user, has_run(job)) for job in home.service.store.state.jobs.values()
+                       if job.status in FINAL and not job.is_hook_due)
         if any(count > self.setup.history_limit for count in kept.values()):
             self.fail(f"history_limit is {self.setup.history_limit}, and there are {kept}")
         for job in self.gone[home.path].values() if self.setup.is_calm else ():

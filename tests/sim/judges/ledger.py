@@ -91,7 +91,8 @@ class Ledger:
                 move.stopped.append(job)
         times = [job.current.started_at for job in move.started if job.current.started_at]
         move.now = min([move.now, *times])
-        if len(former.keys() - after.jobs.keys()):          # a group without jobs is forgotten, sooner or later
+        is_left = any(job_id in former and former[job_id].group != job.group for job_id, job in after.jobs.items())
+        if is_left or former.keys() - after.jobs.keys():    # a group without jobs is forgotten, sooner or later
             groups = {job.group for job in after.jobs.values()}
             self.paused_groups &= groups
             self.limits = {group: limit for group, limit in self.limits.items() if group in groups}
