@@ -114,6 +114,9 @@ abg  failed     gpu1  0    exit 3   1m       10-24 15:29  10-24 15:30  python tr
 abh  running    n1    1    unknown  1m       10-24 15:29  -            python train.py
 """
     assert "FINISHED" not in nexus.format_jobs([ran[2]], PLAIN)
+    ran[1]["cause_line"] = "KeyError: 'lr'"
+    heading, *rows = nexus.format_jobs(ran, PLAIN).splitlines()
+    assert heading.endswith("  WHY") and [row.partition("train.py")[2].strip() for row in rows] == ["", "KeyError: 'lr'", ""]
 
 
 # Sweeps, and what is cut
