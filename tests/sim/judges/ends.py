@@ -394,7 +394,8 @@ class Ends(Judge):
             expected = "cuda-oom"
         reasons = watch.reasons | set(self.find_reasons(watch, self.world.now))
         stops = [number for _, number in run.process.command.heard if number not in WARNINGS.values() or watch.first_stop_at]
-        if not any(one.heard for one in watch.family) and not self.world.has_other_host(run):
+        is_cut = run.runner.exit_code == 128 + SIGKILL                      # its job.sh was stuck
+        if not (is_cut or any(one.heard for one in watch.family) or self.world.has_other_host(run)):
             reasons -= {*LIMIT_CAUSES, "preempted"} if code == 0 else set()         # it has succeeded before that was noticed
         if (cause != expected and cause not in reasons) or (stops and cause not in reasons):
             self.fail(f"{name} ended with {code} after the signals {stops}: its cause is {cause}, and not {expected}; "

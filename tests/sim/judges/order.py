@@ -22,7 +22,10 @@ def check_order(starts: Starts, ledger: Ledger, move: Move) -> None:
     if not starts.setup.is_calm:        # what was asked for last is not known well
         return
     waiting = [job for job in move.after.pending.values() if job.status == "pending" and is_known(ledger, job)]
+    freed = {job.group for job_id, job in move.before.live.items() if job_id not in move.after.live}
     for job in waiting:
+        if job.group and job.group in freed:            # its limit may have held it when this was decided
+            continue
         is_open = None
         for other in move.started:
             if not is_known(ledger, other) or not comes_before(ledger, move, job, other):
