@@ -15,7 +15,7 @@ from ..values.value import Value, replace
 
 TURN_S = 1.8                    # a GPU is left for so long to whose turn it is; this is looked at each second
 SET_S = 30.0                    # a set of several that is complete, likewise
-REST_FACTOR = 35                # who let a turn lapse gets none for so many times as long, times the number of who wait
+REST_FACTOR = 35                # whoever let a turn lapse gets none for so many times as long as GPUs were left to him
 PAUSE_S = 10.0                  # a service that hung for so long wanted nothing meanwhile
 FORGET_S = 600.0                # what was had counts no more when nobody has competed for so long
 MAX_OWED_RUNS = 20              # nobody is owed more than the time of so many jobs
@@ -237,9 +237,8 @@ def wait_for_turns(patience: Patience, turns: Turns, free: Container[str], own_u
         is_lost = is_set or holders.get(uuid, names.get(uid)) != names.get(uid)
         if is_lost and took_at.get(uid, NEVER) < at and now - at > (SET_S if is_set else TURN_S) / 2:
             lapsed[uid] = max(lapsed.get(uid, 0.0), now - at)
-    rest_factor = REST_FACTOR * max(1, len(wanting))            # each of those who wait may see a turn lapse
     for uid, spent_s in lapsed.items():
-        resting[uid] = max(resting.get(uid, 0.0), now + rest_factor * spent_s)
+        resting[uid] = max(resting.get(uid, 0.0), now + REST_FACTOR * spent_s)
     return Patience(left, due, turns.sets & due.keys(), resting, wasted, withdrawn, now, holders, took_at)
 
 

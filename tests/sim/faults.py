@@ -117,7 +117,7 @@ FAULTS = {
         "            self.ended.extend(self.store.state.jobs.values())       # a killed service may not have written the last\n", ""),
     # Turns with other users: see boxes.py
     "a lapse ends no turn": Fault(
-        "schedule/turns", "        resting[uid] = max(resting.get(uid, 0.0), now + rest_factor * spent_s)\n",
+        "schedule/turns", "        resting[uid] = max(resting.get(uid, 0.0), now + REST_FACTOR * spent_s)\n",
         "        pass\n"),
     "a newcomer is owed the past": Fault(
         "schedule/turns", "            had[user.uid] = max(had.get(user.uid, first), first)\n",

@@ -313,6 +313,6 @@ def test_who_lies_costs_others_little(name, count, rows, run_s):
 def test_who_dies_or_is_stopped_costs_nothing_and_has_his_share_again(count, rows, dies_at, for_s, is_stopped):
     players, for_s = [Player(uid, row) for uid, row in enumerate(rows, 1)], for_s + 10 * is_stopped
     longest_s, back_at = max(row[1] for row in rows), dies_at + for_s
-    rests_s = len(rows) * nexus.REST_FACTOR * 2 * nexus.TURN_S if is_stopped else 0.0           # it has let a turn lapse
+    rests_s = nexus.REST_FACTOR * 2 * nexus.TURN_S if is_stopped else 0.0           # it has let a turn lapse
     excess_s = find_excess(players, count, back_at + rests_s + 1, longest_s, deaths={1: (dies_at, back_at, is_stopped)})
     assert excess_s <= 4 * TICK_S + longest_s * (2 if count > 1 else 1)

@@ -152,7 +152,7 @@ def test_jobs_of_others_are_seen_from_outside(lab):
         (mine, "myuser", "p", False), (others, "bob", None, True)]
     for path in ("/api/status/", "/api/results/"):
         assert lab.ask("GET", path + others, headers=MY_BEARER, uid=None)[0] == 403
-        assert lab.ask("GET", path + mine, uid=OWNER + 1)[0] == 401 and lab.ask("GET", path + "xyz")[0] == 404
+        assert lab.ask("GET", path + mine, uid=OWNER + 1)[0] == 401 and lab.ask("GET", path + "nosuch")[0] == 404
         assert lab.ask("HEAD", path + mine)[0] == 200
     assert lab.ask("POST", f"/api/cancel/{others}", headers=MY_BEARER, uid=None)[0] == 403
 

@@ -103,18 +103,6 @@ def test_when_a_set_has_lapsed(reason, looks, rests):
     assert (BOB in patience.resting) == rests
 
 
-def test_where_more_wait_a_lapsed_turn_counts_for_longer():
-    """Each of them waits for it once."""
-    users = [nexus.BoxUser(uid, str(uid), WANTS_ONE) for uid in (BOB, 3, 4)]
-    until = []
-    for count in (1, 3):
-        patience = nexus.Patience()
-        for at in (0.0, 2.0):
-            patience = nexus.wait_for_turns(patience, nexus.Turns({"GPU-0": BOB}), {"GPU-0"}, ANN, at, users[:count])
-        until.append(patience.resting[BOB] - 2.0)
-    assert until == [2.0 * nexus.REST_FACTOR, 6.0 * nexus.REST_FACTOR]
-
-
 WITHDRAWALS = [  # reason, (for how long a GPU was left to him, until the next time), whether bob rests then
     ("a job was cancelled just then", [(1.7, 60.0)] * 5, False),
     ("his last job began elsewhere, each time", [(0.2, 10.0)] * 20, False),
