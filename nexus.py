@@ -14394,6 +14394,8 @@ class Agent(HostLoop):
             cause, name = (wanted.stop_cause, wanted.stop_signal) if wanted else (KILLED, None)
             if cause and not job.current.stop_cause:
                 self.jobs[key] = with_facts(job, stop_cause=cause, stop_signal=name)
+                if not self.is_refused(key):                # a later agent must know that it may have been signaled
+                    self.run_guarded(f"keeping job {key}", self.keep, self.jobs[key])
 
     def is_refused(self, key: str) -> bool:
         """Whether an attempt never began, and never will."""
@@ -17666,12 +17668,15 @@ class TurnTaking(Component):
             return
         self.heard_at, found, former = at, self.bids.look(now), self.others
         if not found and not self.box and not (self.service.plan.wants and self.service.observer.lease_holders):
+            self.ledger = replace(self.ledger, users={})    # what is had now counts nowhere
             return
         self.look_at_leases()
         users = self.name_holders(self.list_users(found, now), self.service.gpu_watch.gpus, now)
         names = {self.user, *self.service.observer.lease_holders.values()}
         holders = {user.uid for user in users if user.name in names}
         self.ledger = credit(forget_gap(self.ledger, now), users, now, holders)
+        if not self.bids.own:                   # the others do not see what this service has
+            self.ledger = replace(self.ledger, users={user.uid: user for user in users if user.uid != self.uid})
         self.box = Box(self.uid, tuple(users), self.ledger.had, frozenset(self.patience.resting)) if found else None
         if not found:                           # who was there has ended, or wants nothing any more
             free = self.patience.left.keys() - self.service.observer.lease_holders.keys()

@@ -164,6 +164,8 @@ class Agent(HostLoop):
             cause, name = (wanted.stop_cause, wanted.stop_signal) if wanted else (KILLED, None)
             if cause and not job.current.stop_cause:
                 self.jobs[key] = with_facts(job, stop_cause=cause, stop_signal=name)
+                if not self.is_refused(key):                # a later agent must know that it may have been signaled
+                    self.run_guarded(f"keeping job {key}", self.keep, self.jobs[key])
 
     def is_refused(self, key: str) -> bool:
         """Whether an attempt never began, and never will."""

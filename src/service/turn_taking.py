@@ -84,12 +84,15 @@ class TurnTaking(Component):
             return
         self.heard_at, found, former = at, self.bids.look(now), self.others
         if not found and not self.box and not (self.service.plan.wants and self.service.observer.lease_holders):
+            self.ledger = replace(self.ledger, users={})    # what is had now counts nowhere
             return
         self.look_at_leases()
         users = self.name_holders(self.list_users(found, now), self.service.gpu_watch.gpus, now)
         names = {self.user, *self.service.observer.lease_holders.values()}
         holders = {user.uid for user in users if user.name in names}
         self.ledger = credit(forget_gap(self.ledger, now), users, now, holders)
+        if not self.bids.own:                   # the others do not see what this service has
+            self.ledger = replace(self.ledger, users={user.uid: user for user in users if user.uid != self.uid})
         self.box = Box(self.uid, tuple(users), self.ledger.had, frozenset(self.patience.resting)) if found else None
         if not found:                           # who was there has ended, or wants nothing any more
             free = self.patience.left.keys() - self.service.observer.lease_holders.keys()

@@ -385,7 +385,7 @@ class Truth(Judge):
         if not self.box.liar or any(person.stream.gpus > 1 for person in people if not person.is_liar):
             return
         lost_s = sum(lost for *_, lost in self.unused)
-        if setup.lies in ("wants", "holdings") and find_most_unused(self) > LAPSE_S + STARTING_S:
+        if setup.lies in ("wants", "holdings") and find_most_unused(self) > LAPSE_S + STARTING_S + HEARD_S:
             self.fail(f"a GPU is unused for {find_most_unused(self):.1f} s in a minute, for who wants it and never takes it")
         if lost_s > setup.lasts_s * setup.cards / setup.count + 60:
             self.fail(f"{lost_s:.0f} GPU seconds are lost to who never takes them")

@@ -171,7 +171,8 @@ def test_others_are_heard_once_for_the_ticks_of_a_start(world):
     w = world()
     taking, heard = w.service.turn_taking, []
     bob = nexus.FoundBid(0, (0, 0), BOB, "bob", bid=nexus.Bid(WANTS_ONE))
-    taking.bids = types.SimpleNamespace(look=lambda now: heard.append(now) or [bob], tell=lambda bid: None, withdraw=lambda: None)
+    taking.bids = types.SimpleNamespace(look=lambda now: heard.append(now) or [bob], tell=lambda bid: None, withdraw=lambda: None,
+                                        own=None)
     w.turn(seconds=1)
     job_id = w.add()
     for _ in range(3):
