@@ -22,10 +22,14 @@ def check_order(starts: Starts, ledger: Ledger, move: Move) -> None:
     if not starts.setup.is_calm:        # what was asked for last is not known well
         return
     waiting = [job for job in move.after.pending.values() if job.status == "pending" and is_known(ledger, job)]
-    freed = {job.group for job_id, job in move.before.live.items() if job_id not in move.after.live}
+    gone = [job for job_id, job in move.before.live.items() if job_id not in move.after.live]
     for job in waiting:
-        if job.group and job.group in freed:            # its limit may have held it when this was decided
-            continue
+        is_freed = any(one.group == job.group for one in gone if job.group) or bool(gone and starts.setup.max_running)
+        if is_freed:
+            continue                        # a limit may have held it when this was decided
+        if starts.setup.max_running_per_user and any(one.user == job.user and one.id != job.id and comes_before(ledger, move, one, job)
+                                                     for one in [*waiting, *gone] if is_known(ledger, one)):
+            continue                        # one before it may be about to start, when what is being ended has ended
         is_open = None
         for other in move.started:
             if not is_known(ledger, other) or not comes_before(ledger, move, job, other):
