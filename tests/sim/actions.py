@@ -101,8 +101,10 @@ class Actions:
             task.go_on()
 
     def pass_time(self, rnd: random.Random) -> None:
-        self.world.now += rnd.choice([0.3, 1.0, 1.0, 3.0, 10.0, 40.0, 200.0])
-        self.world.jumped_at = self.world.now
+        seconds = rnd.choice([0.3, 1.0, 1.0, 3.0, 10.0, 40.0, 200.0])
+        self.world.now += seconds
+        if seconds > 3.0:
+            self.world.jumped_at = self.world.now
 
     # People
 
