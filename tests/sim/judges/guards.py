@@ -92,6 +92,8 @@ class Guards(Judge):
     def find_latest(self, uuid: str) -> Iterator[tuple[nexus.Job, nexus.Attempt]]:
         """The quick failures on a GPU since anything else ended there, the latest first."""
         for job, attempt in reversed(self.ended):
+            if attempt.cause == "killed" and attempt.pid is None:       # it never began
+                continue
             if attempt.gpu_uuids == (uuid,) or (uuid in attempt.gpu_uuids and attempt.cause is None):
                 if attempt.cause is None or not is_quick(attempt):
                     return

@@ -92,7 +92,7 @@ def check_reserved(starts: Starts, ledger: Ledger, move: Move) -> None:
         return
     live = list(move.after.live.values())
     first = find_starving(starts, ledger, move, live)
-    if first is None:
+    if first is None or any(job.current.stop_cause == "preempted" for job in live):     # which may make room for it
         return
     node = first.only_node or ""
     room = starts.make_room(move, is_before=True)
