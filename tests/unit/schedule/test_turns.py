@@ -116,6 +116,17 @@ def test_whom_its_user_leaves_a_gpu_to_has_it(leaves, turn):
     assert box.find_turns(CARDS[:1], 0.0).owners.get(CARDS[0]) == turn
 
 
+def test_two_who_need_several_gpus_never_block_each_other():
+    """Each thinks that it is the other's turn, and has noticed of some GPUs that the other leaves them: who waits longer has all."""
+    four, had = CARDS[:4], {ANN: 1.0, BOB: 2.0}
+    ann = nexus.replace(user(ANN, want(4, since=1.0)), leaves={four[0]: BOB})
+    bob = nexus.replace(user(BOB, want(4, since=2.0)), leaves=dict.fromkeys(four[1:], ANN))
+    for own in (BOB, EVE):
+        assert nexus.Box(own, (ann, bob, user(EVE)), had).find_turns(four, 0.0).owners == dict.fromkeys(four, ANN)
+    bob = nexus.replace(bob, leaves=dict.fromkeys(four, ANN))           # as he has seen
+    assert nexus.Box(ANN, (ann, bob), {ANN: 2.0, BOB: 1.0}).find_turns(four, 0.0).owners == {}, "she may have them"
+
+
 class Player:
     """A user whose service sees the others' bids as they were told last."""
 
