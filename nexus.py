@@ -6809,13 +6809,13 @@ def find_families(rows: Iterable[Json]) -> list[list[Json]]:
 
 
 def list_common_values(rows: Iterable[Json]) -> list[str]:
-    """`exp1: lr=0.1 bs=64` of each sweep: the values that no label tells, as all of its rows have them."""
+    """`the jobs of exp1 all have lr=0.1 bs=64`, of each sweep: the values that no label tells."""
     lines = list[str]()
     for family in find_families(rows):
         values = [row.get("sweep_values") or {} for row in family]
         same = [f"{name}={text}" for name, text in values[0].items() if all(each[name] == text for each in values)]
         if same and len(family) > 1:
-            lines.append(f"{family[0]['group'] or family[0]['user']}: {' '.join(same)}")
+            lines.append(f"the jobs of {family[0]['group'] or 'one sweep'} all have {' '.join(same)}")
     return lines
 
 
@@ -7458,8 +7458,8 @@ JOB_COLUMNS = (
     time_column("FINISHED", "finished_at", spare=6),
     *LAST_COLUMNS)
 
-WHY_COLUMN = Column("WHY", cell=lambda job: job["cause_line"] or "",
-                    shown_if=lambda jobs: any(job["cause_line"] for job in jobs))
+MESSAGE_COLUMN = Column("MESSAGE", cell=lambda job: job["cause_line"] or "",
+                        shown_if=lambda jobs: any(job["cause_line"] for job in jobs))
 
 
 def choose_columns(columns: Sequence[Column], jobs: Sequence[Json], paint: Paint) -> list[Column]:
@@ -7498,7 +7498,7 @@ def format_jobs(jobs: Sequence[Json], paint: Paint) -> str:
     below = [format_line(job["cause_line"] or job["unrecorded"] or "", max(20, paint.width - 5)) for job in jobs]
     if not paint.width:
         jobs = [{**job, "status": "; ".join(filter(None, [job["status"], job["unrecorded"]]))} for job in jobs]
-    last = [] if paint.width else [WHY_COLUMN]
+    last = [] if paint.width else [MESSAGE_COLUMN]
     jobs = label_for_terminal(jobs, paint)
     return format_table([*choose_columns(JOB_COLUMNS, jobs, paint), *last], jobs, paint, below)
 
@@ -8137,7 +8137,7 @@ def format_metrics(metrics: Json, paint: Paint) -> str:
 HEADINGS = {                                    # of the usual tables: the key
     "gpu": "gpu_places", "result": "outcome", "runtime": "runtime_seconds", "added": "created_at",
     "started": "started_at", "finished": "finished_at", "starts": "estimated_start", "progress": "fraction",
-    "why": "waiting_for"}
+    "why": "waiting_for", "message": "cause_line"}
 TITLES = {name: heading.upper() for heading, name in HEADINGS.items() if heading != "why"}
 # What --csv has where nobody says which columns
 JOB_CSV = ("id", "name", "group", "user", "status", "outcome", "exit_code", "cause", "cause_line", "node", "gpus",
@@ -25821,7 +25821,7 @@ def show_latest(context: Context, statuses: Sequence[str], order: str, when_empt
     show_table(context, jobs[::-1], JOB, JOB_CSV, format_jobs, when_empty)
     if context.paint.width and not (context.options.json or context.options.csv or context.options.columns):
         for line in list_common_values(jobs):
-            context.say(f"all above of {line}")
+            context.say(line)
     if len(jobs) < total:
         context.say(f"the last {len(jobs)} of {total}; nexus {context.options.subcommand} -n 0 shows all")
 

@@ -80,7 +80,7 @@ def show_latest(context: Context, statuses: Sequence[str], order: str, when_empt
     show_table(context, jobs[::-1], JOB, JOB_CSV, format_jobs, when_empty)
     if context.paint.width and not (context.options.json or context.options.csv or context.options.columns):
         for line in list_common_values(jobs):
-            context.say(f"all above of {line}")
+            context.say(line)
     if len(jobs) < total:
         context.say(f"the last {len(jobs)} of {total}; nexus {context.options.subcommand} -n 0 shows all")
 

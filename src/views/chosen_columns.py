@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 HEADINGS = {                                    # of the usual tables: the key
     "gpu": "gpu_places", "result": "outcome", "runtime": "runtime_seconds", "added": "created_at",
     "started": "started_at", "finished": "finished_at", "starts": "estimated_start", "progress": "fraction",
-    "why": "waiting_for"}
+    "why": "waiting_for", "message": "cause_line"}
 TITLES = {name: heading.upper() for heading, name in HEADINGS.items() if heading != "why"}
 # What --csv has where nobody says which columns
 JOB_CSV = ("id", "name", "group", "user", "status", "outcome", "exit_code", "cause", "cause_line", "node", "gpus",

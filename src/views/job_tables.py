@@ -159,8 +159,8 @@ JOB_COLUMNS = (
     time_column("FINISHED", "finished_at", spare=6),
     *LAST_COLUMNS)
 
-WHY_COLUMN = Column("WHY", cell=lambda job: job["cause_line"] or "",
-                    shown_if=lambda jobs: any(job["cause_line"] for job in jobs))
+MESSAGE_COLUMN = Column("MESSAGE", cell=lambda job: job["cause_line"] or "",
+                        shown_if=lambda jobs: any(job["cause_line"] for job in jobs))
 
 
 def choose_columns(columns: Sequence[Column], jobs: Sequence[Json], paint: Paint) -> list[Column]:
@@ -199,7 +199,7 @@ def format_jobs(jobs: Sequence[Json], paint: Paint) -> str:
     below = [format_line(job["cause_line"] or job["unrecorded"] or "", max(20, paint.width - 5)) for job in jobs]
     if not paint.width:
         jobs = [{**job, "status": "; ".join(filter(None, [job["status"], job["unrecorded"]]))} for job in jobs]
-    last = [] if paint.width else [WHY_COLUMN]
+    last = [] if paint.width else [MESSAGE_COLUMN]
     jobs = label_for_terminal(jobs, paint)
     return format_table([*choose_columns(JOB_COLUMNS, jobs, paint), *last], jobs, paint, below)
 

@@ -42,13 +42,13 @@ def find_families(rows: Iterable[Json]) -> list[list[Json]]:
 
 
 def list_common_values(rows: Iterable[Json]) -> list[str]:
-    """`exp1: lr=0.1 bs=64` of each sweep: the values that no label tells, as all of its rows have them."""
+    """`the jobs of exp1 all have lr=0.1 bs=64`, of each sweep: the values that no label tells."""
     lines = list[str]()
     for family in find_families(rows):
         values = [row.get("sweep_values") or {} for row in family]
         same = [f"{name}={text}" for name, text in values[0].items() if all(each[name] == text for each in values)]
         if same and len(family) > 1:
-            lines.append(f"{family[0]['group'] or family[0]['user']}: {' '.join(same)}")
+            lines.append(f"the jobs of {family[0]['group'] or 'one sweep'} all have {' '.join(same)}")
     return lines
 
 

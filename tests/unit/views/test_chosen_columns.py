@@ -11,7 +11,7 @@ import nexus
 NAMES = [  # what is typed, the keys; or what is told
     ("id,status", ["id", "status"]), ("ID, Runtime", ["id", "runtime_seconds"]),
     ("result,gpu,starts", ["outcome", "gpu_places", "estimated_start"]),
-    ("waiting for", ["waiting_for"]), ("id,id", ["id"]), ("peak-gpu-mem-mib", ["peak_gpu_mem_mib"]),
+    ("waiting for", ["waiting_for"]), ("message", ["cause_line"]), ("id,id", ["id"]), ("peak-gpu-mem-mib", ["peak_gpu_mem_mib"]),
     ("id,comand", "did you mean 'command'?"), ("x9", "nexus jobs --json"), ("", "no column ''"), ("id,", "no column ''"),
 ]
 
@@ -62,3 +62,8 @@ def test_csv_is_for_programs():
     assert nexus.format_csv(["attempts", "gpu_places"], [{"attempts": [{"a": 1}], "gpu_places": ["0", "n1:1"]}]) == (
         'attempts,gpu_places\n"[{""a"": 1}]","0,n1:1"\n')
     assert nexus.format_csv(["id"], []) == "id\n"
+
+
+def test_a_reason_is_told_in_words():
+    reason = {"code": "quota", "subject": "g", "detail": "group g is at its limit"}
+    assert nexus.format_fact("reason", nexus.JOB["reason"], reason) == "group g is at its limit"

@@ -116,7 +116,7 @@ abh  running    n1    1    unknown  1m       10-24 15:29  -            python tr
     assert "FINISHED" not in nexus.format_jobs([ran[2]], PLAIN)
     ran[1]["cause_line"] = "KeyError: 'lr'"
     heading, *rows = nexus.format_jobs(ran, PLAIN).splitlines()
-    assert heading.endswith("  WHY") and [row.partition("train.py")[2].strip() for row in rows] == ["", "KeyError: 'lr'", ""]
+    assert heading.endswith("  MESSAGE") and [row.partition("train.py")[2].strip() for row in rows] == ["", "KeyError: 'lr'", ""]
 
 
 # Sweeps, and what is cut

@@ -61,7 +61,7 @@ def test_what_tells_rows_apart(reason, facts, labels):
 def test_what_all_rows_of_a_sweep_have():
     rows = listed(*(job(f"ab{number}", **sweep({"lr": "1e-3", "bs": "64", "seed": number})) for number in "12"),
                   *(job(f"ac{number}", **sweep({"lr": number}, group="h")) for number in "12"), job("add", **sweep({"lr": "7"}, group="i")))
-    assert nexus.list_common_values(rows) == ["g: lr=1e-3 bs=64"]
+    assert nexus.list_common_values(rows) == ["the jobs of g all have lr=1e-3 bs=64"]
 
 
 def test_what_another_user_may_not_see_has_no_label():
