@@ -195,7 +195,7 @@ class Patience(Value):
     sets: frozenset[str] = frozenset()          # those of them that are for a job of several GPUs
     resting: Mapping[int, float] = {}           # {uid: until when it gets no turn}
     wasted: Mapping[int, float] = {}            # {uid: GPU seconds that were left to it in vain, now}
-    withdrawn: Mapping[int, float] = {}         # {uid: for how many seconds GPUs were left to it until it wanted none}
+    spent: Mapping[int, float] = {}             # {uid: for how many seconds turns were its that were over untaken}
     looked_at: float = 0.0
     holders: Mapping[str, str] = {}             # {GPU uuid: the user whose nexus has it}, as the leases told then
     took_at: Mapping[int, float] = {}           # {uid: when it was seen to have taken a GPU}
@@ -205,41 +205,54 @@ def wait_for_turns(patience: Patience, turns: Turns, free: Container[str], own_u
                    users: Collection[BoxUser] = (), holders: Mapping[str, str] = {}) -> Patience:
     """What becomes of the turns that others have.  `free`: the GPUs that nobody has taken yet; `holders`: by leases.
 
-    Who withdraws what he wants before his turn lapses has let it lapse, too, if he does so again and again; but not who
-    has just taken a GPU: of those that were left to his job of several he needs no more.
+    Whose turns are over again and again before he takes a GPU has let them lapse, too: he withdraws what he wants, or
+    tells now this and now that.  But not who has just taken one: of those left to his job of several he needs no more.
     """
-    left, wasted = dict[str, tuple[int, float]](), dict[int, float]()
+    left = dict[str, tuple[int, float]]()
     resting = {uid: until for uid, until in patience.resting.items() if until > now}
     for uuid, uid in turns.owners.items():
         former, since = patience.left.get(uuid, (uid, now))
         if uid != own_uid and uuid in free:
             left[uuid] = (uid, since if former == uid else now)
-    for uuid, (uid, since) in patience.left.items():
-        if uuid in free and left.get(uuid, (0, now)) != (uid, since):
-            wasted[uid] = wasted.get(uid, 0.0) + now - since
     due = {uuid: patience.due.get(uuid, now) if since < now else now for uuid, (uid, since) in left.items()
            if uid != turns.collector}
-    forgiven_s = (now - patience.looked_at) / REST_FACTOR
-    withdrawn = {uid: spent_s - forgiven_s for uid, spent_s in patience.withdrawn.items() if spent_s > forgiven_s}
-    wanting = {user.uid for user in users if user.wants}
     started = {name for uuid, name in holders.items() if patience.holders.get(uuid) != name}
     took_at = {**patience.took_at, **{user.uid: now for user in users if user.name in started}}
+    forgiven_s = (now - patience.looked_at) / REST_FACTOR
+    spent = {uid: spent_s - forgiven_s for uid, spent_s in patience.spent.items()
+             if spent_s > forgiven_s and took_at.get(uid, NEVER) < now}
     lapsed = find_lapsed(turns, left, due, now)
-    for uid in wasted.keys() - wanting:
-        since = min(since for uuid, (owner, since) in patience.left.items() if owner == uid and uuid in free)
-        if took_at.get(uid, NEVER) < since:
-            withdrawn[uid] = withdrawn.get(uid, 0.0) + min(now - since, SET_S)
-        if withdrawn.get(uid, 0.0) > TURN_S:
-            lapsed[uid] = max(lapsed.get(uid, 0.0), withdrawn.pop(uid))
+    vain = find_vain(patience, left, free, {user.uid for user in users if user.wants})
+    wasted = {uid: sum(now - since for since in sinces) for uid, sinces in vain.items()}
+    for uid, sinces in vain.items():
+        if took_at.get(uid, NEVER) < min(sinces):
+            spent[uid] = spent.get(uid, 0.0) + min(now - min(sinces), SET_S)
+        if spent.get(uid, 0.0) > TURN_S:
+            lapsed[uid] = max(lapsed.get(uid, 0.0), spent.pop(uid))
     names = {user.uid: user.name for user in users}
     for uuid in patience.due.keys() - due.keys():           # another has lost patience just before
         uid, at, is_set = patience.left[uuid][0], patience.due[uuid], uuid in patience.sets
         is_lost = is_set or holders.get(uuid, names.get(uid)) != names.get(uid)
-        if is_lost and took_at.get(uid, NEVER) < at and now - at > (SET_S if is_set else TURN_S) / 2:
+        is_seen = now - patience.looked_at < TURN_S / 2     # who looks seldom does not know what was in between
+        if is_lost and is_seen and took_at.get(uid, NEVER) < at and now - at > (SET_S if is_set else TURN_S) / 2:
             lapsed[uid] = max(lapsed.get(uid, 0.0), now - at)
     for uid, spent_s in lapsed.items():
         resting[uid] = max(resting.get(uid, 0.0), now + REST_FACTOR * spent_s)
-    return Patience(left, due, turns.sets & due.keys(), resting, wasted, withdrawn, now, holders, took_at)
+    return Patience(left, due, turns.sets & due.keys(), resting, wasted, spent, now, holders, took_at)
+
+
+def find_vain(patience: Patience, left: Mapping[str, tuple[int, float]], free: Container[str],
+              wanting: Container[int]) -> dict[int, list[float]]:
+    """{uid: since when each GPU was left to it that is free, and no more left to it}
+
+    Of who still waits, from when on he could have taken it: what was only collected for him was not in vain.
+    """
+    vain = dict[int, list[float]]()
+    for uuid, (uid, since) in patience.left.items():
+        at = patience.due.get(uuid) if uid in wanting else since
+        if at is not None and uuid in free and left.get(uuid, (0, 0.0)) != (uid, since):
+            vain.setdefault(uid, []).append(at)
+    return vain
 
 
 def find_lapsed(turns: Turns, left: Mapping[str, tuple[int, float]], due: Mapping[str, float],

@@ -86,6 +86,9 @@ class TurnTaking(Component):
         if not found and not self.box and not (self.service.plan.wants and self.service.observer.lease_holders):
             self.ledger = replace(self.ledger, users={})    # what is had now counts nowhere
             return
+        waiting = {each.uid for each in found if each.bid.wants}
+        if any(user.wants and user.uid not in waiting for user in former):
+            self.looked_at = float("-inf")      # has he taken a GPU?
         self.look_at_leases()
         users = self.name_holders(self.list_users(found, now), self.service.gpu_watch.gpus, now)
         names = {self.user, *self.service.observer.lease_holders.values()}
@@ -149,9 +152,8 @@ class TurnTaking(Component):
             return
         if self.box:
             former = self.patience
-            free = {capacity.gpu.uuid for capacity in planned.gpus
-                    if not capacity.gpu.node and capacity.reason is None and not capacity.jobs}
-            self.settle(planned.turns, free, self.others)
+            own = {uuid for start in planned.starts if not start.node for uuid in start.gpu_uuids}     # free until now
+            self.settle(planned.turns, own.union(planned.find_free()), self.others)
             self.report(former)
         self.tell(self.clock.now())
         self.keep()

@@ -54,12 +54,14 @@ def test_what_cannot_be_counts_for_little(reason, bids, least, most):
     assert least <= ledger.had[BOB] <= most, reason
 
 
-def play(steps, wants_after=()):
-    """Who rests after GPUs were left to bob, each time for so many seconds, until he says that he wants `wants_after`."""
+def play(steps, wants_after=(), free_after=("GPU-0",), holders_after=None):
+    """Who rests after a GPU was left to bob, each time for so many seconds, and then no more, when he wants `wants_after`."""
     patience, now, rests = nexus.Patience(), 1000.0, []
     for left_s, pause_s in steps:
-        for turns, wants, passed_s in ((nexus.Turns({"GPU-0": BOB}), WANTS_ONE, left_s), (nexus.Turns(), wants_after, pause_s)):
-            patience = nexus.wait_for_turns(patience, turns, {"GPU-0"}, ANN, now, [nexus.BoxUser(BOB, "bob", wants)])
+        for turns, wants, free, holders, passed_s in (
+                (nexus.Turns({"GPU-0": BOB}), WANTS_ONE, ("GPU-0",), {}, left_s),
+                (nexus.Turns(), wants_after, free_after, holders_after or {}, pause_s)):
+            patience = nexus.wait_for_turns(patience, turns, free, ANN, now, [nexus.BoxUser(BOB, "bob", wants)], holders)
             rests.append(BOB in patience.resting)
             now += passed_s
     return rests
@@ -97,9 +99,13 @@ SETS = [  # reason, (when, the turns, what is free, the leases) of each look, wh
 
 @pytest.mark.parametrize("reason, looks, rests", SETS, ids=[case[0] for case in SETS])
 def test_when_a_set_has_lapsed(reason, looks, rests):
-    patience = nexus.Patience()
-    for at, turns, free, leases in looks:
-        patience = nexus.wait_for_turns(patience, turns, free, ANN, 1000.0 + at, [nexus.BoxUser(BOB, "bob", WANTS_ONE)], leases)
+    patience, seen, passed_s = nexus.Patience(), looks[0][1:], 0.0
+    for at, *now in looks:
+        while passed_s <= at:           # several times a second, as a service that waits
+            turns, free, leases = now if passed_s == at else seen
+            patience = nexus.wait_for_turns(patience, turns, free, ANN, 1000.0 + passed_s, [nexus.BoxUser(BOB, "bob", WANTS_ONE)], leases)
+            passed_s += 0.25
+        seen = now
     assert (BOB in patience.resting) == rests
 
 
@@ -114,7 +120,71 @@ WITHDRAWALS = [  # reason, (for how long a GPU was left to him, until the next t
 @pytest.mark.parametrize("reason, steps, is_resting", WITHDRAWALS, ids=[case[0] for case in WITHDRAWALS])
 def test_who_withdraws_what_he_wants_again_and_again_has_let_his_turn_lapse(reason, steps, is_resting):
     assert any(play(steps)) == is_resting, reason
-    assert not any(play(steps, WANTS_ONE)), "it went to somebody else, and he waits on"
+    assert any(play(steps, WANTS_ONE)) == is_resting, "he waits on, and tells now this and now that, so that it is another's turn"
+    assert not any(play(steps, WANTS_ONE, (), {"GPU-0": "eve"})), "another has taken it, and he waits on"
+    assert not any(play(steps, WANTS_ONE, (), {"GPU-0": "bob"})), "he has taken it"
+
+
+VAIN = [  # reason, the turns until then, the leases then, what bob wants then, the GPU seconds that count as had
+    ("he could have taken it", nexus.Turns({"GPU-0": BOB}), {}, WANTS_ONE, {BOB: 1.0}),
+    ("it was collected for him", COLLECTS, {}, WANTS_ONE, {}),
+    ("it was collected for who wants none", COLLECTS, {}, (), {BOB: 1.0}),
+    ("he has taken it", nexus.Turns({"GPU-0": BOB}), {"GPU-0": "bob"}, WANTS_ONE, {})]
+
+
+@pytest.mark.parametrize("reason, turns, leases, wants, wasted", VAIN, ids=[case[0] for case in VAIN])
+def test_what_was_left_in_vain_counts_as_had(reason, turns, leases, wants, wasted):
+    """Else who waits for many GPUs that others have would never have had least."""
+    patience = nexus.wait_for_turns(nexus.Patience(), turns, BOTH, ANN, 1000.0, [nexus.BoxUser(BOB, "bob", WANTS_ONE)])
+    patience = nexus.wait_for_turns(patience, nexus.Turns(), BOTH - leases.keys(), ANN, 1001.0, [nexus.BoxUser(BOB, "bob", wants)], leases)
+    assert patience.wasted == wasted
+
+
+@pytest.mark.parametrize("pause_s, rests", [(0.25, True), (1.0, False)])
+def test_who_looks_seldom_does_not_know_who_lost_patience(pause_s, rests):
+    """Bob may have taken a GPU meanwhile, whose job has ended."""
+    patience, bob = nexus.Patience(), nexus.BoxUser(BOB, "bob", WANTS_ONE)
+    for number in range(int(1 / pause_s)):
+        patience = nexus.wait_for_turns(patience, nexus.Turns({"GPU-0": BOB}), {"GPU-0"}, ANN, 1000.0 + number * pause_s, [bob])
+    assert (BOB in nexus.wait_for_turns(patience, nexus.Turns(), (), ANN, 1001.0, [bob], {"GPU-0": "eve"}).resting) == rests
+
+
+def hear(w, *wants):
+    """A service that hears bob each time that it looks, with what he wants."""
+    bids = [nexus.FoundBid(0, (0, 0), BOB, "bob", bid=nexus.Bid(want)) for want in wants]
+    w.service.turn_taking.bids = types.SimpleNamespace(look=lambda now: [bids.pop(0) if bids[1:] else bids[0]], tell=lambda bid: None,
+                                                       withdraw=lambda: None, own=nexus.Bid())
+    return w.service.turn_taking
+
+
+def test_what_this_service_takes_at_last_was_left_in_vain(world):
+    """Bob tells now this and now that, so that each GPU is his turn for a while."""
+    w = world(gpus=1)
+    w.turn(seconds=1)
+    uuids = tuple(each.uuid for each in w.service.gpu_watch.gpus)
+    taking = hear(w, (nexus.Want(1, uuids, 99, NOW - 9),))
+    taking.ledger = nexus.Ledger({taking.uid: 50.0, BOB: 0.0}, contested_at=w.clock.now())
+    job_id = w.add()
+    for _ in range(4):
+        w.turn(seconds=0.3)
+    assert w.job(job_id).status == "pending"
+    taking.ledger = nexus.replace(taking.ledger, had={taking.uid: 0.0, BOB: 50.0})
+    w.turn(seconds=0.3)
+    assert w.job(job_id).status == "running" and taking.patience.spent[BOB] > 0.5
+
+
+def test_who_wants_no_more_may_have_taken_a_gpu(world, monkeypatch):
+    """So the leases are looked at before that counts as withdrawn."""
+    w = world()
+    w.turn(seconds=1)
+    want = nexus.Want(1, tuple(each.uuid for each in w.service.gpu_watch.gpus), 1, NOW - 9)
+    w.machine.leases = types.SimpleNamespace(find_holders=lambda uuids, used=(): {})
+    taking, looks = hear(w, (want,), (want,), ()), []
+    monkeypatch.setattr(w.service.observer, "see_leases", lambda running: looks.append(w.clock.monotonic()))
+    for _ in range(3):
+        taking.look()
+        w.clock.pass_(0.06)
+    assert len(looks) == 2 and looks[1] - looks[0] < nexus.LOOK_S
 
 
 def keep(w, had):
