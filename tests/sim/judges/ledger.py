@@ -231,12 +231,15 @@ class Ledger:
     def list_differences(self, jobs: Any, ids: Sequence[str]) -> list[str]:
         """Where jobs are not as they were asked for."""
         words = []
+        groups = {group for job in jobs.values() for group in (job.group, *job.retried_groups)}
         for job_id in ids:
             wish, job = self.wishes.get(job_id), jobs.get(job_id)
             for name, fact in wish.fields.items() if wish and job and wish.is_sure else ():
                 shown = getattr(job, name)
                 if name in ("after", "after_any"):              # one that was cleared may be left out
                     fact = [parent for parent in fact if parent in jobs or parent in shown]
+                elif name in ("after_group", "after_any_group"):        # one without jobs, too
+                    fact = [group for group in fact if group in groups or group in shown]
                 if as_value(shown) != as_value(fact):
                     words.append(f"job {job_id} has {name} {shown!r}, and {fact!r} was asked for")
         return words
