@@ -4736,8 +4736,12 @@ class Patience(Value):
 
 
 def wait_for_turns(patience: Patience, turns: Turns, free: Container[str], own_uid: int, now: float,
-                   users: Collection[BoxUser] = (), holders: Mapping[str, str] = {}) -> Patience:
+                   users: Collection[BoxUser] = (), holders: Mapping[str, str] = {},
+                   ahead: Container[str] = ()) -> Patience:
     """What becomes of the turns that others have.  `free`: the GPUs that nobody has taken yet; `holders`: by leases.
+
+    `ahead`: the users that have had more than this one, which waits.  When they take what it leaves to somebody, they
+    know that he takes none: else it would wait for him alone.
 
     Whose turns are over again and again before he takes a GPU has let them lapse, too: he withdraws what he wants, or
     tells now this and now that.  But not who has just taken one: of those left to his job of several he needs no more.
@@ -13073,7 +13077,8 @@ class Store:
         self.is_sound = (found.source == state_file and state.host == self.machine_id and not found.damage
                          and is_same_namespace and not found.has_former_lines)
         is_current = self.is_sound and found.version == STATE_VERSION and not is_one_file and not found.was_resumed
-        if not state.service_id or (is_elsewhere(self.disk, state.host) and not state.live):
+        is_id = state.service_id.replace("-", "").isalnum()             # it is a word in the leases' texts
+        if not is_id or (is_elsewhere(self.disk, state.host) and not state.live):
             # A copy of ~/.nexus for another machine is another service for the nodes, which would end the other's jobs.
             state.service_id = f"{os.geteuid()}-{self.clock.new_token()[:8]}"
         state.host, state.pid_namespace, self.service_id = self.machine_id, namespace, state.service_id

@@ -307,6 +307,18 @@ MACHINES = [  # reason, jobs run there, a change of the journal says so, whether
 ]
 
 
+@pytest.mark.parametrize("kept, is_kept", [("0-e826fd5d", True), ("0 -e826fd5d", False), ("0-e826\nfd5d", False), ("-", False)])
+def test_an_id_of_the_service_that_is_damaged_is_made_anew(tmp_path, kept, is_kept):
+    """Its leases name it by a word: no GPU would ever be this service's."""
+    box = Box(tmp_path / "home").open()
+    box.store.save_checkpoint()
+    for name in ("state.json.prev", "journal.jsonl.prev"):          # which would be taken
+        pathlib.Path(box.path(name)).unlink(missing_ok=True)
+    file = pathlib.Path(box.path("state.json"))
+    file.write_text(file.read_text().replace(json.dumps(box.store.service_id), json.dumps(kept)))
+    assert (Box(tmp_path / "home").open().store.service_id == kept) == is_kept
+
+
 @pytest.mark.parametrize("reason, runs, runs_later, is_refused", MACHINES, ids=[case[0] for case in MACHINES])
 def test_another_machines_state(tmp_path, reason, runs, runs_later, is_refused):
     box = Box(tmp_path / "home").open(machine_id="gpu1")
