@@ -238,8 +238,8 @@ class Ledger:
                 shown = getattr(job, name)
                 if name in ("after", "after_any"):              # one that was cleared may be left out
                     fact = [parent for parent in fact if parent in jobs or parent in shown]
-                elif name in ("after_group", "after_any_group"):        # one without jobs, too
-                    fact = [group for group in fact if group in groups or group in shown]
+                elif name in ("after_group", "after_any_group"):        # one without jobs, too, for ever
+                    wish.fields[name] = fact = [group for group in fact if group in groups or group in shown]
                 if as_value(shown) != as_value(fact):
                     words.append(f"job {job_id} has {name} {shown!r}, and {fact!r} was asked for")
         return words
