@@ -141,7 +141,7 @@ class Turns(Value):
     sets: frozenset[str] = frozenset()          # those of them that are for a job of several GPUs
     collector: int | None = None                # the uid that collects GPUs for such a job
     wanted: int = 0                             # how many GPUs that job needs
-    passed_on: frozenset[str] = frozenset()     # the GPUs that somebody leaves to who has the turn: those see it lapse
+    passed_on: frozenset[str] = frozenset()     # those whose owner leaves them to who rests: he does not know it yet
 
 
 def find_charge(user: BoxUser, now: float) -> float:
@@ -193,6 +193,7 @@ class Patience(Value):
     left: Mapping[str, tuple[int, float]] = {}  # {GPU uuid: (whose turn it is, since when)}
     due: Mapping[str, float] = {}               # {a GPU of those that can be taken at once: since when}
     sets: frozenset[str] = frozenset()          # those of them that are for a job of several GPUs
+    passed_on: frozenset[str] = frozenset()     # those of them in Turns.passed_on
     resting: Mapping[int, float] = {}           # {uid: until when it gets no turn}
     wasted: Mapping[int, float] = {}            # {uid: GPU seconds that were left to it in vain, now}
     spent: Mapping[int, float] = {}             # {uid: for how many seconds turns were its that were over untaken}
@@ -237,12 +238,13 @@ def wait_for_turns(patience: Patience, turns: Turns, free: Container[str], own_u
     for uuid in patience.due.keys() - due.keys():           # another has lost patience just before
         uid, at, is_set = patience.left[uuid][0], patience.due[uuid], uuid in patience.sets
         is_lost = is_set or holders.get(uuid, names.get(uid)) != names.get(uid)
-        is_seen = now - patience.looked_at < TURN_S / 2     # who looks seldom does not know what was in between
-        if is_lost and is_seen and took_at.get(uid, NEVER) < at and now - at > (SET_S if is_set else TURN_S) / 2:
+        is_lost &= uuid not in patience.passed_on
+        if is_lost and took_at.get(uid, NEVER) < at and now - at > (SET_S if is_set else TURN_S) / 2:
             lapsed[uid] = max(lapsed.get(uid, 0.0), now - at)
     for uid, spent_s in lapsed.items():
         resting[uid] = max(resting.get(uid, 0.0), now + REST_FACTOR * spent_s)
-    return Patience(left, due, turns.sets & due.keys(), resting, wasted, spent, now, holders, took_at)
+    return Patience(left, due, turns.sets & due.keys(), turns.passed_on & due.keys(), resting, wasted, spent, now,
+                    holders, took_at)
 
 
 def find_vain(patience: Patience, left: Mapping[str, tuple[int, float]], free: Container[str],
@@ -254,7 +256,8 @@ def find_vain(patience: Patience, left: Mapping[str, tuple[int, float]], free: C
     vain = dict[int, list[float]]()
     for uuid, (uid, since) in patience.left.items():
         at = patience.due.get(uuid) if uid in wanting else since
-        if at is not None and uuid in free and left.get(uuid, (0, 0.0)) != (uid, since):
+        is_unused = uuid in free and uuid not in patience.passed_on
+        if at is not None and is_unused and left.get(uuid, (0, 0.0)) != (uid, since):
             vain.setdefault(uid, []).append(at)
     return vain
 
@@ -264,8 +267,9 @@ def find_lapsed(turns: Turns, left: Mapping[str, tuple[int, float]], due: Mappin
     """{uid: for how long it has left a turn unused that has lapsed}"""
     lapsed = dict[int, float]()
     for uuid, at in due.items():
-        uid, longest_s = left[uuid][0], SET_S if uuid in turns.sets else TURN_S
-        if uuid not in turns.passed_on and now - at > longest_s:
+        # Who leaves it to another must see that turn lapse first.
+        uid, longest_s = left[uuid][0], (SET_S if uuid in turns.sets else TURN_S) * (1 + (uuid in turns.passed_on))
+        if now - at > longest_s:
             lapsed[uid] = max(lapsed.get(uid, 0.0), now - at)
     return lapsed
 
@@ -282,31 +286,49 @@ class Box(Value):
         return {user.uid: user.name for user in self.users}
 
     def find_turns(self, free: Iterable[str], now: float) -> Turns:
-        """Whose turn the free GPUs are.  Views may differ: whom its user leaves a GPU to, has it."""
-        turns = whose_turn(self.users, self.had, free, now, self.resting)
+        """Whose turn the free GPUs is.
+
+        Views may differ.  Who leaves a GPU to somebody does not take it, and to whom all others leave one, takes it:
+        who does not know yet that somebody takes none would wait for him alone.
+        """
         leaves = self.list_leaves()
-        owners = {uuid: self.follow(leaves, uuid, uid) for uuid, uid in turns.owners.items()}
-        return replace(turns, owners={uuid: uid for uuid, uid in owners.items() if uid is not None},
-                       passed_on=frozenset(uuid for uuid, uid in owners.items() if uid != turns.owners[uuid]))
+        users = [self.drop_left(user, leaves[user.uid]) for user in self.users]
+        turns = whose_turn(users, self.had, free, now, self.resting)
+        owners = {uuid: uid for uuid, uid in turns.owners.items() if not self.is_given(leaves, uuid, uid)}
+        return replace(turns, owners=owners, passed_on=frozenset(
+            uuid for uuid, uid in owners.items() if uuid in leaves[uid]))
+
+    def drop_left(self, user: BoxUser, left: Mapping[str, int]) -> BoxUser:
+        """Another user without the GPUs that he leaves to those who may take them."""
+        gone = {uuid for uuid, other in left.items() if other not in self.resting}
+        if user.uid == self.own_uid or not gone:
+            return user
+        return replace(user, wants=tuple(replace(want, uuids=tuple(uuid for uuid in want.uuids if uuid not in gone))
+                                         for want in user.wants))
+
+    def is_given(self, leaves: Mapping[int, Mapping[str, int]], uuid: str, owner: int) -> bool:
+        """Whether all others who could use a GPU leave it to this user, but for whose turn it seems to be.
+
+        For a job of several GPUs it must have all: then one alone is no use.
+        """
+        wants = {user.uid: [want for want in user.wants if uuid in want.uuids] for user in self.users}
+        if owner == self.own_uid or not any(want.gpus == 1 for want in wants[self.own_uid]):
+            return False
+        others = [uid for uid, fitting in wants.items() if fitting and uid not in (self.own_uid, owner, *self.resting)]
+        return bool(others) and all(leaves[uid].get(uuid) == self.own_uid for uid in others)
 
     def list_leaves(self) -> dict[int, dict[str, int]]:
-        """{uid: {GPU uuid: to whom it is left}}, without what two leave to each other.
+        """{uid: {GPU uuid: to whom it is left, who wants it}}, without what two leave to each other.
 
         There only the one who waits less leaves: else each of two who need several GPUs would have some of them.
         """
         since = {user.uid: (user.since, user.uid) for user in self.users}
-        pairs = {(user.uid, other) for user in self.users for other in user.leaves.values() if other in since}
-        return {user.uid: {uuid: other for uuid, other in user.leaves.items()
-                           if (other, user.uid) not in pairs or since[user.uid] > since[other]}
-                for user in self.users}
-
-    def follow(self, leaves: Mapping[int, Mapping[str, int]], uuid: str, uid: int) -> int | None:
-        """Who has a turn in the end that its users leave to each other; None: this user may have it."""
-        asked = set[int]()
-        while uid != self.own_uid and uid not in asked and leaves[uid].get(uuid) in leaves:
-            asked.add(uid)
-            uid = leaves[uid][uuid]
-        return None if asked and uid == self.own_uid else uid
+        wanted = {(user.uid, uuid) for user in self.users for want in user.wants for uuid in want.uuids}
+        leaves = {user.uid: {uuid: other for uuid, other in user.leaves.items() if (other, uuid) in wanted}
+                  for user in self.users}
+        pairs = {(uid, other) for uid, left in leaves.items() for other in left.values()}
+        return {uid: {uuid: other for uuid, other in left.items()
+                      if (other, uid) not in pairs or since[uid] > since[other]} for uid, left in leaves.items()}
 
     def list_waiting(self, now: float) -> list[BoxUser]:
         """The other users who wait, first who will have had least."""

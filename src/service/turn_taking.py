@@ -160,6 +160,8 @@ class TurnTaking(Component):
 
     def settle(self, turns: Turns, free: Container[str], others: Collection[BoxUser]) -> None:
         """Count what was left to others in vain; who vanishes and comes back has not made it undone."""
+        if not (self.own.wants or self.service.plan.wants):     # it looks seldom: jobs may have come and gone meanwhile
+            turns, self.patience = Turns(), replace(self.patience, left={}, due={}, sets=frozenset())
         self.patience = wait_for_turns(self.patience, turns, free, self.uid, self.clock.monotonic(), others,
                                        self.service.observer.lease_holders)
         had = {uid: had + self.patience.wasted.get(uid, 0.0) for uid, had in self.ledger.had.items()}

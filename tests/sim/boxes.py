@@ -362,8 +362,9 @@ class Truth(Judge):
                 continue
             had = one.had_s - one_s, other.had_s - other_s
             # Who was there may be ahead or behind by a job when the other comes, and by another one later; on eight GPUs by
-            # two: so many begin at once before it is known how long each user's jobs take.  Who lies may set them apart.
-            more_s = longest_s * (3 if self.box.liar else max(1, self.setup.cards // 4))
+            # two: so many begin at once before it is known how long each user's jobs take.  Who loses patience first with
+            # one that lies has all GPUs.
+            more_s = longest_s * (self.setup.cards + 3 if self.box.liar else max(1, self.setup.cards // 4))
             if abs(had[0] - had[1]) > max(0.1 * max(had), longest_s) + more_s + STARTING_S:
                 self.fail(f"{one.name} had {had[0]:.1f} GPU seconds and {other.name} {had[1]:.1f} since {since - 1000:.1f}, "
                           f"with jobs of at most {longest_s:g} s")
@@ -377,7 +378,9 @@ class Truth(Judge):
             if size == 1 or waits_s < longest_s or self.count_ill():
                 continue
             others = [other for other in self.box.people if other is not person]
-            ahead_s = max(0.0, *(self.contested_s.get(person, 0.0) - self.contested_s.get(other, 0.0) for other in others))
+            # What the job before this one has had, others have first: who wanted nothing before that had earned nothing.
+            own_s = size * person.stream.longest_s if person.stream.pause_s < 2 * person.stream.longest_s else 0.0
+            ahead_s = max(own_s, *(self.contested_s.get(person, 0.0) - self.contested_s.get(other, 0.0) for other in others))
             large = sum(other.stream.gpus > 1 for other in others)
             limit_s = 2 * (large + 1) * longest_s + 5.0 + ahead_s * len(others) / self.setup.cards
             if waits_s > limit_s:
@@ -392,7 +395,7 @@ class Truth(Judge):
         lost_s = sum(lost for *_, lost in self.unused)
         if setup.lies in ("wants", "holdings") and find_most_unused(self) > LAPSE_S + STARTING_S + HEARD_S:
             self.fail(f"a GPU is unused for {find_most_unused(self):.1f} s in a minute, for who wants it and never takes it")
-        if lost_s > setup.lasts_s * setup.cards / setup.count + 60:
+        if lost_s > setup.cards * max(SET_S, setup.lasts_s / setup.count) + 60:        # once, or his share
             self.fail(f"{lost_s:.0f} GPU seconds are lost to who never takes them")
 
 
