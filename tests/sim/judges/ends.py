@@ -145,7 +145,10 @@ class Ends(Judge):
         """Whether its exit code 0 is no success: it was cut off, or stopped, as far as that can be known."""
         command = run.process.command
         family = command, *(child.command for child in command.children)            # also what it has left
-        if run.was_cut or run.job.timeout_seconds or any(one.heard for one in family):
+        # A jump of the time may make its limit come before its end is heard.
+        ran_s = (run.ended_at or self.world.now) - run.launched_at
+        is_late = run.job.timeout_seconds or ran_s >= self.find_time_limit(run.job)
+        if run.was_cut or is_late or any(one.heard for one in family):
             return True
         recorded = [job for home in self.list_homes() if (job := home.service.store.state.jobs.get(run.job.id))]
         stop_causes = [one.stop_cause for job in recorded for one in job.attempts if one.nonce == run.job.current.nonce]

@@ -55,11 +55,11 @@ def comes_before(ledger: Ledger, move: Move, job: Job, other: Job) -> bool:
         return key < others
     # The user with the fewest GPUs in use goes first; if two have the same number, whose last start is longer ago.
     started = {one.id for one in move.started}
-    # What makes room counts for whom it makes room, which is not seen here.
+    # What is being ended counts for whom it makes room, which is not seen here.
     least = sum(one.gpus for one in move.after.live.values()
-                if one.user == other.user and one.id not in started and one.current.stop_cause != "preempted")
+                if one.user == other.user and one.id not in started and not one.current.stop_cause)
     most = sum(one.gpus or 0.01 for one in move.after.live.values()
-               if one.user == job.user or one.current.stop_cause == "preempted")
+               if one.user == job.user or one.current.stop_cause)
     return most + ANY_CPU < least
 
 

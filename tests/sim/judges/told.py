@@ -216,7 +216,7 @@ def find_wrong(job: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]], gr
                is_paused: bool, now: float) -> str:
     """What speaks against the reason of a waiting job; "" if it is a good one."""
     code, subject = job["reason"]["code"], job["reason"]["subject"]
-    running = [other for other in jobs.values() if other["status"] == "running"]
+    running = [other for other in jobs.values() if other["status"] == "running" or other.get("slurm_id")]      # or is Slurm's
     parents = subject.split(",") if code == "dependency" else []
     ended = [parent for parent in parents if parent in jobs and jobs[parent]["status"] in ENDED]
     if ended:
