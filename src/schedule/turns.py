@@ -267,8 +267,9 @@ def find_lapsed(turns: Turns, left: Mapping[str, tuple[int, float]], due: Mappin
     """{uid: for how long it has left a turn unused that has lapsed}"""
     lapsed = dict[int, float]()
     for uuid, at in due.items():
-        # Who leaves it to another must see that turn lapse first.
-        uid, longest_s = left[uuid][0], (SET_S if uuid in turns.sets else TURN_S) * (1 + (uuid in turns.passed_on))
+        uid, longest_s = left[uuid][0], SET_S if uuid in turns.sets else TURN_S
+        if uuid in turns.passed_on:         # who leaves it to another must see that turn lapse first
+            longest_s = SET_S + TURN_S
         if now - at > longest_s:
             lapsed[uid] = max(lapsed.get(uid, 0.0), now - at)
     return lapsed
@@ -288,8 +289,8 @@ class Box(Value):
     def find_turns(self, free: Iterable[str], now: float) -> Turns:
         """Whose turn the free GPUs is.
 
-        Views may differ.  Who leaves a GPU to somebody does not take it, and to whom all others leave one, takes it:
-        who does not know yet that somebody takes none would wait for him alone.
+        Views may differ.  Who leaves a GPU to somebody does not take it, and to whom another leaves one, takes it, if
+        nobody leaves it to a third: who does not know yet that somebody takes none would wait for him alone.
         """
         leaves = self.list_leaves()
         users = [self.drop_left(user, leaves[user.uid]) for user in self.users]
@@ -307,7 +308,7 @@ class Box(Value):
                                          for want in user.wants))
 
     def is_given(self, leaves: Mapping[int, Mapping[str, int]], uuid: str, owner: int) -> bool:
-        """Whether all others who could use a GPU leave it to this user, but for whose turn it seems to be.
+        """Whether others leave a GPU to this user, and none to a third, but for whose turn it seems to be.
 
         For a job of several GPUs it must have all: then one alone is no use.
         """
@@ -315,7 +316,8 @@ class Box(Value):
         if owner == self.own_uid or not any(want.gpus == 1 for want in wants[self.own_uid]):
             return False
         others = [uid for uid, fitting in wants.items() if fitting and uid not in (self.own_uid, owner, *self.resting)]
-        return bool(others) and all(leaves[uid].get(uuid) == self.own_uid for uid in others)
+        told = {leaves[uid].get(uuid) for uid in others}
+        return self.own_uid in told and told <= {self.own_uid, owner}
 
     def list_leaves(self) -> dict[int, dict[str, int]]:
         """{uid: {GPU uuid: to whom it is left, who wants it}}, without what two leave to each other.

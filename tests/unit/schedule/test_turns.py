@@ -109,11 +109,12 @@ def test_of_the_time_when_this_service_was_stopped_nothing_is_known():
 
 @pytest.mark.parametrize("leaves, turn", [          # of uid 77 there is no user
     ({}, BOB), ({BOB: EVE}, ANN), ({BOB: ANN}, ANN), ({BOB: EVE, EVE: ANN}, ANN), ({BOB: EVE, EVE: BOB}, BOB), ({BOB: 77}, BOB),
-    ({EVE: BOB}, BOB), ({EVE: ANN}, None)])
+    ({EVE: BOB}, BOB), ({EVE: ANN}, None), ({EVE: ANN, 4: BOB}, None), ({EVE: ANN, 4: EVE}, BOB), ({EVE: ANN, 4: 77}, BOB)])
 def test_who_leaves_a_gpu_to_somebody_does_not_take_it(leaves, turn):
-    """Views differ.  To whom all others leave it, but who seems to have the turn, may take it."""
-    users = [nexus.replace(user(uid, want()), leaves={CARDS[0]: leaves[uid]} if uid in leaves else {}) for uid in (ANN, BOB, EVE)]
-    box = nexus.Box(ANN, tuple(users), {ANN: 2.0, BOB: 1.0, EVE: 3.0})
+    """Views differ.  To whom others leave it, but for who seems to have the turn, may take it."""
+    users = [nexus.replace(user(uid, want()), leaves={CARDS[0]: leaves[uid]} if uid in leaves else {})
+             for uid in dict.fromkeys((ANN, BOB, EVE, *leaves))]
+    box = nexus.Box(ANN, tuple(users), {ANN: 2.0, BOB: 1.0, EVE: 3.0, 4: 4.0})
     assert box.find_turns(CARDS[:1], 0.0).owners.get(CARDS[0]) == turn
 
 
