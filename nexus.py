@@ -4737,12 +4737,8 @@ class Patience(Value):
 
 
 def wait_for_turns(patience: Patience, turns: Turns, free: Container[str], own_uid: int, now: float,
-                   users: Collection[BoxUser] = (), holders: Mapping[str, str] = {},
-                   ahead: Container[str] = ()) -> Patience:
+                   users: Collection[BoxUser] = (), holders: Mapping[str, str] = {}) -> Patience:
     """What becomes of the turns that others have.  `free`: the GPUs that nobody has taken yet; `holders`: by leases.
-
-    `ahead`: the users that have had more than this one, which waits.  When they take what it leaves to somebody, they
-    know that he takes none: else it would wait for him alone.
 
     Whose turns are over again and again before he takes a GPU has let them lapse, too: he withdraws what he wants, or
     tells now this and now that.  But not who has just taken one: of those left to his job of several he needs no more.

@@ -73,6 +73,7 @@ LAPSES = [  # reason, what is left to bob, the GPUs of his leases after it, what
     ("somebody else took one", {}, {"GPU-1": "eve"}, (), True),
     ("he wants it, and does not take it", {}, {}, WANTS_ONE, True),
     ("he leaves it to another: that turn must lapse first", {"passed_on": frozenset({"GPU-0"})}, {}, WANTS_ONE, False),
+    ("he left it to another, and wants no more", {"passed_on": frozenset({"GPU-0"})}, {}, (), False),
     ("of a whole set he has more time", {"sets": frozenset({"GPU-0"})}, {}, WANTS_ONE, False),
     ("he collects", {"collector": BOB}, {}, WANTS_ONE, False)]
 
@@ -94,6 +95,10 @@ SETS = [  # reason, (when, the turns, what is free, the leases) of each look, wh
     ("it is complete for long", [(0, COLLECTS, BOTH, {}), (40, COMPLETE, BOTH, {}), (71, COMPLETE, BOTH, {})], True),
     ("another has lost patience", [(0, COMPLETE, BOTH, {}), (29, LEFT, ONE, {"GPU-0": "eve"})], True),
     ("another takes some at once, as one who knows no turns", [(0, COMPLETE, BOTH, {}), (1, LEFT, ONE, {"GPU-0": "eve"})], False),
+    ("he left it to another, and a third takes some", [
+        (0, nexus.replace(COMPLETE, passed_on=BOTH), BOTH, {}), (29, LEFT, ONE, {"GPU-0": "eve"})], False),
+    ("he leaves it to another for longer than a set may take", [
+        (0, nexus.replace(COMPLETE, passed_on=BOTH), BOTH, {}), (33, nexus.replace(COMPLETE, passed_on=BOTH), BOTH, {})], True),
     ("he has taken it", [(0, COMPLETE, BOTH, {}), (29, nexus.Turns(), frozenset(), dict.fromkeys(BOTH, "bob"))], False)]
 
 
