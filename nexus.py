@@ -12592,7 +12592,7 @@ class Recovery:
 
     def hold_doubtful(self) -> None:
         """Hold the pending jobs that may have started, or may be over, so that none runs twice; and those whose wait,
-        for a job that is lost, would not end.
+        for a job that is over or lost, would not end.
         """
         waiting = [job for job in self.state.pending.values() if job.status == PENDING and not job.is_held]
         begun = [job for job in waiting if self.has_begun(job)]
@@ -12603,14 +12603,15 @@ class Recovery:
                 self.note_damage(f"held, as they {reason} (nexus resume ID): {join_some([job.id for job in jobs])}")
             for job in jobs:
                 self.state.put(change_job(job, is_held=True))
+        awaited = self.state.live.keys() | self.state.pending.keys()
         orphans = [job for job in self.state.pending.values()
-                   if not (self.state.jobs.keys() >= {*job.pending_dependencies}
+                   if not (awaited.issuperset(job.pending_dependencies)
                            and self.state.awaited.keys() >= {*job.pending_groups})]
         if orphans:
             ids = join_some([job.id for job in orphans])
-            self.note_damage(f"held, as what they wait for is lost (nexus resume ID): {ids}")
+            self.note_damage(f"held, as what they wait for is over or lost (nexus resume ID): {ids}")
         for job in orphans:
-            there = tuple(job_id for job_id in job.pending_dependencies if job_id in self.state.jobs)
+            there = tuple(job_id for job_id in job.pending_dependencies if job_id in awaited)
             groups = tuple(group for group in job.pending_groups if group in self.state.awaited)
             self.state.put(change_job(self.state.jobs[job.id], is_held=True, pending_dependencies=there,
                                       pending_groups=groups))

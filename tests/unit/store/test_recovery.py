@@ -590,14 +590,18 @@ def test_a_job_that_may_have_started_is_held(box, tmp_path):
 
 
 def test_a_job_whose_wait_would_not_end_is_held(box, tmp_path):
-    """What it waits for was lost with a line."""
+    """What it waits for was lost with a line, or that it is over."""
     box.add("abc").add("abd").add("xyz", after_any=("abd", "abc"), pending_dependencies=("abd", "abc")).add("uvw")
     copy = box.crash(tmp_path / "copy")
     rewrite("journal.jsonl", lambda content: content.replace(b'"abd":{', b'"abd":['))(copy)
     copy.open()
     held = {one: job.pending_dependencies for one, job in copy.store.state.jobs.items() if job.is_held}
     assert held == {"xyz": ("abc",)} and "abd" not in copy.store.state.jobs
-    assert any("held, as what they wait for is lost" in said and ": xyz" in said for said in copy.said)
+    assert any("held, as what they wait for is over or lost" in said and ": xyz" in said for said in copy.said)
+    box.update(set_status("abd", nexus.RUNNING))
+    box.update(set_status("abd", nexus.COMPLETED))          # and what releases xyz was lost
+    copy = box.crash(tmp_path / "other").open()
+    assert {one: job.pending_dependencies for one, job in copy.store.state.jobs.items() if job.is_held} == {"xyz": ("abc",)}
 
 
 def test_a_job_whose_wait_for_a_group_would_not_end_is_held(box, tmp_path):
