@@ -109,14 +109,14 @@ def test_a_liar_costs_one_turn(two):
     ann.wait(ann.add("true"), "completed")
     liar = python_of(bob.user, LIAR, lease_folder(ann), " ".join(uuids))
     try:
-        add_many(ann, "sleep 0.1", 20)
+        add_many(ann, "sleep 0.3", 30)          # more than he may have had before
         live.until(lambda: f"{bob.user.name} did not take the turn: none is left to that user for" in read_log(ann), "a lapse")
-        live.until(lambda: len(ann.ask("GET", "/jobs?status=completed")) == 21, "all of ann's jobs")
+        live.until(lambda: len(ann.ask("GET", "/jobs?status=completed")) == 31, "all of ann's jobs")
     finally:
         liar.communicate("\n")
         forgive(ann)
     starts = sorted(parse_time(job["started_at"]) for job in ann.ask("GET", "/jobs?status=completed"))
-    assert starts[-1] - starts[0] < LAPSE_S + SLACK_S + 10 * find_longest_s(ann)
+    assert starts[-1] - starts[0] < LAPSE_S + SLACK_S + 15 * find_longest_s(ann)
     assert read_log(ann).count("did not take the turn") == 1
 
 
@@ -153,7 +153,8 @@ def test_one_that_is_killed_while_it_collects_leaves_nothing_waiting(two):
         if ann.job(waits)["status"] == "completed":
             waits = None
         shown = [gpu["unavailable"] or "" for gpu in ann.status()["gpu_status"]]
-        return any(f"left to {bob.user.name}" in words for words in shown) and waits
+        is_waiting = waits and bob.user.name in (ann.job(waits)["waiting_for"] or "")
+        return is_waiting and any(f"left to {bob.user.name}" in words for words in shown)
     live.until(is_left, "a GPU to be left to bob")
     assert ann.job(waits)["status"] == "pending" and bob.job(all_gpus)["status"] == "pending"
     began = time.monotonic()
