@@ -4730,7 +4730,7 @@ class Patience(Value):
     passed_on: frozenset[str] = frozenset()     # those of them in Turns.passed_on
     resting: Mapping[int, float] = {}           # {uid: until when it gets no turn}
     wasted: Mapping[int, float] = {}            # {uid: GPU seconds that were left to it in vain, now}
-    spent: Mapping[int, float] = {}             # {uid: for how many seconds turns were its that were over untaken}
+    spent: Mapping[int, float] = {}             # {uid: seconds of its turns that ended before it took a GPU}
     looked_at: float = 0.0
     holders: Mapping[str, str] = {}             # {GPU uuid: the user whose nexus has it}, as the leases told then
     took_at: Mapping[int, float] = {}           # {uid: when it was seen to have taken a GPU}
@@ -4779,9 +4779,9 @@ def wait_for_turns(patience: Patience, turns: Turns, free: Container[str], own_u
 
 def find_vain(patience: Patience, left: Mapping[str, tuple[int, float]], free: Container[str],
               wanting: Container[int]) -> dict[int, list[float]]:
-    """{uid: since when each GPU was left to it that is free, and no more left to it}
+    """{uid: since when each GPU was left to it that it did not take: it is free, and no more its turn}
 
-    Of who still waits, from when on he could have taken it: what was only collected for him was not in vain.
+    Of a user who still waits, the time counts from when he could have taken it: what was only collected was not in vain.
     """
     vain = dict[int, list[float]]()
     for uuid, (uid, since) in patience.left.items():
@@ -4819,8 +4819,8 @@ class Box(Value):
     def find_turns(self, free: Iterable[str], now: float) -> Turns:
         """Whose turn the free GPUs is.
 
-        Views may differ.  Who leaves a GPU to somebody does not take it, and to whom another leaves one, takes it, if
-        nobody leaves it to a third: who does not know yet that somebody takes none would wait for him alone.
+        Views may differ, and bids tell to whom each leaves a GPU.  Who leaves it does not take it.  This user may take
+        what others leave to it: else, while it does not know yet that somebody takes none, it would wait for him alone.
         """
         leaves = self.list_leaves()
         users = [self.drop_left(user, leaves[user.uid]) for user in self.users]
@@ -13098,7 +13098,7 @@ class Store:
         self.is_sound = (found.source == state_file and state.host == self.machine_id and not found.damage
                          and is_same_namespace and not found.has_former_lines)
         is_current = self.is_sound and found.version == STATE_VERSION and not is_one_file and not found.was_resumed
-        is_id = state.service_id.replace("-", "").isalnum()             # it is a word in the leases' texts
+        is_id = state.service_id.replace("-", "").isalnum()     # leases name it by one word; damage may split it
         if not is_id or (is_elsewhere(self.disk, state.host) and not state.live):
             # A copy of ~/.nexus for another machine is another service for the nodes, which would end the other's jobs.
             state.service_id = f"{os.geteuid()}-{self.clock.new_token()[:8]}"
@@ -17711,7 +17711,7 @@ class TurnTaking(Component):
             return
         waiting = {each.uid for each in found if each.bid.wants}
         if any(user.wants and user.uid not in waiting for user in former):
-            self.looked_at = float("-inf")      # has he taken a GPU?
+            self.looked_at = float("-inf")      # he may have taken a GPU, which only the leases show
         self.look_at_leases()
         users = self.name_holders(self.list_users(found, now), self.service.gpu_watch.gpus, now)
         names = {self.user, *self.service.observer.lease_holders.values()}
@@ -17783,7 +17783,7 @@ class TurnTaking(Component):
 
     def settle(self, turns: Turns, free: Container[str], others: Collection[BoxUser]) -> None:
         """Count what was left to others in vain; who vanishes and comes back has not made it undone."""
-        if not (self.own.wants or self.service.plan.wants):     # it looks seldom: jobs may have come and gone meanwhile
+        if not (self.own.wants or self.service.plan.wants):     # two looks are far apart, and jobs may run in between
             turns, self.patience = Turns(), replace(self.patience, left={}, due={}, sets=frozenset())
         self.patience = wait_for_turns(self.patience, turns, free, self.uid, self.clock.monotonic(), others,
                                        self.service.observer.lease_holders)

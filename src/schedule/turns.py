@@ -196,7 +196,7 @@ class Patience(Value):
     passed_on: frozenset[str] = frozenset()     # those of them in Turns.passed_on
     resting: Mapping[int, float] = {}           # {uid: until when it gets no turn}
     wasted: Mapping[int, float] = {}            # {uid: GPU seconds that were left to it in vain, now}
-    spent: Mapping[int, float] = {}             # {uid: for how many seconds turns were its that were over untaken}
+    spent: Mapping[int, float] = {}             # {uid: seconds of its turns that ended before it took a GPU}
     looked_at: float = 0.0
     holders: Mapping[str, str] = {}             # {GPU uuid: the user whose nexus has it}, as the leases told then
     took_at: Mapping[int, float] = {}           # {uid: when it was seen to have taken a GPU}
@@ -245,9 +245,9 @@ def wait_for_turns(patience: Patience, turns: Turns, free: Container[str], own_u
 
 def find_vain(patience: Patience, left: Mapping[str, tuple[int, float]], free: Container[str],
               wanting: Container[int]) -> dict[int, list[float]]:
-    """{uid: since when each GPU was left to it that is free, and no more left to it}
+    """{uid: since when each GPU was left to it that it did not take: it is free, and no more its turn}
 
-    Of who still waits, from when on he could have taken it: what was only collected for him was not in vain.
+    Of a user who still waits, the time counts from when he could have taken it: what was only collected was not in vain.
     """
     vain = dict[int, list[float]]()
     for uuid, (uid, since) in patience.left.items():
@@ -285,8 +285,8 @@ class Box(Value):
     def find_turns(self, free: Iterable[str], now: float) -> Turns:
         """Whose turn the free GPUs is.
 
-        Views may differ.  Who leaves a GPU to somebody does not take it, and to whom another leaves one, takes it, if
-        nobody leaves it to a third: who does not know yet that somebody takes none would wait for him alone.
+        Views may differ, and bids tell to whom each leaves a GPU.  Who leaves it does not take it.  This user may take
+        what others leave to it: else, while it does not know yet that somebody takes none, it would wait for him alone.
         """
         leaves = self.list_leaves()
         users = [self.drop_left(user, leaves[user.uid]) for user in self.users]

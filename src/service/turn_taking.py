@@ -88,7 +88,7 @@ class TurnTaking(Component):
             return
         waiting = {each.uid for each in found if each.bid.wants}
         if any(user.wants and user.uid not in waiting for user in former):
-            self.looked_at = float("-inf")      # has he taken a GPU?
+            self.looked_at = float("-inf")      # he may have taken a GPU, which only the leases show
         self.look_at_leases()
         users = self.name_holders(self.list_users(found, now), self.service.gpu_watch.gpus, now)
         names = {self.user, *self.service.observer.lease_holders.values()}
@@ -160,7 +160,7 @@ class TurnTaking(Component):
 
     def settle(self, turns: Turns, free: Container[str], others: Collection[BoxUser]) -> None:
         """Count what was left to others in vain; who vanishes and comes back has not made it undone."""
-        if not (self.own.wants or self.service.plan.wants):     # it looks seldom: jobs may have come and gone meanwhile
+        if not (self.own.wants or self.service.plan.wants):     # two looks are far apart, and jobs may run in between
             turns, self.patience = Turns(), replace(self.patience, left={}, due={}, sets=frozenset())
         self.patience = wait_for_turns(self.patience, turns, free, self.uid, self.clock.monotonic(), others,
                                        self.service.observer.lease_holders)
