@@ -4781,7 +4781,7 @@ def find_vain(patience: Patience, left: Mapping[str, tuple[int, float]], free: C
               wanting: Container[int]) -> dict[int, list[float]]:
     """{uid: since when each GPU was left to it that it did not take: it is free, and no more its turn}
 
-    Of a user who still waits, the time counts from when he could have taken it: what was only collected was not in vain.
+    Of a user who still waits, the time counts from when he could take it: what was only collected was not in vain.
     """
     vain = dict[int, list[float]]()
     for uuid, (uid, since) in patience.left.items():
@@ -13098,7 +13098,7 @@ class Store:
         self.is_sound = (found.source == state_file and state.host == self.machine_id and not found.damage
                          and is_same_namespace and not found.has_former_lines)
         is_current = self.is_sound and found.version == STATE_VERSION and not is_one_file and not found.was_resumed
-        is_id = state.service_id.replace("-", "").isalnum()     # leases name it by one word; damage may split it
+        is_id = state.service_id.replace("-", "").isalnum()     # a word in leases; damage may split it
         if not is_id or (is_elsewhere(self.disk, state.host) and not state.live):
             # A copy of ~/.nexus for another machine is another service for the nodes, which would end the other's jobs.
             state.service_id = f"{os.geteuid()}-{self.clock.new_token()[:8]}"

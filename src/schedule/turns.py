@@ -247,7 +247,7 @@ def find_vain(patience: Patience, left: Mapping[str, tuple[int, float]], free: C
               wanting: Container[int]) -> dict[int, list[float]]:
     """{uid: since when each GPU was left to it that it did not take: it is free, and no more its turn}
 
-    Of a user who still waits, the time counts from when he could have taken it: what was only collected was not in vain.
+    Of a user who still waits, the time counts from when he could take it: what was only collected was not in vain.
     """
     vain = dict[int, list[float]]()
     for uuid, (uid, since) in patience.left.items():

@@ -310,7 +310,7 @@ class Store:
         self.is_sound = (found.source == state_file and state.host == self.machine_id and not found.damage
                          and is_same_namespace and not found.has_former_lines)
         is_current = self.is_sound and found.version == STATE_VERSION and not is_one_file and not found.was_resumed
-        is_id = state.service_id.replace("-", "").isalnum()     # leases name it by one word; damage may split it
+        is_id = state.service_id.replace("-", "").isalnum()     # a word in leases; damage may split it
         if not is_id or (is_elsewhere(self.disk, state.host) and not state.live):
             # A copy of ~/.nexus for another machine is another service for the nodes, which would end the other's jobs.
             state.service_id = f"{os.geteuid()}-{self.clock.new_token()[:8]}"
