@@ -79,6 +79,9 @@ class Service:
             if gpu["is_paused"]:
                 box.ask("POST", f"/gpus/{gpu['place']}/resume")
         live.until(lambda: not find_runs(box), lambda: f"the end of {find_runs(box)}")
+        if not isinstance(gpus, int):               # a reading from before has in use what this test showed there
+            live.until(lambda: [gpu["is_available"] for gpu in box.status()["gpu_status"]] == [True] * len(gpus),
+                       lambda: f"free GPUs: {box.status()['gpu_status']}")
         for path in {*box.folder.iterdir(), *box.bin.iterdir()} - self.files - {box.folder / "leases"}:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
