@@ -101,10 +101,12 @@ def check_reserved(starts: Starts, ledger: Ledger, move: Move) -> None:
     if len(fitting) < len(find_shares(first)) or (not first.only_node and len(starts.world.hosts) > 1):
         return                          # it needs others' cards too, or may get them elsewhere
     is_told = any(job.expected_time for job in live)
-    for job in move.started:
-        free = [uuid for uuid in job.current.gpu_uuids if uuid in fitting and not room.used.get(uuid)]
+    later = [job for job in move.started if is_known(ledger, job) and comes_before(ledger, move, first, job)]
+    used = {*room.used, *(uuid for job in move.started if job not in later for uuid in job.current.gpu_uuids)}
+    for job in later:
+        free = [uuid for uuid in job.current.gpu_uuids if uuid in fitting and uuid not in used]
         is_brief = job.expected_time is not None and is_told
-        if free and not is_brief and is_known(ledger, job) and comes_before(ledger, move, first, job):
+        if free and not is_brief:
             starts.fail(f"job {job.id} gets {free}, which are to be kept for job {first.id}: that has waited for "
                         f"{find_wait_s(first, move.now):.0f} s")
 
