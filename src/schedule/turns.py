@@ -32,7 +32,7 @@ class BoxUser(Value):
     wants: tuple[Want, ...] = ()
     holdings: tuple[Holding, ...] = ()
     ended_s: float = 0.0
-    run_s: float = 60.0
+    run_s: float = 0.0
     running: int = 0
     waiting: int = 0
     leaves: Mapping[str, int] = {}
@@ -46,7 +46,7 @@ def merge_bids(bids: Iterable[tuple[int, str, Bid]], here: Container[str]) -> li
     """The users of bids, each (uid, user name, bid).  `here`: the GPUs of this box; of others nothing counts."""
     users: dict[int, BoxUser] = {}
     for uid, name, bid in bids:
-        user = users.get(uid) or BoxUser(uid, name, run_s=0.0)
+        user = users.get(uid) or BoxUser(uid, name)
         wants = [want if all(uuid in here for uuid in want.uuids)
                  else replace(want, uuids=tuple(uuid for uuid in want.uuids if uuid in here))
                  for want in bid.wants[:MAX_WANTS]]
@@ -121,8 +121,8 @@ def find_used_s(user: BoxUser, now: float) -> float:
 
 
 def find_had_since_start_s(user: BoxUser, now: float) -> float:
-    """GPU seconds that a user has had since the last of his jobs began."""
-    latest = max((holding.since for holding in user.holdings), default=now)
+    """GPU seconds that a user who has GPUs has had since the last of his jobs began."""
+    latest = max(holding.since for holding in user.holdings)
     return sum(holding.share / 100 for holding in user.holdings) * max(0.0, now - latest)
 
 
@@ -253,7 +253,7 @@ def find_vain(patience: Patience, left: Mapping[str, tuple[int, float]], free: C
     for uuid, (uid, since) in patience.left.items():
         at = patience.due.get(uuid) if uid in wanting else since
         is_unused = uuid in free and uuid not in patience.passed_on
-        if at is not None and is_unused and left.get(uuid, (0, 0.0)) != (uid, since):
+        if at is not None and is_unused and left.get(uuid) != (uid, since):
             vain.setdefault(uid, []).append(at)
     return vain
 

@@ -17,9 +17,9 @@ from the seed.  No line has a second mutant in it before each has its first.
 
 Each is put into its room, as build.py joins it, in a fork of one warm process.  First come the unit tests that run
 the line, those of its room first, until one fails; which those are is measured once for each file of tests.  Then
-come ten seconds of histories.  What takes too long counts as noticed.  equivalent.txt has those that no check can
-notice: the room, the lines that go and come, and why.  Results are lines of JSON, in build/mutate: the latest of a
-mutant counts.
+come ten seconds of histories, of turns for the rooms of turns.  What takes too long counts as noticed.
+equivalent.txt has those that no check can notice: the room, the lines that go and come, and why.  Results are lines
+of JSON, in build/mutate: the latest of a mutant counts.
 """
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ROOMS = {  # folder: its rooms; None for all.  Of hosting and service, those tha
     "hosting": "termination hosted_job job_host loop node_protocol slurm node_news pool",
     "service": (
         "outcomes starter access selection dependencies queue_limits script_rules validation transactions admission "
-        "editing cancellation gpu_watch housekeeping health job_lists estimates groups"),
+        "editing cancellation gpu_watch housekeeping health job_lists estimates groups turn_taking"),
 }
 
 

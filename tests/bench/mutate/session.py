@@ -13,6 +13,7 @@ from joined import Joined, exchange, install
 from mutants import TOP, Mutant
 from trials import fork, get_function, run_pytest
 
+TURNS = ("schedule/turns", "service/turn_taking")       # rooms that only histories of several users of a box run
 SPARE_S = 30.0                  # of CPU: what a trial may take besides, before it counts as endless
 
 
@@ -77,12 +78,16 @@ class Session:
         if is_used_early or (mutant and not exchange(self.joined, mutant)):
             forget_modules()
             install(self.joined.put_in(mutant))
-        history = importlib.import_module("history")
         began, seed = time.process_time(), 0
         while time.process_time() - began < cpu_s:
             seed += 1
-            setup = history.Setup(seed)
-            outcome = history.run_history(setup, history.make_steps(setup))
+            if mutant and mutant.room in TURNS:
+                boxes = importlib.import_module("boxes")
+                outcome = boxes.run_box(boxes.Setup(seed))
+            else:
+                history = importlib.import_module("history")
+                setup = history.Setup(seed)
+                outcome = history.run_history(setup, history.make_steps(setup))
             if outcome.words:
                 return f"seed {seed}: {outcome.words}"[:400]
         print(f"{seed} histories")

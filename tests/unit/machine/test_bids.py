@@ -508,3 +508,10 @@ def test_where_nobody_has_uids_for_containers_a_uid_is_its_own(monkeypatch):
     monkeypatch.setattr(nexus, "SUBUID_FILE", "/nowhere")
     assert nexus.find_account(nexus.DISK, 123456) == (123456, "uid 123456")
     assert nexus.find_account(nexus.DISK, 0) == (0, "root")
+
+
+def test_who_tells_nothing_has_nothing_and_wants_nothing():
+    """As a service of another version may leave out what this one reads."""
+    assert nexus.decode_value(nexus.Bid, {}) == nexus.Bid((), (), 0.0, 60.0, 0, 0, {})
+    wants = [{"gpus": 1, "uuids": ["GPU-1"], "jobs": 1, "since": 9.0}]
+    assert nexus.decode_value(nexus.Bid, {"wants": wants}).wants == (nexus.Want(1, ("GPU-1",), 1, 9.0, False),)

@@ -68,7 +68,7 @@ def test_what_will_run_is_as_old_then_as_it_will_be():
 
 
 ENDS = [  # reason, how long it has run, how long such ones run, seconds until it ends
-    ("in the middle", 10, 30, 20), ("just begun", 0, 30, 30), ("over its time by a little", 32, 30, 8), ("a long one", 3600, 7200, 3600),
+    ("in the middle", 10, 30, 20), ("just begun", 0, 30, 30), ("over its time by a little", 32, 30, 8), ("just over its time", 30, 30, 7.5), ("a long one", 3600, 7200, 3600),
     ("begun in the future, by another clock", -500, 30, 30), ("none has ended yet", 10, 60.0, float("inf")),
     ("none has ended yet, and it has run for long: that is what is told", 3600.5, 3600, float("inf"))]
 
@@ -87,6 +87,7 @@ NEXT_TURNS = [  # reason, the box, GPUs that are free, those that are asked abou
     ("now", box(box_user("bob", [1], MANY), wants=ONE), ["GPU-0"], None, (0, 0)),
     ("of two, who has waited longer", box(box_user("bob", [], ONE), box_user("carl", [], [want(since=NOW - 700)])), ["GPU-0"], None,
      (2, 0)),
+    ("after the first end of several", box(box_user("bob", [0], MANY, run_s=90.0), box_user("carl", [1]), wants=ONE), [], None, (0, 20)),
     ("the first that would do", box(box_user("bob", [0, 1], MANY), wants=[want(indices=(1,))]), ["GPU-2"], ["GPU-1"], (0, 20)),
     ("who collects gets it", box(box_user("bob", [], [want(4, collects=True)]), box_user("carl", [1], run_s=12.0), had={0: 9.0},
                                 wants=ONE), [], None, (1, float("inf"))),

@@ -30,6 +30,10 @@ CASES = [  # what it is about, users, what each has had, the free GPUs, who rest
     ("who alone wants has them", [user(ANN, want(jobs=2)), user(BOB)], {BOB: 1.0}, CARDS, (), {CARDS[0]: ANN, CARDS[1]: ANN}, None),
     ("who has had least is first", [user(ANN, want(jobs=9)), user(BOB, want())], {ANN: 5.0, BOB: 9.0}, CARDS[:1], (),
      {CARDS[0]: ANN}, None),
+    ("who has had nothing yet is before who has had little", [user(ANN, want()), user(BOB, want(since=1.0))], {ANN: 0.5}, CARDS[:1], (),
+     {CARDS[0]: BOB}, None),
+    ("his jobs that ask for the same are before what he wants next", [user(ANN, want(jobs=2), want(3, collects=True))], {}, CARDS[:2],
+     (), {CARDS[0]: ANN, CARDS[1]: ANN}, None),
     ("who is equal and waits longest is first", [user(ANN, want(since=2.0)), user(BOB, want(since=1.0))], {}, CARDS[:1], (),
      {CARDS[0]: BOB}, None),
     ("what runs counts until its end", [user(ANN, want(), has=CARDS[1:2]), user(BOB, want(since=1.0))], {}, CARDS[:1], (),
@@ -55,7 +59,7 @@ CASES = [  # what it is about, users, what each has had, the free GPUs, who rest
 @pytest.mark.parametrize("users, had, free, resting, owners, collector", [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 def test_whose_turn(users, had, free, resting, owners, collector):
     turns = nexus.whose_turn(users, had, free, 0.0, resting)
-    assert (turns.owners, turns.collector) == (owners, collector)
+    assert (turns.owners, turns.collector, turns.wanted) == (owners, collector, 3 if collector else 0)
 
 
 @pytest.mark.parametrize("rows, users", [
@@ -67,6 +71,13 @@ def test_whose_turn(users, had, free, resting, owners, collector):
 def test_what_services_tell_is_taken_together(rows, users):
     merged = nexus.merge_bids([(uid, "", bid) for uid, bid in rows], set(CARDS))
     assert [(one.wants, one.holdings) for one in merged] == users
+
+
+def test_all_services_of_one_user_together_have_what_each_has():
+    bids = [nexus.Bid((), (), 5.0, 20.0, 1, 2, {"GPU-0": BOB, "GPU-x": BOB}), nexus.Bid((), (), 7.0, 10.0, 3, 4, {"GPU-1": EVE})]
+    assert nexus.merge_bids([(ANN, "ann", bid) for bid in bids], set(CARDS)) == [
+        nexus.BoxUser(ANN, "ann", (), (), 12.0, 20.0, 4, 6, {"GPU-0": BOB, "GPU-1": EVE})]
+    assert nexus.merge_bids([(ANN, "ann", nexus.Bid(run_s=0.0))], ()) == [nexus.BoxUser(ANN, "ann", (), (), 0.0, 0.0, 0, 0, {})]
 
 
 HAD = [  # what it is about, the past, users at the last look, users 5 s later, what each has had then
@@ -100,6 +111,18 @@ def test_who_only_says_that_he_has_gpus_sets_no_begin():
     assert had[0] < 0 and had[1] == 50.0 - nexus.NEWCOMER_S
 
 
+def test_who_comes_while_nothing_runs_begins_where_who_came_before_did():
+    there = [user(ANN, want(), has=CARDS[:1], since=BEGIN - 2), user(BOB, want(), has=CARDS[1:2], since=BEGIN - 2)]
+    ledger = nexus.Ledger({ANN: 50.0, BOB: 70.0}, {one.uid: one for one in there}, BEGIN, BEGIN)
+    ledger = nexus.credit(ledger, there, BEGIN + 1)
+    assert ledger.begin == 51.0 - 3.0
+    between = [user(ANN, want()), user(BOB, want())]            # their jobs have just ended
+    for now in (BEGIN + 1, BEGIN + 2):
+        ledger = nexus.credit(nexus.replace(ledger, users={one.uid: one for one in between}), [*between, user(EVE, want())], now)
+        assert ledger.begin == 48.0 and ledger.had[EVE] == 48.0 - nexus.NEWCOMER_S
+    assert nexus.credit(ledger, [user(ANN), user(BOB)], BEGIN + 3).begin == 48.0
+
+
 def test_of_the_time_when_this_service_was_stopped_nothing_is_known():
     users = [user(ANN, want(), has=CARDS[:2]), user(BOB, want())]
     ledger = nexus.Ledger({ANN: 1.0, BOB: 2.0}, {one.uid: one for one in users}, BEGIN, BEGIN)
@@ -123,6 +146,28 @@ def test_who_leaves_a_gpu_to_who_rests_does_not_know_it_yet():
     users = [nexus.replace(user(uid, want()), leaves={CARDS[0]: EVE} if uid == BOB else {}) for uid in (ANN, BOB, EVE)]
     turns = nexus.Box(ANN, tuple(users), {ANN: 2.0, BOB: 1.0, EVE: 0.0}, frozenset({EVE})).find_turns(CARDS[:1], 0.0)
     assert (turns.owners, turns.passed_on) == ({CARDS[0]: BOB}, {CARDS[0]})
+
+
+def test_who_leaves_one_gpu_to_somebody_may_have_the_others():
+    users = [nexus.replace(user(BOB, want(jobs=9)), leaves={CARDS[0]: EVE}), user(ANN), user(EVE, want())]
+    turns = nexus.Box(ANN, tuple(users), {BOB: 1.0, EVE: 9.0}).find_turns(CARDS[:2], 0.0)
+    assert turns.owners == {CARDS[0]: EVE, CARDS[1]: BOB}
+
+
+def test_who_waits_is_told_in_the_order_of_what_each_will_have_had():
+    users = [user(ANN, want()), user(BOB, want(), has=CARDS[:1], since=0.0), user(EVE, want()), user(4, want()), user(5)]
+    box = nexus.Box(ANN, tuple(users), {BOB: 1.0, EVE: 9.0}, frozenset({4}))
+    assert [one.uid for one in box.list_waiting(0.0)] == [EVE, BOB] and [one.uid for one in box.list_waiting(9.0)] == [BOB, EVE]
+
+
+def test_whoever_would_come_now_would_be_the_first_of_equals():
+    """For a GPU of those that others want; who has had more is later than they."""
+    users = (user(ANN), user(BOB, want(uuids=CARDS[:2])), user(EVE, want(uuids=CARDS[1:3])), user(4))
+    for had, then in (({BOB: 9.0, EVE: 8.0, 4: 1.0}, 8.0 - nexus.NEWCOMER_S), ({ANN: 3.0, EVE: 8.0}, 3.0), ({ANN: -9.0}, -nexus.NEWCOMER_S)):
+        box = nexus.suppose_want(nexus.Box(ANN, users, had), BEGIN)
+        own, *others = box.users
+        assert [(one.gpus, {*one.uuids}, one.jobs, one.since) for one in own.wants] == [(1, {*CARDS[:3]}, 1, BEGIN)]
+        assert tuple(others) == users[1:] and box.had == {**had, ANN: then}
 
 
 def test_two_who_need_several_gpus_never_block_each_other():

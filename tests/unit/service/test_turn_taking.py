@@ -8,8 +8,9 @@ from makers import NOW, gpu
 
 import nexus
 
-ANN, BOB = 1001, 1002
+ANN, BOB, EVE = 1001, 1002, 1003
 WANTS_ONE = (nexus.Want(1, ("GPU-0",), 3, NOW - 9),)
+BOB_WAITS = [nexus.BoxUser(BOB, "bob", WANTS_ONE)]
 
 
 def make_box(had, *bids, own=ANN):
@@ -83,7 +84,24 @@ def test_when_a_turn_has_lapsed(reason, facts, holders, wants, rests):
     patience, turns = nexus.Patience(), nexus.Turns({"GPU-0": BOB}, **facts)
     for at, leases, then, now_wants in ((0.0, {}, turns, WANTS_ONE), (2.0, holders, turns if wants else nexus.Turns(), wants)):
         patience = nexus.wait_for_turns(patience, then, {"GPU-0"}, ANN, 1000.0 + at, [nexus.BoxUser(BOB, "bob", now_wants)], leases)
-    assert (BOB in patience.resting) == rests
+    assert patience.resting == ({BOB: 1002.0 + 35 * 2.0} if rests else {}), "so that he costs others at most 3 s a minute"
+
+
+def test_a_turn_may_take_its_time_and_begins_when_another_has_had_his():
+    bob, eve = (nexus.BoxUser(uid, name, WANTS_ONE) for uid, name in ((BOB, "bob"), (EVE, "eve")))
+    for looks, resting in (([(0.0, BOB), (nexus.TURN_S, BOB)], []), ([(0.0, BOB), (1.0, EVE), (2.5, EVE)], [])):
+        patience = nexus.Patience()
+        for now, uid in looks:
+            patience = nexus.wait_for_turns(patience, nexus.Turns({"GPU-0": uid}), {"GPU-0"}, ANN, now, [bob, eve])
+        assert [*patience.resting] == resting
+
+
+def test_whose_turn_another_took_who_lost_patience_just_before_rests_for_as_long():
+    """In half the time nobody has lost patience."""
+    for taken_at, resting in ((0.95, {BOB: 0.95 + 35 * 0.95}), (0.7, {})):
+        patience = nexus.wait_for_turns(nexus.Patience(), nexus.Turns({"GPU-0": BOB}), {"GPU-0"}, ANN, 0.0, BOB_WAITS)
+        patience = nexus.wait_for_turns(patience, nexus.Turns(), (), ANN, taken_at, BOB_WAITS, {"GPU-0": "eve"})
+        assert patience.resting == resting
 
 
 BOTH, ONE = frozenset({"GPU-0", "GPU-1"}), frozenset({"GPU-1"})
