@@ -107,7 +107,7 @@ def credit(ledger: Ledger, users: Sequence[BoxUser], now: float, holders: Contai
         had.update({user.uid: max(had[user.uid], least) for user in competing})
     active = [user for user in users if user.wants or user.holdings]
     contested_at = now if competing and len(active) > 1 else ledger.contested_at
-    return Ledger(had, {user.uid: user for user in users}, now, contested_at, begin if competing else ledger.begin)
+    return Ledger(had, {user.uid: user for user in users}, now, contested_at, begin)
 
 
 def forget_gap(ledger: Ledger, now: float) -> Ledger:

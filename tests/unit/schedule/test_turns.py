@@ -111,6 +111,13 @@ def test_who_only_says_that_he_has_gpus_sets_no_begin():
     assert had[0] < 0 and had[1] == 50.0 - nexus.NEWCOMER_S
 
 
+def test_who_comes_when_a_job_has_just_begun_begins_before_it():
+    """What it will take is the other's turn already."""
+    there = user(ANN, want(), has=CARDS[:1], since=BEGIN + 1)
+    ledger = nexus.Ledger({ANN: 50.0}, {ANN: user(ANN, want())}, BEGIN, BEGIN)
+    assert nexus.credit(ledger, [there, user(BOB, want())], BEGIN + 1).had == {ANN: 50.0, BOB: 50.0 - 0.001}
+
+
 def test_who_comes_while_nothing_runs_begins_where_who_came_before_did():
     there = [user(ANN, want(), has=CARDS[:1], since=BEGIN - 2), user(BOB, want(), has=CARDS[1:2], since=BEGIN - 2)]
     ledger = nexus.Ledger({ANN: 50.0, BOB: 70.0}, {one.uid: one for one in there}, BEGIN, BEGIN)
@@ -131,7 +138,7 @@ def test_of_the_time_when_this_service_was_stopped_nothing_is_known():
 
 
 @pytest.mark.parametrize("leaves, turn", [          # of uid 77 there is no user
-    ({}, BOB), ({BOB: EVE}, ANN), ({BOB: ANN}, ANN), ({BOB: EVE, EVE: ANN}, ANN), ({BOB: EVE, EVE: BOB}, BOB), ({BOB: 77}, BOB),
+    ({}, BOB), ({BOB: EVE}, ANN), ({BOB: ANN}, ANN), ({BOB: EVE, EVE: ANN}, ANN), ({BOB: EVE, EVE: BOB}, BOB), ({BOB: 77}, BOB), ({BOB: BOB}, BOB),
     ({EVE: BOB}, BOB), ({EVE: ANN}, None), ({EVE: ANN, 4: BOB}, None), ({EVE: ANN, 4: EVE}, BOB), ({EVE: ANN, 4: 77}, BOB)])
 def test_who_leaves_a_gpu_to_somebody_does_not_take_it(leaves, turn):
     """Views differ.  To whom others leave it, but for who seems to have the turn, may take it."""
@@ -158,6 +165,8 @@ def test_who_waits_is_told_in_the_order_of_what_each_will_have_had():
     users = [user(ANN, want()), user(BOB, want(), has=CARDS[:1], since=0.0), user(EVE, want()), user(4, want()), user(5)]
     box = nexus.Box(ANN, tuple(users), {BOB: 1.0, EVE: 9.0}, frozenset({4}))
     assert [one.uid for one in box.list_waiting(0.0)] == [EVE, BOB] and [one.uid for one in box.list_waiting(9.0)] == [BOB, EVE]
+    late = nexus.replace(box, had={BOB: 1.0, EVE: 1.5})          # what runs for longer than usual may end at any moment
+    assert [one.uid for one in late.list_waiting(99.0)] == [BOB, EVE]
 
 
 def test_whoever_would_come_now_would_be_the_first_of_equals():
@@ -168,6 +177,8 @@ def test_whoever_would_come_now_would_be_the_first_of_equals():
         own, *others = box.users
         assert [(one.gpus, {*one.uuids}, one.jobs, one.since) for one in own.wants] == [(1, {*CARDS[:3]}, 1, BEGIN)]
         assert tuple(others) == users[1:] and box.had == {**had, ANN: then}
+    alone = nexus.suppose_want(nexus.Box(ANN, (user(ANN), user(BOB, has=CARDS[:1])), {BOB: 9.0}), BEGIN)
+    assert nexus.find_next_turn(alone, CARDS[1:], None, BEGIN) is None and alone.had[ANN] == -nexus.NEWCOMER_S
 
 
 def test_two_who_need_several_gpus_never_block_each_other():

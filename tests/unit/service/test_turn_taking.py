@@ -89,17 +89,34 @@ def test_when_a_turn_has_lapsed(reason, facts, holders, wants, rests):
 
 def test_a_turn_may_take_its_time_and_begins_when_another_has_had_his():
     bob, eve = (nexus.BoxUser(uid, name, WANTS_ONE) for uid, name in ((BOB, "bob"), (EVE, "eve")))
-    for looks, resting in (([(0.0, BOB), (nexus.TURN_S, BOB)], []), ([(0.0, BOB), (1.0, EVE), (2.5, EVE)], [])):
+    for looks in ([(0.0, BOB), (nexus.TURN_S, BOB)], [(0.0, BOB), (nexus.TURN_S, ANN)], [(0.0, BOB), (1.0, EVE), (2.5, EVE)]):
         patience = nexus.Patience()
         for now, uid in looks:
             patience = nexus.wait_for_turns(patience, nexus.Turns({"GPU-0": uid}), {"GPU-0"}, ANN, now, [bob, eve])
-        assert [*patience.resting] == resting
+        assert not patience.resting
+
+
+def test_who_rests_has_turns_again_after_that_time():
+    patience = nexus.Patience(resting={BOB: 70.0, EVE: 80.0})
+    for now, resting in ((69.9, {BOB: 70.0, EVE: 80.0}), (70.0, {EVE: 80.0}), (99.0, {})):
+        patience = nexus.wait_for_turns(patience, nexus.Turns(), (), ANN, now)
+        assert patience.resting == resting
+
+
+@pytest.mark.parametrize("before, then, spent", [((), ("GPU-1",), {}), (("GPU-1",), ("GPU-1",), {BOB: 1.0}), ((), (), {BOB: 1.0})],
+                         ids=["he takes another just then", "he has had another for long", "he has none"])
+def test_who_took_a_gpu_when_another_became_his_turn_did_not_waste_that(before, then, spent):
+    """His job of several GPUs may need no more."""
+    patience = nexus.Patience(holders=dict.fromkeys(before, "bob"))
+    for now, turns in ((64.0, nexus.Turns({"GPU-0": BOB})), (65.0, nexus.Turns())):
+        patience = nexus.wait_for_turns(patience, turns, {"GPU-0"}, ANN, now, BOB_WAITS, dict.fromkeys(then, "bob"))
+    assert patience.spent == spent
 
 
 def test_whose_turn_another_took_who_lost_patience_just_before_rests_for_as_long():
     """In half the time nobody has lost patience."""
-    for taken_at, resting in ((0.95, {BOB: 0.95 + 35 * 0.95}), (0.7, {})):
-        patience = nexus.wait_for_turns(nexus.Patience(), nexus.Turns({"GPU-0": BOB}), {"GPU-0"}, ANN, 0.0, BOB_WAITS)
+    for taken_at, resting in ((64.9375, {BOB: 64.9375 + 35 * 0.9375}), (64.7, {})):
+        patience = nexus.wait_for_turns(nexus.Patience(), nexus.Turns({"GPU-0": BOB}), {"GPU-0"}, ANN, 64.0, BOB_WAITS)
         patience = nexus.wait_for_turns(patience, nexus.Turns(), (), ANN, taken_at, BOB_WAITS, {"GPU-0": "eve"})
         assert patience.resting == resting
 
@@ -135,7 +152,9 @@ def test_when_a_set_has_lapsed(reason, looks, rests):
 WITHDRAWALS = [  # reason, (for how long a GPU was left to him, until the next time), whether bob rests then
     ("a job was cancelled just then", [(1.7, 60.0)] * 5, False),
     ("his last job began elsewhere, each time", [(0.2, 10.0)] * 20, False),
+    ("what was long ago counts for less", [(1.1, 30.0)] * 3, False),
     ("he does it to keep others from it", [(1.7, 0.3)] * 2, True),
+    ("he did not for an hour", [(1.0, 3600.0), (1.0, 0.3), (1.0, 0.3)], True),
     ("in small pieces", [(0.25, 0.25)] * 10, True),
 ]
 
