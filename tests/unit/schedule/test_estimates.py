@@ -68,7 +68,8 @@ def test_what_will_run_is_as_old_then_as_it_will_be():
 
 
 ENDS = [  # reason, how long it has run, how long such ones run, seconds until it ends
-    ("in the middle", 10, 30, 20), ("just begun", 0, 30, 30), ("over its time by a little", 32, 30, 8), ("just over its time", 30, 30, 7.5), ("a long one", 3600, 7200, 3600),
+    ("in the middle", 10, 30, 20), ("just begun", 0, 30, 30), ("over its time by a little", 32, 30, 8), ("a long one", 3600, 7200, 3600),
+    ("just over its time", 30, 30, 7.5),
     ("begun in the future, by another clock", -500, 30, 30), ("none has ended yet", 10, 60.0, float("inf")),
     ("none has ended yet, and it has run for long: that is what is told", 3600.5, 3600, float("inf"))]
 

@@ -38,6 +38,9 @@ CASES = [  # what it is about, users, what each has had, the free GPUs, who rest
      {CARDS[0]: BOB}, None),
     ("what runs counts until its end", [user(ANN, want(), has=CARDS[1:2]), user(BOB, want(since=1.0))], {}, CARDS[:1], (),
      {CARDS[0]: BOB}, None),
+    ("all that wait may have theirs", [user(ANN, want(jobs=3))], {}, CARDS, (), dict.fromkeys(CARDS[:3], ANN), None),
+    ("a job counts for a second at least", [user(ANN, want(jobs=9), run_s=0.1), user(BOB, want())], {BOB: 1.5}, CARDS[:2], (),
+     {CARDS[0]: ANN, CARDS[1]: ANN}, None),
     ("each turn counts", [user(ANN, want(jobs=9)), user(BOB, want(jobs=9))], {ANN: 15.0}, CARDS, (),
      {CARDS[0]: BOB, CARDS[1]: BOB, CARDS[2]: ANN, CARDS[3]: BOB}, None),
     ("who let a turn lapse has none", [user(ANN, want()), user(BOB, want())], {BOB: 9.0}, CARDS[:1], (ANN,), {CARDS[0]: BOB}, None),
@@ -66,8 +69,10 @@ def test_whose_turn(users, had, free, resting, owners, collector):
     ([(ANN, nexus.Bid((want(jobs=0), want(0), want(5), want(1, uuids=["GPU-x"])), (nexus.Holding("GPU-x", 100, 0.0),)))], [((), ())]),
     ([(ANN, nexus.Bid((want(1, uuids=["GPU-0", "GPU-x"]),)))], [((want(1, uuids=CARDS[:1]),), ())]),
     ([(ANN, nexus.Bid((want(),) * 9)), (ANN, nexus.Bid((), (nexus.Holding("GPU-0", 900, 1.0),))), (BOB, nexus.Bid())],
-     [((want(),) * nexus.MAX_WANTS, (nexus.Holding("GPU-0", 100, 1.0),)), ((), ())])],
-    ids=["what this box does not have", "what it has of it", "all services of one user are one"])
+     [((want(),) * nexus.MAX_WANTS, (nexus.Holding("GPU-0", 100, 1.0),)), ((), ())]),
+    ([(ANN, nexus.Bid((), tuple(nexus.Holding("GPU-0", share, 1.0) for share in (50, 100, 101))))],
+     [((), tuple(nexus.Holding("GPU-0", share, 1.0) for share in (50, 100, 100)))])],
+    ids=["what this box does not have", "what it has of it", "all services of one user are one", "shares, of a GPU at most"])
 def test_what_services_tell_is_taken_together(rows, users):
     merged = nexus.merge_bids([(uid, "", bid) for uid, bid in rows], set(CARDS))
     assert [(one.wants, one.holdings) for one in merged] == users
@@ -100,6 +105,10 @@ HAD = [  # what it is about, the past, users at the last look, users 5 s later, 
 def test_what_each_has_had(had, former, users, then):
     ledger = nexus.Ledger(had, {one.uid: one for one in former}, BEGIN, BEGIN)
     assert nexus.credit(ledger, users, BEGIN + 5).had == then
+
+
+def test_the_first_of_all_have_had_nothing():
+    assert nexus.credit(nexus.Ledger(), [user(ANN, want()), user(BOB, want()), user(EVE)], BEGIN).had == {ANN: 0.0, BOB: 0.0}
 
 
 def test_who_only_says_that_he_has_gpus_sets_no_begin():
@@ -138,7 +147,8 @@ def test_of_the_time_when_this_service_was_stopped_nothing_is_known():
 
 
 @pytest.mark.parametrize("leaves, turn", [          # of uid 77 there is no user
-    ({}, BOB), ({BOB: EVE}, ANN), ({BOB: ANN}, ANN), ({BOB: EVE, EVE: ANN}, ANN), ({BOB: EVE, EVE: BOB}, BOB), ({BOB: 77}, BOB), ({BOB: BOB}, BOB),
+    ({}, BOB), ({BOB: EVE}, ANN), ({BOB: ANN}, ANN), ({BOB: EVE, EVE: ANN}, ANN), ({BOB: EVE, EVE: BOB}, BOB),
+    ({BOB: 77}, BOB), ({BOB: BOB}, BOB),
     ({EVE: BOB}, BOB), ({EVE: ANN}, None), ({EVE: ANN, 4: BOB}, None), ({EVE: ANN, 4: EVE}, BOB), ({EVE: ANN, 4: 77}, BOB)])
 def test_who_leaves_a_gpu_to_somebody_does_not_take_it(leaves, turn):
     """Views differ.  To whom others leave it, but for who seems to have the turn, may take it."""
@@ -155,6 +165,12 @@ def test_who_leaves_a_gpu_to_who_rests_does_not_know_it_yet():
     assert (turns.owners, turns.passed_on) == ({CARDS[0]: BOB}, {CARDS[0]})
 
 
+def test_who_wants_other_gpus_has_no_say_in_who_gets_this_one():
+    users = [user(ANN, want()), user(BOB, want()), nexus.replace(user(EVE, want()), leaves={CARDS[0]: ANN}),
+             user(4, want(uuids=CARDS[1:2]))]
+    assert nexus.Box(ANN, tuple(users), {ANN: 2.0, BOB: 1.0}).find_turns(CARDS[:1], 0.0).owners == {}
+
+
 def test_who_leaves_one_gpu_to_somebody_may_have_the_others():
     users = [nexus.replace(user(BOB, want(jobs=9)), leaves={CARDS[0]: EVE}), user(ANN), user(EVE, want())]
     turns = nexus.Box(ANN, tuple(users), {BOB: 1.0, EVE: 9.0}).find_turns(CARDS[:2], 0.0)
@@ -165,14 +181,18 @@ def test_who_waits_is_told_in_the_order_of_what_each_will_have_had():
     users = [user(ANN, want()), user(BOB, want(), has=CARDS[:1], since=0.0), user(EVE, want()), user(4, want()), user(5)]
     box = nexus.Box(ANN, tuple(users), {BOB: 1.0, EVE: 9.0}, frozenset({4}))
     assert [one.uid for one in box.list_waiting(0.0)] == [EVE, BOB] and [one.uid for one in box.list_waiting(9.0)] == [BOB, EVE]
-    late = nexus.replace(box, had={BOB: 1.0, EVE: 1.5})          # what runs for longer than usual may end at any moment
-    assert [one.uid for one in late.list_waiting(99.0)] == [BOB, EVE]
+    assert [one.uid for one in nexus.replace(box, had={BOB: 0.5}).list_waiting(99.0)] == [EVE, BOB]
+
+
+def test_what_runs_is_charged_until_it_ends_as_such_jobs_do():
+    one = nexus.replace(user(BOB), holdings=(nexus.Holding(CARDS[0], 100, 0.0), nexus.Holding(CARDS[1], 50, 2.0)))
+    assert [nexus.find_charge(one, now) for now in (-99.0, 0.0, 0.5, 4.0, 9.5, 11.0, 99.0)] == [15.0, 15.0, 14.5, 10.0, 1.75, 0.5, 0.0]
 
 
 def test_whoever_would_come_now_would_be_the_first_of_equals():
     """For a GPU of those that others want; who has had more is later than they."""
     users = (user(ANN), user(BOB, want(uuids=CARDS[:2])), user(EVE, want(uuids=CARDS[1:3])), user(4))
-    for had, then in (({BOB: 9.0, EVE: 8.0, 4: 1.0}, 8.0 - nexus.NEWCOMER_S), ({ANN: 3.0, EVE: 8.0}, 3.0), ({ANN: -9.0}, -nexus.NEWCOMER_S)):
+    for had, then in (({BOB: 9.0, EVE: 8.0, 4: 1.0}, 8.0 - 0.001), ({ANN: 3.0, EVE: 8.0}, 3.0), ({ANN: -9.0}, -0.001)):
         box = nexus.suppose_want(nexus.Box(ANN, users, had), BEGIN)
         own, *others = box.users
         assert [(one.gpus, {*one.uuids}, one.jobs, one.since) for one in own.wants] == [(1, {*CARDS[:3]}, 1, BEGIN)]
