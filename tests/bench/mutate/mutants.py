@@ -152,9 +152,12 @@ class Collector(cst.CSTVisitor):
             return False
         if isinstance(node, cst.Call) and get_name(node.func) == "NexusError":
             self.skipped.update(node.args[1:])              # the kind of an error counts, its words do not
-        where = self.get_metadata(WhitespaceInclusivePositionProvider, node, None)
-        if where:
-            self.found += [(where, self.module.code_for_node(new)) for new in list_variants(node)]
+        for new in list_variants(node):
+            # Of a statement with a body only the condition is written anew: the rest would lose its indentation.
+            old, new = (node.test, new.test) if isinstance(node, cst.If) and isinstance(new, cst.If) else (node, new)
+            where = self.get_metadata(WhitespaceInclusivePositionProvider, old, None)
+            if where:
+                self.found.append((where, self.module.code_for_node(new)))
         return True
 
 
