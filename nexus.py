@@ -17762,10 +17762,12 @@ class TurnTaking(Component):
         leaves = {uuid: uid for uuid, (uid, _) in self.patience.left.items()}
         return Bid(wants, holdings, self.ended_s, run_s, len(here), sum(want.jobs for want in wants), leaves)
 
-    def note_end(self, job: Job) -> None:
+    def note_end(self, job: Job, ended: Attempt) -> None:
         """Count what an attempt had.  `job`: as it ran."""
         if job.gpus and not job.current.node and job.current.started_at is not None:
             run_s = max(0.0, self.clock.now() - job.current.started_at)
+            if job.current.processes_left is None:      # it may have ended long ago, while no service was here
+                run_s = min(run_s, (ended.runtime_seconds or 0.0) + END_LAG_S)
             self.ended_s += sum(list_shares(job)) / 100 * run_s
             self.runs.append(run_s)
 
@@ -19234,9 +19236,9 @@ class Service(HostLoop):
             self.log.info("Job %s is stopped and queued again: %s waits for its GPUs", job_id, user)
         for job_id in over:
             self.outcomes.unrecorded.pop(job_id, None)
-        for before, _ in ended:
+        for before, after in ended:
             self.outcomes.forget(before)
-            self.turn_taking.note_end(before)
+            self.turn_taking.note_end(before, after.attempts[-1])
         for before, after in ended:         # in the log, an end stands before the start that it made possible
             self.outcomes.report_end(before, after)
         for job, variables in starting:

@@ -287,9 +287,9 @@ class Service(HostLoop):
             self.log.info("Job %s is stopped and queued again: %s waits for its GPUs", job_id, user)
         for job_id in over:
             self.outcomes.unrecorded.pop(job_id, None)
-        for before, _ in ended:
+        for before, after in ended:
             self.outcomes.forget(before)
-            self.turn_taking.note_end(before)
+            self.turn_taking.note_end(before, after.attempts[-1])
         for before, after in ended:         # in the log, an end stands before the start that it made possible
             self.outcomes.report_end(before, after)
         for job, variables in starting:

@@ -12,11 +12,22 @@ from ..machine.bids import Bids, FoundBid
 from ..machine.disk import find_user, read_json, write_atomic
 from ..opening import TYPE_CHECKING
 from ..schedule.reasons import Plan
-from ..schedule.turns import Box, BoxUser, Ledger, Patience, Turns, credit, forget_gap, merge_bids, wait_for_turns
+from ..schedule.turns import (
+    END_LAG_S,
+    Box,
+    BoxUser,
+    Ledger,
+    Patience,
+    Turns,
+    credit,
+    forget_gap,
+    merge_bids,
+    wait_for_turns,
+)
 from ..values.bid import Bid, Holding
 from ..values.errors import NexusError
 from ..values.gpu import Gpu
-from ..values.job import Job, list_shares
+from ..values.job import Attempt, Job, list_shares
 from ..values.text import format_duration, join_some
 from ..values.value import Value, replace
 
@@ -139,10 +150,12 @@ class TurnTaking(Component):
         leaves = {uuid: uid for uuid, (uid, _) in self.patience.left.items()}
         return Bid(wants, holdings, self.ended_s, run_s, len(here), sum(want.jobs for want in wants), leaves)
 
-    def note_end(self, job: Job) -> None:
+    def note_end(self, job: Job, ended: Attempt) -> None:
         """Count what an attempt had.  `job`: as it ran."""
         if job.gpus and not job.current.node and job.current.started_at is not None:
             run_s = max(0.0, self.clock.now() - job.current.started_at)
+            if job.current.processes_left is None:      # it may have ended long ago, while no service was here
+                run_s = min(run_s, (ended.runtime_seconds or 0.0) + END_LAG_S)
             self.ended_s += sum(list_shares(job)) / 100 * run_s
             self.runs.append(run_s)
 

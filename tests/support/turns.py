@@ -260,7 +260,7 @@ class World:
             self.write_result(job_id, code, **more)
         self.machine.processes.alive.pop(job.current.pid, None)
         if is_said:
-            self.turn(f"end {job_id} {job.attempt} {code} 250")
+            self.turn(f"end {job_id} {job.attempt} {code} {round(more.get('runtime_seconds', 2.5) * 100)}")
             self.turn()
 
     def write_result(self, job_id, code, **more):

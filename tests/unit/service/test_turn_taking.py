@@ -392,7 +392,7 @@ def test_others_are_told_what_jobs_have_and_wait_for(world):
     assert taking.bids.told[-1] == nexus.Bid((*wants,), holdings, running=2, waiting=3, leaves={"GPU-0": BOB})
     w.turn(seconds=80)
     assert taking.bids.told[-1].run_s == 80.75, "no job has ended, and the oldest has run for so long"
-    w.end(first)
+    w.end(first, runtime_seconds=80.75)
     assert (taking.bids.told[-1].ended_s, taking.bids.told[-1].run_s, taking.bids.told[-1].running) == (1.5 * 80.75, 80.75, 1)
 
 
@@ -401,6 +401,8 @@ ENDS = [  # reason, the job, for how many GPU seconds it counts; None: not at al
     ("a share", running(gpus=0.25, started_at=NOW - 10), 2.5),
     ("more than one", running(indices=(0, 1), gpus=1.5, started_at=NOW - 10), 15.0),
     ("the clock was set back", running(started_at=NOW + 5), 0.0),
+    ("it ended while no service was there, or the clock was set forward", running(started_at=NOW - 36000, runtime_seconds=8), 10.0),
+    ("its processes went on", running(started_at=NOW - 36000, runtime_seconds=8, processes_left=1), 36000.0),
     ("no GPU", running(indices=(), started_at=NOW - 10), None),
     ("those of a node", running(node="n1", started_at=NOW - 10), None),
     ("it never began", running(started_at=None), None)]
@@ -410,16 +412,16 @@ ENDS = [  # reason, the job, for how many GPU seconds it counts; None: not at al
 def test_what_a_job_that_ended_counts_for(world, reason, ended, counts_s):
     taking = world().service.turn_taking
     for count in (1, 2):
-        taking.note_end(ended)
+        taking.note_end(ended, ended.current if ended.current.runtime_seconds else nexus.Attempt(runtime_seconds=36000.0))
         bid = taking.make_bid(NOW)
         assert bid.ended_s == (counts_s or 0.0) * count
-        assert bid.run_s == (60.0 if counts_s is None else max(0.0, NOW - ended.current.started_at))
+        assert bid.run_s == (60.0 if counts_s is None else counts_s * 100 / sum(nexus.list_shares(ended)))
 
 
 def test_how_long_jobs_run_is_told_by_the_latest(world):
     taking = world().service.turn_taking
     for run_s in [1000.0] * 9 + [4.0] * 40:
-        taking.note_end(running(started_at=NOW - run_s))
+        taking.note_end(running(started_at=NOW - run_s), nexus.Attempt(runtime_seconds=run_s))
     assert taking.make_bid(NOW).run_s == 4.0
 
 
