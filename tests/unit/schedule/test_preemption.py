@@ -2,7 +2,7 @@
 
 import pytest
 from makers import GB, NOW, config, foreign, gpu, job, ours, running, state
-from plans import TWO, running_there, there, words
+from plans import TWO, box, box_user, running_there, there, want, words
 
 import nexus
 
@@ -142,3 +142,36 @@ def test_what_was_preempted_comes_after_all_that_is_not():
     made = state(job("old", 1, preemptible=True), job("new", 2))
     planned = nexus.plan(made, [gpu(0), gpu(1)], None, config(), NOW)
     assert [one.job_id for one in planned.starts] == [one.id for one in nexus.list_pending(made)] == ["new", "old"]
+
+
+YIELDS = [  # reason, those that run (GPUs, since how many seconds, other fields), the others who wait, whose turn free GPUs are, who ends
+    ("the youngest", {"old": ((0,), 900), "new": ((1,), 90)}, {"bob": [want()]}, {}, {"new": "bob"}),
+    ("when its first minute is over", {"new": ((0,), 60)}, {"bob": [want()]}, {}, {"new": "bob"}),
+    ("not in its first minute", {"new": ((0,), 59)}, {"bob": [want()]}, {}, {}),
+    ("not those that are not preemptible", {"firm": ((0,), 900, {"preemptible": False})}, {"bob": [want()]}, {}, {}),
+    ("a GPU that would do", {"old": ((0,), 900), "new": ((1,), 90)}, {"bob": [want(indices=(0,))]}, {}, {"old": "bob"}),
+    ("none would do", {"old": ((0,), 900)}, {"bob": [want(indices=(1,))]}, {}, {}),
+    ("one is free for him", {"old": ((0,), 900)}, {"bob": [want()]}, {"GPU-3": 1}, {}),
+    ("what is free is another's turn", {"old": ((0,), 900)}, {"bob": [want()]}, {"GPU-3": 2}, {"old": "bob"}),
+    ("one becomes free already", {"old": ((0,), 900), "end": ((1,), 90, {"stop_cause": nexus.PREEMPTED})}, {"bob": [want()]}, {}, {}),
+    ("two for a job of two", {"old": ((0,), 900), "mid": ((1,), 300), "new": ((2,), 90)}, {"bob": [want(2)]}, {},
+     {"new": "bob", "mid": "bob"}),
+    ("one, where another is free", {"old": ((0,), 900), "new": ((1,), 90)}, {"bob": [want(2)]}, {"GPU-3": 1}, {"new": "bob"}),
+    ("a job of two makes room for a job of two", {"two": ((0, 1), 90), "old": ((2,), 900)}, {"bob": [want(2)]}, {}, {"two": "bob"}),
+    ("it would not be enough", {"old": ((0,), 900), "new": ((1,), 90)}, {"bob": [want(3)]}, {}, {}),
+    ("one for each who waits, first who has had least", {"old": ((0,), 900), "new": ((1,), 90)},
+     {"bob": [want(jobs=9)], "carl": [want()]}, {}, {"old": "bob", "new": "carl"}),
+    ("what becomes free for one is not there for the other", {"end": ((0,), 90, {"stop_cause": nexus.PREEMPTED}), "old": ((1,), 900)},
+     {"bob": [want()], "carl": [want()]}, {}, {"old": "bob"}),
+    ("nor is any, where the first who waits needs too many", {"old": ((0,), 900)}, {"bob": [want(2)], "carl": [want(3)]}, {}, {}),
+    ("another one, where the first who waits needs too many", {"old": ((0,), 900)}, {"bob": [want()], "carl": [want(3)]}, {},
+     {"old": "bob"}),
+    ("not those of other machines, or without GPUs", {"far": ((0,), 900, {"node": "n1"}), "cpu": ((), 900)}, {"bob": [want()]}, {}, {}),
+]
+
+
+@pytest.mark.parametrize("reason, busy, waiting, owners, ended", YIELDS, ids=[case[0] for case in YIELDS])
+def test_who_gives_way_to_other_users(reason, busy, waiting, owners, ended):
+    jobs = [running(id, where, **{"preemptible": True, "started_at": NOW - ago, **dict(*more)}) for id, (where, ago, *more) in busy.items()]
+    shared = box(*(box_user(name, (), wants) for name, wants in waiting.items()), had={0: 0.0, 1: 9.0, 2: 5.0})
+    assert dict(nexus.yield_to_others(shared, nexus.Turns(owners), jobs, NOW)) == ended, reason

@@ -103,3 +103,12 @@ def test_what_is_no_range_is_seen_at_once():
 @pytest.mark.parametrize("word, is_place", [("print", 0), ("next", 0), ("exit", 0), ("getline", 0), ("lr", 1), ("_x1", 1), ("1", 0)])
 def test_words_of_awk_are_no_places(word, is_place):
     assert nexus.find_placeholders(f"awk '{{{word}}}' ${{{word}}}") == [word] * is_place
+
+
+def test_a_sweep_that_changes_nothing_is_refused():
+    """But a script has its values in its environment."""
+    sweeps = [nexus.parse_sweep(text, SWEEP_FILES.__getitem__) for text in ("lr=1,2", "seed=0..2")]
+    with pytest.raises(nexus.NexusError, match=r"sweep seed: there is no \{seed\} in the command train \{lr\}"):
+        nexus.spread_sweep(sweeps, ["train {lr} {seed}", "train {lr}"], {}, {})
+    for given, script in (({"name": "{seed}"}, False), ({}, True)):
+        assert len(nexus.spread_sweep(sweeps, ["train {lr}"], given, {}, script).rows) == 6
