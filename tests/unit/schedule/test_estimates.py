@@ -124,7 +124,7 @@ SHARED = [  # reason, jobs, their run time, the box, GPUs, {pending job: seconds
         box_user("bob", [], [want(2, indices=(0, 1), collects=True)], run_s=40.0), box_user("carl", [0]), had={0: 100.0, 1: 0.0},
         wants=ONE), [*held_by("carl", 0), gpu(1)], {"aaa": 20 + 40}),
     ("what he takes is his until his job ends", [running("rrr", (1,), started_at=NOW), job("aaa", 2), job("bbb", 3)], 5,
-     box(box_user("bob", [], MANY), wants=ONE, held=[1], had={0: 10.0, 1: 0.0}), [gpu(0), gpu(1)], {"aaa": 5, "bbb": 10}),
+     box(box_user("bob", [], MANY, run_s=100.0), wants=ONE, held=[1], had={0: 10.0, 1: 0.0}), [gpu(0), gpu(1)], {"aaa": 5, "bbb": 10}),
     ("a GPU that is free, and nobody's turn", [job("aaa", 2)], 5, box(box_user("bob", [0], [want(indices=(0,))])),
      [*HIS, gpu(1)], {"aaa": 0}),
     ("its holder tells nothing", [job("aaa", 2)], 5, box(box_user("bob", [], MANY), wants=ONE), held_by("carl", 0), {}),

@@ -135,9 +135,9 @@ def test_a_name_may_have_any_letters(name):
 
 def test_millions_of_faults_cost_no_more_than_a_few():
     many = {f"prt{number}": 1 for number in range(100000)}
-    for given in ([{"host": "a", name: 1} for name in many], [{"host": "a", **many}]):
+    for places in ([{"host": "a", name: 1} for name in many], [{"host": "a", **many}]):
         with pytest.raises(nexus.NexusError) as caught:
-            nexus.check(list_of(PLACE), given, "it")
+            nexus.check(list_of(PLACE), places, "it")
         assert len(caught.value.message) < 2000
 
 

@@ -64,7 +64,7 @@ REFUSED = [  # reason, submission, what the message names
     ("a name no variable can have", {"command": "ls", "env": {"A=B": "1"}}, "a key of env must be the name of a variable"),
     ("NUL in a variable", {"command": "ls", "env": {"A": "a\0"}}, "A"),
     ("a variable longer than Linux takes", {"command": "ls", "env": {"A": "x" * 131070}}, "A"),
-    ("variables of one of several that are too many", {"each": [{"command": "ls", "env": {name: "x" * 30000 for name in "ABC"}}]},
+    ("variables of one of several that are too many", {"each": [{"command": "ls", "env": dict.fromkeys("ABC", "x" * 30000)}]},
      "the env of one of `each` is larger than 65536 bytes"),
     ("a third decimal", {"command": "ls", "gpus": 0.125}, "two decimals"),
     ("--cuda for a CPU job", {"command": "ls", "gpus": 0, "cuda_arg": True}, "cuda_arg"),
