@@ -1,5 +1,7 @@
 """Jobs that are added once, and jobs that are run again."""
 
+import contextlib
+
 import pytest
 from turns import ANN, fail, submit
 
@@ -57,6 +59,8 @@ def test_a_repeated_submission_is_answered_as_the_first_time(world):
     jobs = [{"gpus": 0, "unless_active": True, "command": command} for command in ("a", "b", "a")]
     first = submit(w, *jobs, key="12345678").ids
     assert first[0] == first[2] and submit(w, *jobs, key="12345678").ids == first
+    alike = submit(w, *[{"gpus": 0, "command": "c"}] * 2, key="87654321").ids
+    assert alike[0] != alike[1] and submit(w, *[{"gpus": 0, "command": "c"}] * 2, key="87654321").ids == alike
 
 
 def test_unique_knows_what_was_changed(world):
@@ -157,6 +161,18 @@ def test_a_retry_with_another_value_stands_in_the_place_of_the_former(world):
     third = retry({"bs": ["16", "32"]}, group=None, ids=[again[0]])
     assert [w.job(job_id).command for job_id in third] == ["t 1 16", "t 1 32"] and w.job(again[0]).retried_as == third[0]
     assert list_rows() == [("1", "16"), ("1", "32"), ("1", "96"), ("2", "48")]
+
+
+@pytest.mark.parametrize("count, is_taken", [(3, True), (4, False)])
+def test_a_retry_with_more_values_than_a_request_may_add_adds_none(world, monkeypatch, count, is_taken):
+    w = world(gpus=0)
+    monkeypatch.setattr(nexus, "MAX_JOBS", 6)
+    ids = w.service.admission.admit(nexus.parse_submissions({"command": "t {lr}", "sweep": ["lr=1,2"], "cwd": "/", "gpus": 0}), ANN).ids
+    w.service.cancellation.cancel(nexus.Choice(ids), ANN)
+    with contextlib.nullcontext() if is_taken else pytest.raises(nexus.NexusError, match="these values make too many jobs") as refused:
+        w.service.admission.retry(nexus.Choice(ids), ANN, {}, {"lr": [str(number) for number in range(count)]})
+    assert is_taken or refused.value.kind == "usage"
+    assert len(w.store.state.jobs) == (2 + count if is_taken else 2), "of two that become the same, one runs for both"
 
 
 def test_a_chain_heals(world):

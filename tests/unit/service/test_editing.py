@@ -107,6 +107,13 @@ def test_a_variable_is_added_changed_and_taken_away(lab):
     assert {**dict(lab.store.state.environments[job.environment]), **dict(job.variables)}.items() >= {"A": "1", "B": "3", "C": "4"}.items()
 
 
+def test_what_a_job_comes_after_stays_when_something_else_is_changed(lab):
+    """Also where the owner has put it after a job that its user may not name."""
+    assert lab.ask("PATCH", "/queue/bob", {"after": ["abc"]})[0] == 200
+    assert lab.ask("PATCH", "/queue/bob", {"name": "c"}, lab.bob)[0] == 200
+    assert (lab.store.state.jobs["bob"].name, lab.store.state.jobs["bob"].after) == ("c", ("abc",))
+
+
 def list_failures(lab, caller):
     return [job.id for job in nexus.JobLists(lab.store.state, caller, nexus.Choice(), {}, 0.0).failures]
 

@@ -82,6 +82,16 @@ def test_the_log_says_once_what_gpus_there_are(world):
         "Found 2 GPUs", "GPU 1: GPU is lost", "Found 1 GPU", "GPUs: it cannot be read", "Found 2 GPUs", "GPU 1: GPU is lost"]
 
 
+def test_gpus_that_come_are_paused_by_their_places_and_else_nothing_is_recorded(world):
+    for paused, wanted, is_recorded in (((), (), False), (("GPU-0",), ("GPU-0",), False), (("GPU-0", "1"), ("GPU-0", "GPU-1"), True)):
+        w = world(gpus=1)
+        makers.put(w.store.state, *makers.facts_put(paused_gpus=paused))
+        before = w.store.state.seq
+        w.machine.shown = [makers.gpu(0), makers.gpu(1)]
+        w.probe()
+        assert (w.store.state.paused_gpus, w.store.state.seq > before) == (wanted, is_recorded)
+
+
 def test_the_mean_and_the_peak_of_a_gpu_are_of_the_last_hour(world):
     w = world(gpus=0)
     for seconds, load, mean, peak in ((1, 10.0, 10.0, 10.0), (1, 50.0, 30.0, 50.0), (3599, None, 50.0, 50.0), (1, None, None, None)):

@@ -114,6 +114,12 @@ def test_a_check_says_what_it_looks_at(world, monkeypatch, reason, happen, name,
     assert bool(found.hint) == is_hint and (found.hint in w.service.health.list_hints(checks)) == is_hint
 
 
+def test_what_is_well_is_told_in_six_rows(world):
+    """The others are there only when there is something to tell."""
+    checks = world().service.health.list_checks()
+    assert [check.name for check in checks] == ["scheduler", "failures", "GPUs", "state", "state disk", "log disk"]
+
+
 def test_each_check_has_a_row():
     """Nodes' are in tests/unit/hosting/test_pool.py."""
     names = re.findall(r'yield \(?"([\w ]+)"|\("(\w+ disk)", folder', inspect.getsource(nexus.Health))

@@ -2,6 +2,7 @@
 
 import errno
 import shutil
+import types
 
 import pytest
 from turns import ANN, fail
@@ -38,7 +39,69 @@ def test_whose_logs_are_gone_says_so_where_it_failed(world, code):
     assert w.job(job_id).current.cause_line == (f"its log folder is gone: {w.folder_of(job_id)}" if code else None)
 
 
+def test_a_failure_says_what_its_job_printed_last_to_stderr(world):
+    w = world(gpus=0)
+    job_id = w.add(gpus=0)
+    w.turn()
+    fail(w, job_id, 100, 1, "Loading\nValueError: no such file\n")
+    assert w.job(job_id).current.cause_line == "ValueError: no such file"
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_job_that_ends_while_its_disk_is_full_says_so(world, monkeypatch, code):
+    """Where it failed, as its cause; else it is noted, since its logs may lack something all the same."""
+    w = world(gpus=0)
+    job_id = w.run(w.add(gpus=0), 100)
+    monkeypatch.setattr(w.disk, "statvfs", lambda path: types.SimpleNamespace(f_bavail=0, f_frsize=4096, f_blocks=10**8))
+    w.end(job_id, code)
+    words = f"No space left on device: {w.folder_of(job_id)} (the job's logs may be cut)"
+    ended = w.job(job_id).current
+    assert (ended.cause_line, ended.notes) == ((words, ()) if code else (None, (words,)))
+
+
+def test_the_log_says_which_jobs_go_on_after_a_restart(world):
+    w = world()
+    over, goes_on = (w.run(w.add(), pid) for pid in (100, 101))
+    w.end(over, is_said=False)
+    w.crash()
+    assert [line for line in w.lines if "goes on" in line] == [f"Job {goes_on} goes on"]
+
+
+# Kills
+
+
+def test_who_stopped_a_job_first_is_who_stopped_it(world):
+    """A second kill changes nothing, by whomever."""
+    w, bob = world(), nexus.Identity("bob", "bob")
+    job_id = w.run(w.add(), 100)
+    w.machine.processes.start(200, job_id)
+    for caller in (ANN, bob):
+        w.service.cancellation.cancel(nexus.Choice([job_id]), caller)
+        assert (w.job(job_id).current.stop_cause, w.job(job_id).current.stop_by) == ("killed", "ann")
+
+
+def test_a_job_that_ends_since_one_before_it_is_cancelled_says_so(world):
+    """Also where both are cancelled together."""
+    w = world()
+    parent = w.add(is_held=True)
+    child = w.add(after=[parent])
+    w.service.cancellation.cancel(nexus.Choice([parent, child]), ANN)
+    ended = [w.job(job_id) for job_id in (parent, child)]
+    assert [(job.status, job.current.cause, job.current.stop_cause, job.current.stop_by) for job in ended] == [
+        ("cancelled", "killed", None, "ann"), ("cancelled", "dependency", None, None)]
+
+
 # Groups
+
+
+def test_jobs_of_no_group_are_never_held(world):
+    w = world(gpus=0, cpu_slots=1, guard_seconds=10)
+    ids = [w.add("a", gpus=0) for _ in range(4)]
+    for number, job_id in enumerate(ids[:3]):
+        w.turn()
+        fail(w, job_id, 100 + number, 1, "no module\n", 1)
+    w.turn()
+    assert not w.store.state.groups and w.job(ids[3]).status == "running"
 
 
 def test_a_group_is_held_for_one_that_waits_for_its_next_attempt(world):
@@ -131,6 +194,7 @@ def test_limits_hold_while_nothing_can_be_started(world):
     w.turn(seconds=2.1)
     w.turn(seconds=0.1)
     assert w.job(on).current.stop_cause == "timeout" and (200, 15) in w.machine.processes.signals
+    assert [line for line in w.lines if "is stopped" in line] == [f"Job {on} is stopped: {w.job(on).current.stop_line}"]
 
 
 def test_a_preemptible_job_makes_room_and_goes_on_later(world):

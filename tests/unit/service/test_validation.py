@@ -132,6 +132,44 @@ def test_what_this_machine_lacks_another_may_have(world, monkeypatch, reason, as
         assert kind is None or refused.value.kind == kind
 
 
+def test_a_directory_that_has_gone_meanwhile_is_no_matter_of_another_change(world, tmp_path):
+    """It may be back when the job starts."""
+    w = world(gpus=0)
+    (tmp_path / "work").mkdir()
+    job_id = w.add(gpus=0, cwd=str(tmp_path / "work"), is_held=True)
+    (tmp_path / "work").rmdir()
+    assert w.service.editor.edit(nexus.Choice([job_id]), ANN, {"name": "n", "gpus": 0})[0].name == "n"
+    with pytest.raises(nexus.NexusError, match="work is not a directory"):
+        w.service.editor.edit(nexus.Choice([job_id]), ANN, {"node": None})
+
+
+@pytest.mark.parametrize("name", ["0", "n1:0", "0.1"])
+def test_no_job_is_called_as_a_gpu(world, name):
+    """`nexus pause 0` would mean either."""
+    w = world(gpus=0)
+    with pytest.raises(nexus.NexusError, match=f"the name {name} would be taken for a GPU") as refused:
+        w.add(gpus=0, name=name)
+    assert refused.value.kind == "usage"
+    job_id = w.add(gpus=0, name=f"run-{name.replace(':', '-')}")
+    with pytest.raises(nexus.NexusError, match="would be taken for a GPU"):
+        w.service.editor.edit(nexus.Choice([job_id]), ANN, {"name": name})
+
+
+NOT_IN_SLURM = [  # reason, what is asked, a part of what is told; None: it is taken
+    ("a part of a GPU", {"gpus": 0.5}, "Slurm gives out whole ones"), ("whole ones", {"gpus": 2}, None),
+    ("GPUs by their numbers", {"gpu_ids": [0]}, "wants gpu_ids, and which GPUs a job gets is Slurm's to choose"),
+    ("a type that is none in Slurm", {"gpu_type": "RTX 3090"}, "which cannot be a type in Slurm"), ("a type", {"gpu_type": "a100"}, None),
+]
+
+
+@pytest.mark.parametrize("reason, asked, told", NOT_IN_SLURM, ids=[case[0] for case in NOT_IN_SLURM])
+def test_what_slurm_can_never_run_is_refused(world, reason, asked, told):
+    w = world(launcher="slurm")
+    with contextlib.nullcontext() if told is None else pytest.raises(nexus.NexusError, match=f"the job .*{told}") as refused:
+        submit(w, asked)
+    assert told is None or (refused.value.kind, '[jobs] launcher is "slurm"' in refused.value.hint) == ("usage", True)
+
+
 def test_in_another_environment_a_job_keeps_what_it_was_given(world):
     """The variables of --env and of its sweep, and none of the former shell."""
     w = world(gpus=0)
