@@ -63,11 +63,25 @@ def test_a_time_limit_holds_for_what_goes_on_after_a_command(on):
     assert (on.job(on.job_id).status, on.job(on.job_id).current.cause) == ("failed", "timeout")
 
 
+def test_a_time_limit_does_not_hold_while_what_a_command_has_left_is_ended(on):
+    """The job has ended in time, however long that takes."""
+    on.service.editor.edit(nexus.Choice([on.job_id]), ANN, {"timeout_seconds": 60})
+    on.machine.processes.find_age_s = lambda started: on.clock.ticks - 1000.0
+    on.put(200, session=200)
+    on.machine.processes.deaf = {200}
+    on.turn(f"end {on.job_id} 1 0 5900", seconds=59)
+    for seconds in (3, 1, 8):
+        on.turn(seconds=seconds)
+    assert 200 not in on.machine.processes.alive
+    on.turn(seconds=1)
+    assert (on.job(on.job_id).status, on.job(on.job_id).current.stop_cause) == ("completed", None)
+
+
 def test_what_goes_on_needs_its_job_sh(on):
     on.put(200, session=100)
     on.write_result(on.job_id, 0, goes_on=True)
     on.turn(seconds=1.1)
-    assert on.job(on.job_id).status == "running"
+    assert (on.job(on.job_id).status, on.job(on.job_id).current.processes_left) == ("running", 1)
     on.machine.processes.alive.clear()
     on.crash()
     on.turn(seconds=1.1), on.turn()
@@ -127,6 +141,35 @@ def test_what_has_run_is_never_less_than_nothing(on):
     on.machine.processes.find_age_s = lambda started: -5.0
     on.clock.pass_(60)
     assert on.api(on.job_id)["runtime_seconds"] == 0.0
+
+
+def test_a_job_has_run_no_longer_than_since_its_begin(world):
+    """The clock of its job.sh may jump: an uptime of lxcfs does."""
+    w = world(gpus=0)
+    job_id = w.run(w.add(gpus=0), int(w.clock.ticks * 10))
+    w.clock.pass_(60)
+    w.end(job_id, runtime_seconds=1e8)
+    assert w.job(job_id).current.runtime_seconds == 60.0
+
+
+def test_a_job_has_run_until_its_end_was_seen(world, monkeypatch):
+    """However much later the disk lets that be recorded."""
+    w = world(gpus=0)
+    job_id = w.run(w.add(gpus=0), int(w.clock.ticks * 10))
+    monkeypatch.setattr(w.store.journal, "append", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    w.machine.processes.alive.clear()
+    w.turn(seconds=60), w.turn(seconds=100)
+    assert w.job(job_id).status == "running"
+    monkeypatch.undo()
+    w.turn(), w.turn()
+    assert (w.job(job_id).current.cause, w.job(job_id).current.runtime_seconds) == ("session-lost", 60.0)
+
+
+def test_the_first_end_of_a_job_counts(on):
+    """Its job.sh says it again while it cannot write the result; and the job itself may write into the FIFO."""
+    on.turn(f"end {on.job_id} 1 3 250", f"end {on.job_id} 1 0 990"), on.turn()
+    ended = on.job(on.job_id)
+    assert (ended.status, ended.current.exit_code, ended.current.runtime_seconds) == ("failed", 3, 2.5)
 
 
 @pytest.mark.parametrize("limit, has_psutil, notes", [(None, False, ()), (1, True, ()), (1, False, (nexus.NO_PSUTIL,))])

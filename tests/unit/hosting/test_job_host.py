@@ -48,6 +48,15 @@ def test_bounce_that_nobody_heard(world):
     assert w.job(job_id).attempt == 2 and w.job(job_id).status == "running"
 
 
+def test_what_is_said_of_no_attempt_here_changes_nothing(on):
+    """A runner of an earlier attempt, or of another service, may say it; what comes after it is heard."""
+    before = on.job(on.job_id)
+    on.turn("end xyz 1 0 250", f"end {on.job_id} 2 0 250", f"fail {on.job_id} 0 it cannot be written")
+    assert on.job(on.job_id) == before and on.service.failure_count == 0
+    on.turn("end xyz 1 0 250", f"end {on.job_id} 1 3 250"), on.turn()
+    assert on.job(on.job_id).current.exit_code == 3
+
+
 @pytest.mark.parametrize("is_heard", [True, False])
 def test_a_runner_that_cannot_write_its_claim(world, is_heard):
     """It says so; who does not hear it finds a claim without a begin.  Either way it is tried again, for a while."""

@@ -97,6 +97,20 @@ def test_a_failure_is_logged_once_a_minute(world):
     assert w.service.find_wait_s() == 0.25
 
 
+def test_while_nothing_can_be_recorded_each_refusal_is_not_logged(world):
+    """The log has the first one."""
+    w = world()
+
+    def refuse():
+        raise nexus.NexusError("unavailable", "cannot write journal.jsonl")
+
+    w.lines.clear()
+    w.service.run_guarded("taking notes", refuse)
+    w.store.last_error = nexus.NexusError("unavailable", "cannot write journal.jsonl")
+    w.service.run_guarded("taking notes", refuse)
+    assert w.lines == ["taking notes: cannot write journal.jsonl"] and w.service.failure_count == 0
+
+
 def test_who_may_be_without_gpus(world, monkeypatch):
     """A service that has nodes.  A node without is a fault: its agent tells it."""
     w = world()

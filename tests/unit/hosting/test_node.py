@@ -116,6 +116,20 @@ def test_a_log_that_its_job_cuts_is_cut_here(away):
         assert path.stat().st_size == there
 
 
+def test_logs_that_a_node_does_not_look_at_stay(away):
+    w, far, job_id = away
+    far.follow(far_end.of_job(log_sizes=None))
+    w.turn()
+    assert w.node.error is None and not w.api(job_id)["notes"] and not w.folder_of(job_id).joinpath("stdout.log").exists()
+
+
+def test_a_job_says_where_what_it_wrote_into_its_checkout_is(away):
+    w, far, job_id = away
+    far.follow(far_end.of_job(progress={"files": "/there/files"}))
+    w.turn()
+    assert w.job(job_id).current.notes == ("files that it wrote are kept: n1:/there/files",)
+
+
 def test_output_that_cannot_be_kept_is_asked_for_again(away, monkeypatch):
     """Each second; why, is logged once."""
     w, far, job_id = away

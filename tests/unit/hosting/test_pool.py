@@ -63,6 +63,20 @@ def test_a_node_that_is_added_again_as_it_goes_stays(head, monkeypatch):
     assert not w.service.pool.nodes["n1"].is_ended and list(w.store.state.nodes) == ["n1"]
 
 
+@pytest.mark.parametrize("host", ["10.0.0.5", "10.0.0.77"])
+def test_a_node_that_is_added_again_before_it_goes_stays(head, monkeypatch, host):
+    """Also where the name is another machine's by then."""
+    w = head()
+    node, adds = w.service.pool.nodes["n1"], [nexus.NodeConfig("n1", host)]
+    w.service.pool.remove_node("n1", False, "ann")
+    news(w)
+    monkeypatch.setattr(node.questions, "ask_anew", lambda: None)
+    monkeypatch.setattr(node, "list_own", lambda: w.service.pool.add_node(adds.pop(), "ann") or [])
+    w.service.pool.take_stock()
+    assert not adds and w.service.pool.nodes["n1"].address.host == host and not w.service.pool.nodes["n1"].is_ended
+    assert w.store.state.nodes == {"n1": nexus.KnownNode(nexus.NodeConfig("n1", host))}
+
+
 @pytest.mark.parametrize("now", [(), (nexus.NodeConfig("n1", "10.0.0.77"),)], ids=["gone", "elsewhere"])
 def test_a_node_that_config_toml_has_lost_is_seen_to_until_its_jobs_are_over(head, now):
     w = head(nodes=())

@@ -86,13 +86,71 @@ def claim_of(w, job_id):
     return path.read_text().replace(f" {job_id}-{w.job(job_id).number}-1", "") if path.exists() else None
 
 
-@pytest.mark.parametrize("took_s, pause_s", [(0.01, 5), (3, 30), (40, 120)])
-def test_how_often_squeue_is_run(cluster, monkeypatch, took_s, pause_s):
+@pytest.mark.parametrize("took_s, is_down, pause_s", [
+    (0.01, False, 5), (3, False, 30), (40, False, 120), (0.01, True, 5), (40, True, 10)])
+def test_how_often_squeue_is_run(cluster, monkeypatch, took_s, is_down, pause_s):
+    """The longer it takes, the more seldom; but soon again where it did not answer."""
     w, query = cluster, cluster.slurm.query_jobs
     monkeypatch.setattr(w.slurm, "query_jobs", lambda: w.clock.pass_(took_s) or query())
+    w.slurm.is_down = is_down
     w.service.cluster.looked_at = float("-inf")
     w.service.cluster.step()
     assert w.service.cluster.find_pause_s() == pytest.approx(pause_s)
+
+
+def test_slurms_partitions_are_read_twice_a_minute(cluster):
+    w, read_at = cluster, []
+    w.service.cluster.partitions_at, begin = float("-inf"), w.clock.monotonic()
+    w.slurm.query_partitions = lambda: read_at.append(w.clock.monotonic() - begin) or ()
+    w.go(13, seconds=65)
+    assert read_at == [5, 35, 65]
+
+
+def test_that_slurm_answers_again_is_logged_once(cluster):
+    w = cluster
+    w.slurm.is_down = True
+    w.go(2)
+    w.slurm.is_down = False
+    w.lines.clear()
+    w.go(3)
+    assert w.lines == ["Slurm answers"]
+
+
+def test_the_loop_is_woken_for_what_slurm_shows_alone(cluster, monkeypatch):
+    """While a kill is on its way, the loop wakes the thread: if that woke the loop each time, both would turn without a pause."""
+    w, woken = cluster, []
+    w.add()
+    w.go()
+    monkeypatch.setattr(w.service, "wake", lambda: woken.append(1))
+    w.service.cluster.step()
+    assert not woken
+    w.slurm.set("1", "RUNNING")
+    w.service.cluster.looked_at = float("-inf")
+    w.service.cluster.step()
+    assert woken == [1]
+
+
+def test_no_job_is_submitted_before_what_slurm_has_shown_is_recorded(cluster, monkeypatch):
+    """Otherwise the answer of sbatch would replace it."""
+    w, start = cluster, cluster.service.cluster.start
+    first = w.add()
+    w.go()
+    w.slurm.set("1", "RUNNING")
+
+    def see_meanwhile(job, variables):
+        w.service.cluster.looked_at = float("-inf")
+        w.service.cluster.step()
+        return start(job, variables)
+
+    monkeypatch.setattr(w.service.cluster, "start", see_meanwhile)
+    second = w.add()
+    w.turn()
+    w.service.cluster.step()
+    assert w.slurm.submitted == [f"nexus_{first}"]
+    w.turn()
+    assert w.job(first).status == "running"
+    w.service.cluster.step(), w.turn()
+    assert w.job(second).current.slurm_id == "2"
 
 
 def test_slurm_keeps_the_order_of_the_queue(cluster):

@@ -95,10 +95,22 @@ def test_what_goes_on_after_its_command(on, reason, session, load, seconds, sent
     job = on.job(on.job_id)
     assert (job.status, job.current.processes_left) == (("completed", None) if sent else ("running", 1))
     assert job.current.notes == (("ended after its command: python (pid 200)",) if sent else ())
+    assert (job.current.runtime_seconds == 2.5) == (session == 200), "where others of its session went on, it ran longer than its command"
     if not sent:
         del on.machine.processes.alive[200], on.machine.processes.alive[100]
         on.turn(f"end {on.job_id} 1 0 3100"), on.turn(seconds=3)
         assert (on.job(on.job_id).status, on.job(on.job_id).current.runtime_seconds) == ("completed", 31.0), "the whole"
+
+
+def test_what_leaves_the_session_at_once_does_not_prolong_the_job(on):
+    """As `setsid x &` does: at the first look it may be in the session yet."""
+    on.put(200, session=100)
+    on.turn(f"end {on.job_id} 1 0 250")
+    assert on.job(on.job_id).current.processes_left == 1
+    on.put(200, session=200)
+    on.turn(seconds=3), on.turn(seconds=3)
+    ended = on.job(on.job_id)
+    assert (ended.status, ended.current.runtime_seconds, ended.current.processes_left) == ("completed", 2.5, None)
 
 
 def test_what_computes_on_a_gpu_does_not_idle(on):
