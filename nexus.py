@@ -13697,6 +13697,8 @@ class HostedJob:
             result = replace(result, runtime_seconds=longest_s)
         if not self.result or self.result.goes_on:      # the first end counts, unless others of its session went on
             self.result = result
+        elif result.is_cut:                             # job.sh says it again when there is no room for its result
+            self.result = replace(self.result, is_cut=True)
         self.termination.next_look_at = 0.0
 
     def check(self, is_child_gone: bool) -> None:
@@ -15755,10 +15757,12 @@ class Outcomes(Component):
 
     def adopt(self) -> None:
         """After a start of the service: find out what became of the jobs that are recorded as running."""
+        now, refresh_s = self.clock.now(), self.config.service.refresh_rate_seconds
         for job in self.service.running_jobs():
             if not job.current.node:
                 recorded = Usage(*(getattr(job.current, name) for name in Usage.NAMES))
-                self.service.observer.usage[job.id] = JobUsage(recorded)
+                looks = 0 if recorded.mean_gpu_util is None else 1 + int(find_age(job, now) / refresh_s)     # about
+                self.service.observer.usage[job.id] = JobUsage(recorded, look_count=looks)
         self.service.take_in(self.service.local, ())
         for job in self.service.running_jobs():
             if job.id not in self.unrecorded and not job.current.node:
@@ -16152,8 +16156,7 @@ def find_own_job(state: State, told: str, caller: Identity, statuses: Container[
                 hint = suggest(told, names) or "nexus jobs lists them"
             raise NexusError("not_found", f"no job '{format_line(told, 40)}'", hint)
         fitting = [job_id for _, job_id in named if state.jobs[job_id].shown_status in statuses] if statuses else []
-        if len(fitting) > 1:
-            fitting = [job_id for job_id in fitting if not state.jobs[job_id].retried_as] or fitting[-1:]
+        fitting = [job_id for job_id in fitting if not state.jobs[job_id].retried_as] or fitting[-1:]
         if len(fitting) > 1:
             raise NexusError("conflict", f"{len(fitting)} jobs have the name '{told}': {', '.join(fitting[:10])}",
                              hint="name them by their ids")
@@ -17732,7 +17735,7 @@ class TurnTaking(Component):
     def look_at_leases(self) -> None:
         """See which GPUs others have now; a reading of what is free there is due at once."""
         at, observer = self.clock.monotonic(), self.service.observer
-        if at - self.looked_at < LOOK_S * 0.8 or not self.machine.leases or not observer.observation.gpus:
+        if at - self.looked_at < LOOK_S * 0.8 or not observer.observation.gpus:
             return
         self.looked_at = at
         former = observer.lease_holders
@@ -17777,7 +17780,7 @@ class TurnTaking(Component):
             return
         if self.box:
             former = self.patience
-            own = {uuid for start in planned.starts if not start.node for uuid in start.gpu_uuids}     # free until now
+            own = {uuid for start in planned.starts for uuid in start.gpu_uuids}        # free until now
             self.settle(planned.turns, own.union(planned.find_free()), self.others)
             self.report(former)
         self.tell(self.clock.now())
@@ -17786,7 +17789,7 @@ class TurnTaking(Component):
     def settle(self, turns: Turns, free: Container[str], others: Collection[BoxUser]) -> None:
         """Count what was left to others in vain; who vanishes and comes back has not made it undone."""
         if not (self.own.wants or self.service.plan.wants):     # two looks are far apart, and jobs may run in between
-            turns, self.patience = Turns(), replace(self.patience, left={}, due={}, sets=frozenset())
+            turns, self.patience = Turns(), replace(self.patience, left={}, due={})
         self.patience = wait_for_turns(self.patience, turns, free, self.uid, self.clock.monotonic(), others,
                                        self.service.observer.lease_holders)
         had = {uid: had + self.patience.wasted.get(uid, 0.0) for uid, had in self.ledger.had.items()}

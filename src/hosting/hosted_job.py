@@ -193,6 +193,8 @@ class HostedJob:
             result = replace(result, runtime_seconds=longest_s)
         if not self.result or self.result.goes_on:      # the first end counts, unless others of its session went on
             self.result = result
+        elif result.is_cut:                             # job.sh says it again when there is no room for its result
+            self.result = replace(self.result, is_cut=True)
         self.termination.next_look_at = 0.0
 
     def check(self, is_child_gone: bool) -> None:

@@ -214,10 +214,12 @@ class Outcomes(Component):
 
     def adopt(self) -> None:
         """After a start of the service: find out what became of the jobs that are recorded as running."""
+        now, refresh_s = self.clock.now(), self.config.service.refresh_rate_seconds
         for job in self.service.running_jobs():
             if not job.current.node:
                 recorded = Usage(*(getattr(job.current, name) for name in Usage.NAMES))
-                self.service.observer.usage[job.id] = JobUsage(recorded)
+                looks = 0 if recorded.mean_gpu_util is None else 1 + int(find_age(job, now) / refresh_s)     # about
+                self.service.observer.usage[job.id] = JobUsage(recorded, look_count=looks)
         self.service.take_in(self.service.local, ())
         for job in self.service.running_jobs():
             if job.id not in self.unrecorded and not job.current.node:

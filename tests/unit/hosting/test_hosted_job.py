@@ -172,6 +172,11 @@ def test_the_first_end_of_a_job_counts(on):
     assert (ended.status, ended.current.exit_code, ended.current.runtime_seconds) == ("failed", 3, 2.5)
 
 
+def test_that_there_was_no_room_for_the_result_of_a_job_is_said_after_its_end(on):
+    on.turn(f"end {on.job_id} 1 0 250", f"end {on.job_id} 1 0 250 1"), on.turn()
+    assert on.job(on.job_id).current.notes[-1].startswith("No space left on device")
+
+
 @pytest.mark.parametrize("limit, has_psutil, notes", [(None, False, ()), (1, True, ()), (1, False, (nexus.NO_PSUTIL,))])
 def test_a_limit_that_cannot_be_measured_is_told(world, limit, has_psutil, notes):
     w = world(gpus=0, **({"max_memory_gb": limit} if limit else {}))

@@ -37,6 +37,21 @@ def test_samples_of_a_job_are_kept_over_a_restart_and_a_retry_begins_anew(world)
     assert [(ran.peak_gpu_mem_mib, ran.peak_rss_mib, ran.cpu_seconds) for ran in kept.attempts] == [(9000, 500, 3)]
 
 
+def test_a_restart_forgets_nothing_of_the_mean_load_of_a_jobs_gpus(world):
+    w = world()
+    job_id = w.run(w.add(), 100)
+    for busy, seconds in ((50.0, 1), (50.0, 595)):
+        w.machine.shown = [makers.gpu(0, utilization=busy), makers.gpu(1)]
+        w.probe()
+        w.turn(seconds=seconds)
+    w.service.outcomes.keep_samples()
+    w.crash()
+    w.machine.shown = [makers.gpu(0, utilization=100.0), makers.gpu(1)]
+    w.probe()
+    w.turn(seconds=1)
+    assert 50 < w.api(job_id)["mean_gpu_util"] < 51, "it counts as one reading of 120"
+
+
 # What is kept of GPUs, and for how long
 
 def test_a_gpu_that_cannot_be_read_has_a_gap(world):
