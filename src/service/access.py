@@ -92,8 +92,7 @@ def find_own_job(state: State, told: str, caller: Identity, statuses: Container[
                 hint = suggest(told, names) or "nexus jobs lists them"
             raise NexusError("not_found", f"no job '{format_line(told, 40)}'", hint)
         fitting = [job_id for _, job_id in named if state.jobs[job_id].shown_status in statuses] if statuses else []
-        if len(fitting) > 1:
-            fitting = [job_id for job_id in fitting if not state.jobs[job_id].retried_as] or fitting[-1:]
+        fitting = [job_id for job_id in fitting if not state.jobs[job_id].retried_as] or fitting[-1:]
         if len(fitting) > 1:
             raise NexusError("conflict", f"{len(fitting)} jobs have the name '{told}': {', '.join(fitting[:10])}",
                              hint="name them by their ids")

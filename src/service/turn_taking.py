@@ -120,7 +120,7 @@ class TurnTaking(Component):
     def look_at_leases(self) -> None:
         """See which GPUs others have now; a reading of what is free there is due at once."""
         at, observer = self.clock.monotonic(), self.service.observer
-        if at - self.looked_at < LOOK_S * 0.8 or not self.machine.leases or not observer.observation.gpus:
+        if at - self.looked_at < LOOK_S * 0.8 or not observer.observation.gpus:
             return
         self.looked_at = at
         former = observer.lease_holders
@@ -165,7 +165,7 @@ class TurnTaking(Component):
             return
         if self.box:
             former = self.patience
-            own = {uuid for start in planned.starts if not start.node for uuid in start.gpu_uuids}     # free until now
+            own = {uuid for start in planned.starts for uuid in start.gpu_uuids}        # free until now
             self.settle(planned.turns, own.union(planned.find_free()), self.others)
             self.report(former)
         self.tell(self.clock.now())
@@ -174,7 +174,7 @@ class TurnTaking(Component):
     def settle(self, turns: Turns, free: Container[str], others: Collection[BoxUser]) -> None:
         """Count what was left to others in vain; who vanishes and comes back has not made it undone."""
         if not (self.own.wants or self.service.plan.wants):     # two looks are far apart, and jobs may run in between
-            turns, self.patience = Turns(), replace(self.patience, left={}, due={}, sets=frozenset())
+            turns, self.patience = Turns(), replace(self.patience, left={}, due={})
         self.patience = wait_for_turns(self.patience, turns, free, self.uid, self.clock.monotonic(), others,
                                        self.service.observer.lease_holders)
         had = {uid: had + self.patience.wasted.get(uid, 0.0) for uid, had in self.ledger.had.items()}
