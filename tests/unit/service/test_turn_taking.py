@@ -402,6 +402,7 @@ ENDS = [  # reason, the job, for how many GPU seconds it counts; None: not at al
     ("more than one", running(indices=(0, 1), gpus=1.5, started_at=NOW - 10), 15.0),
     ("the clock was set back", running(started_at=NOW + 5), 0.0),
     ("it ended while no service was there, or the clock was set forward", running(started_at=NOW - 36000, runtime_seconds=8), 10.0),
+    ("its command never began", running(started_at=NOW - 36000, runtime_seconds=0.0), 2.0),
     ("its processes went on", running(started_at=NOW - 36000, runtime_seconds=8, processes_left=1), 36000.0),
     ("no GPU", running(indices=(), started_at=NOW - 10), None),
     ("those of a node", running(node="n1", started_at=NOW - 10), None),
@@ -412,7 +413,7 @@ ENDS = [  # reason, the job, for how many GPU seconds it counts; None: not at al
 def test_what_a_job_that_ended_counts_for(world, reason, ended, counts_s):
     taking = world().service.turn_taking
     for count in (1, 2):
-        taking.note_end(ended, ended.current if ended.current.runtime_seconds else nexus.Attempt(runtime_seconds=36000.0))
+        taking.note_end(ended, ended.current if ended.current.runtime_seconds is not None else nexus.Attempt(runtime_seconds=36000.0))
         bid = taking.make_bid(NOW)
         assert bid.ended_s == (counts_s or 0.0) * count
         assert bid.run_s == (60.0 if counts_s is None else counts_s * 100 / sum(nexus.list_shares(ended)))

@@ -62,6 +62,7 @@ FAULTS = [  # reason, schema, given, message, hint
     ("out of range", integer_in(1, 65535), 0, "it must be a whole number from 1 to 65535, not 0", ""),
     ("a number too small", number_in(0.1, 9), 0, "it must be a number from 0.1 to 9, not 0", ""),
     ("a number too large", number_in(0.1, 9), 9.5, "it must be a number from 0.1 to 9, not 9.5", ""),
+    ("a key too many", {"type": "object", "maxProperties": 1}, {"a": 1, "b": 2}, "it must be an object of at most 1 keys, not {", ""),
     ("a byte too many", LINE, "x" * 201, "it must be one line of at most 200 bytes, not ", ""),
     ("no truth is a number", integer_in(0, 1), True, "it must be a whole number from 0 to 1, not true", ""),
     ("no number at all", number_in(0.1, 9), float("nan"), "it must be a number from 0.1 to 9, not NaN", ""),
