@@ -118,11 +118,12 @@ class Guards(Judge):
                 self.check_bad_gpu(self.former, card.uuid)
 
     def check_bad_gpu(self, state: nexus.State, uuid: str) -> None:
-        """A GPU on which the same programs fail that do well on another, and fail nowhere else, is paused."""
+        """A GPU on which the same programs fail that have done well on another, and fail nowhere else, is paused."""
         streak = list(self.find_latest(uuid))
         latest, since = streak[:FAILURES], min((attempt.started_at or 0.0 for _, attempt in streak), default=0.0)
         programs = {find_program(job) for job, _ in latest}
-        elsewhere = [(find_program(job), attempt) for job, attempt in self.ended
+        last = max((at for at, (_, attempt) in enumerate(self.ended) if uuid in attempt.gpu_uuids), default=0)
+        elsewhere = [(find_program(job), attempt) for job, attempt in self.ended[:last]     # it is looked at when a job ends there
                      if uuid not in attempt.gpu_uuids and (attempt.started_at or 0.0) >= since]
         good = {program for program, attempt in elsewhere if attempt.cause is None and attempt.gpu_uuids}
         bad = {program for program, attempt in elsewhere if attempt.cause is not None}
