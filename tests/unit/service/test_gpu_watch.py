@@ -1,5 +1,7 @@
 """GPUs that are paused, and GPUs that do nothing."""
 
+import types
+
 import makers
 import pytest
 from turns import fail
@@ -153,3 +155,12 @@ def test_a_job_whose_gpus_do_nothing_is_idle(world):
     w.end(job_id, 143)
     ended = w.job(job_id).current
     assert ended.cause == "idle" and "its GPUs did nothing for 41m" in ended.cause_line and "idle_kill_minutes is 40" in ended.cause_line
+
+
+def test_slurm_that_is_away_holds_up_no_job_here(world):
+    """It still has jobs from before `launcher` was changed."""
+    w = world()
+    w.turn()
+    w.service.cluster = types.SimpleNamespace(find_reason=lambda: "Slurm is away")
+    assert w.service.gpu_watch.find_gpu_error() is None
+    w.service.cluster = None

@@ -80,6 +80,9 @@ def test_a_name_means_the_latest_job_of_it_and_for_a_change_the_only_one_that_it
     assert status == 409 and answer["message"] == "2 jobs have the name 'twin': tw0, tw3"
     again = lab.ask("POST", "/jobs/retry", {"ids": ["tw0"], "change": {"name": "other"}})[1]["ids"][0]
     assert lab.ask("POST", "/jobs/dismiss", {"ids": ["twin"]})[1]["ids"] == ["tw3"], f"of tw0 it is {again} that is meant"
+    lab.ask("POST", "/jobs/retry", {"ids": ["tw3"], "change": {"name": "other"}})
+    ran = nexus.find_own_job(lab.store.state, "twin", nexus.Identity(ME, ME), ("failed",))
+    assert ran.id == "tw3", "all were run again: the latest is meant"
     assert lab.ask("PATCH", "/queue/twin", {"retries": 1}, lab.bob)[0] == 404, "it is no name of bob's"
 
 
