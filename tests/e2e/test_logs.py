@@ -92,7 +92,10 @@ def test_logs_of_a_job_that_waits_are_followed_from_its_start(home):
     assert process.communicate(timeout=60)[0] == b"begun\n" and process.returncode == 0
 
 
-def test_logs_come_in_order_with_their_times_attempt_by_attempt(home):
+def test_logs_come_in_order_with_their_times_attempt_by_attempt(fresh_home):
+    home = fresh_home
+    home.kill_service()
+    home.serve("nexus.LOG_LOOK_BACKOFF_FACTOR = 1")     # rather than 20: then one slow look puts the next one off past three lines
     turns = "for i in 1 2; do echo out $i; sleep 0.3; echo err $i >&2; sleep 0.3; done; [ -e done ] || { touch done; exit 3; }"
     job_id = home.main("add", turns, "--retries", "1", "--cwd", home.top).id
     assert home.main("wait", job_id).code == 0
