@@ -315,11 +315,13 @@ def test_time_limits_hold_there(net):
 
 def test_a_job_that_ended_in_time_is_no_timeout_when_it_is_heard_of_late(net):
     head, node = net.head, net.nodes[0]
-    job = head.add("sleep 0.5; exit 0", timeout_seconds=2, node="n1")
-    head.wait_started(job)
+    gate = node.home / "end-in-time"
+    job = head.add(f"until [ -e {gate} ]; do sleep 0.02; done", timeout_seconds=5, node="n1")
+    began_at = nexus.parse_time(head.wait_started(job)["started_at"])
     node.cut()
+    gate.touch()                                        # after the cut: an end before it would be heard of in time
     live.until((folder_there(node, job) / "result-1.json").exists, "its end")
-    time.sleep(2)
+    live.until(lambda: time.time() > began_at + 7, "the time limit to be over")
     node.mend()
     assert head.wait(job, "completed")["exit_code"] == 0
 
