@@ -10,6 +10,8 @@ import pytest
 import shared
 from test_users import lease_folder, python_of
 
+import nexus
+
 GPUS = 2
 LAPSE_S = 1.8                   # a GPU is left for so long to whose turn it is
 SLACK_S = 3.0                   # besides the jobs' own time
@@ -63,11 +65,12 @@ def test_who_has_one_job_waits_for_the_next_end_and_not_for_a_queue(two):
     add_many(bob, "sleep 0.5", 60)
     await_busy(bob)
     single = ann.wait(ann.add("true"), "completed")
-    assert find_wait_s(single) < 2 * find_longest_s(bob) + SLACK_S
+    lag_s = 8.0                                     # of services on a busy machine; his queue lasts for 15 s at least
+    assert find_wait_s(single) < 2 * find_longest_s(bob) + lag_s
     assert f"left to {ann.user.name}, whose turn it is" in read_log(bob)
     # All GPUs at once: they are collected as they end
     large = ann.wait(ann.add("true", gpus=GPUS), "completed")
-    assert find_wait_s(large) < 1 + find_longest_s(bob) + 5
+    assert find_wait_s(large) < 1 + find_longest_s(bob) + lag_s
     assert bob.ask("GET", "/jobs?status=pending"), "and he has more"
 
 
@@ -160,7 +163,7 @@ def test_one_that_is_killed_while_it_collects_leaves_nothing_waiting(two):
     began = time.monotonic()
     bob.kill_all_of_service()
     ann.wait(waits, "completed")
-    assert time.monotonic() - began < SLACK_S + LAPSE_S
+    assert time.monotonic() - began < nexus.SET_S / 2, "a set would be left to who lives for twice as long"
     bob.start()
     go.touch()
     bob.wait(all_gpus, "completed")
