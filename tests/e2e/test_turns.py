@@ -14,7 +14,7 @@ import nexus
 
 GPUS = 2
 LAPSE_S = 1.8                   # a GPU is left for so long to whose turn it is
-SLACK_S = 3.0                   # besides the jobs' own time
+SLACK_S = 8.0                   # besides the jobs' own time: a busy machine may need that for some starts
 
 
 @pytest.fixture(scope="module")
@@ -65,12 +65,11 @@ def test_who_has_one_job_waits_for_the_next_end_and_not_for_a_queue(two):
     add_many(bob, "sleep 0.5", 60)
     await_busy(bob)
     single = ann.wait(ann.add("true"), "completed")
-    lag_s = 8.0                                     # of services on a busy machine; his queue lasts for 15 s at least
-    assert find_wait_s(single) < 2 * find_longest_s(bob) + lag_s
-    assert f"left to {ann.user.name}, whose turn it is" in read_log(bob)
+    assert find_wait_s(single) < 2 * find_longest_s(bob) + SLACK_S, "his queue lasts for 15 s at least"
     # All GPUs at once: they are collected as they end
     large = ann.wait(ann.add("true", gpus=GPUS), "completed")
-    assert find_wait_s(large) < 1 + find_longest_s(bob) + lag_s
+    assert find_wait_s(large) < 1 + find_longest_s(bob) + SLACK_S
+    assert f"left to {ann.user.name}, whose turn it is" in read_log(bob)
     assert bob.ask("GET", "/jobs?status=pending"), "and he has more"
 
 
@@ -135,8 +134,8 @@ def test_a_service_that_hangs_loses_its_turn(two):
         began = time.monotonic()
         for job_id in jobs:
             ann.wait(job_id, "completed")
-        assert time.monotonic() - began < 12 * max(job["runtime_seconds"] for job in ann.ask("GET", "/jobs?status=completed")) + (
-            LAPSE_S + SLACK_S)
+        longest_s = max(job["runtime_seconds"] for job in ann.ask("GET", "/jobs?status=completed"))
+        assert time.monotonic() - began < 12 * longest_s + LAPSE_S + 6, "a turn each time would take 13 s at least"
     finally:
         live.kill(pid, number=signal.SIGCONT)
         bob.ask("POST", "/jobs/cancel", {"status": "pending"})
