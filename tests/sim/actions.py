@@ -130,6 +130,7 @@ class Actions:
             after = home.service.store.state.jobs
             changed = [job for job_id, job in before.items() if after.get(job_id) is not job]
             joined = {job.group for job_id, job in after.items() if before.get(job_id) is not job}
+            joined |= {job.group for job in changed}        # and those that were left
             for job in changed:
                 is_dependent = any(other.id in (*job.after, *job.after_any) for other in changed)
                 is_dependent |= not joined.isdisjoint((*job.after_group, *job.after_any_group))
@@ -418,6 +419,8 @@ class Actions:
         for home in self.homes:
             home.lost_power |= host is home.host
             home.power_cuts += host is home.host
+        for run in self.world.runs:
+            run.is_lost |= any(home.path == run.home and home.flipped and home.host is host for home in self.homes)
         host.cut_power()
         for home in self.homes:
             if host is home.host:

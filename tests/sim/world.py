@@ -200,6 +200,7 @@ class Run:
         self.ended_at: float | None = None      # of its command; what it has left may live on
         self.code: int | None = None            # None: nobody has waited for it
         self.was_cut = False                    # by a power cut, or as its job.sh was killed from outside
+        self.is_lost = False                    # a power cut took what its runner left, and a flipped bit may have taken its start
 
     @property
     def left(self) -> list[SimProcess]:
@@ -823,7 +824,7 @@ class World:
     def begin_run(self, run: Run) -> None:
         """A command begins: all that nexus promises of that must hold now."""
         for other in self.runs:
-            if other.key == run.key:
+            if other.key == run.key and not other.is_lost:
                 self.violations.append(f"attempt {run.key} runs twice")
             is_same_job = other.job.id == run.job.id            # no id comes again in a history
             if is_same_job and other.left:

@@ -27,6 +27,10 @@ def check_order(starts: Starts, ledger: Ledger, move: Move) -> None:
         is_freed = any(one.group == job.group for one in gone if job.group) or bool(gone and starts.setup.max_running)
         if is_freed:
             continue                        # a limit may have held it when this was decided
+        is_ending = any(one.current.stop_cause for one in move.after.live.values())
+        if is_ending and job.group and any(one.group == job.group and one.id != job.id and comes_before(ledger, move, one, job)
+                                           for one in waiting):
+            continue                        # a limit may hold it as one before it is about to start when that has ended
         if starts.setup.max_running_per_user and any(one.user == job.user and one.id != job.id and comes_before(ledger, move, one, job)
                                                      for one in [*waiting, *gone] if is_known(ledger, one)):
             continue                        # one before it may be about to start, when what is being ended has ended
