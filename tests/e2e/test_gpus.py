@@ -23,7 +23,8 @@ def service():
 def box(service):
     """It has three GPUs, and at the end of a test again."""
     with service.lend() as box:
-        box.status()
+        # The last reading may have in use what the test before showed there.
+        live.until(lambda: [gpu["is_available"] for gpu in box.status()["gpu_status"]] == [True] * 3, "three free GPUs")
         yield box
 
 

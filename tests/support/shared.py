@@ -79,9 +79,6 @@ class Service:
             if gpu["is_paused"]:
                 box.ask("POST", f"/gpus/{gpu['place']}/resume")
         live.until(lambda: not find_runs(box), lambda: f"the end of {find_runs(box)}")
-        if not isinstance(gpus, int):               # a reading from before has in use what this test showed there
-            live.until(lambda: [is_free(gpu) for gpu in box.status()["gpu_status"]] == [True] * len(gpus),
-                       lambda: f"free GPUs: {box.status()['gpu_status']}")
         for path in {*box.folder.iterdir(), *box.bin.iterdir()} - self.files - {box.folder / "leases"}:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
@@ -89,11 +86,6 @@ class Service:
                 path.unlink()
         for path in box.home.glob("*.damaged-*"):
             path.unlink()
-
-
-def is_free(gpu):
-    """Whether nothing uses a GPU but the jobs of the other service, which is cleaned after this one."""
-    return gpu["is_available"] or "is held by the nexus of" in (gpu["unavailable"] or "")
 
 
 @contextlib.contextmanager
