@@ -15761,6 +15761,7 @@ class Outcomes(Component):
         for job in self.service.running_jobs():
             if not job.current.node:
                 recorded = Usage(*(getattr(job.current, name) for name in Usage.NAMES))
+                # The recorded mean counts for as many readings as there were, about.
                 looks = 0 if recorded.mean_gpu_util is None else 1 + int(self.find_runtime_s(job, now) / refresh_s)
                 self.service.observer.usage[job.id] = JobUsage(recorded, look_count=looks)
         self.service.take_in(self.service.local, ())

@@ -23,11 +23,11 @@ def check_order(starts: Starts, ledger: Ledger, move: Move) -> None:
         return
     waiting = [job for job in move.after.pending.values() if job.status == "pending" and is_known(ledger, job)]
     gone = [job for job_id, job in move.before.live.items() if job_id not in move.after.live]
+    is_ending = any(one.current.stop_cause for one in move.after.live.values())
     for job in waiting:
         is_freed = any(one.group == job.group for one in gone if job.group) or bool(gone and starts.setup.max_running)
         if is_freed:
             continue                        # a limit may have held it when this was decided
-        is_ending = any(one.current.stop_cause for one in move.after.live.values())
         if is_ending and job.group and any(one.group == job.group and one.id != job.id and comes_before(ledger, move, one, job)
                                            for one in waiting):
             continue                        # a limit may hold it as one before it is about to start when that has ended
